@@ -1,0 +1,57 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/types.h"
+
+namespace herring {
+
+/// Names one piece of one operation, the same on every rank of the group.
+/// `op` is the group's sequence number (c10d order) or the hash of a name (Horovod order); its top bit tells which, so
+/// the two never meet. `part` numbers the pieces that a large operation is cut into.
+struct OpKey {
+  GroupId group;
+  std::uint64_t op = 0;
+  std::uint32_t part = 0;
+  friend constexpr auto operator<=>(const OpKey&, const OpKey&) = default;
+};
+
+inline constexpr std::uint8_t kMaxDims = 8;
+
+/// What a rank says it is doing. All ranks of the group must say the same, or each gets an error that says who said
+/// what (everything here is compared).
+struct OpDescriptor {
+  Collective collective = Collective::kAllReduce;
+  DataType dtype = DataType::kFloat32;
+  ReduceOp reduce = ReduceOp::kSum;
+  std::uint8_t dims = 0;        ///< Number of used entries of `shape`, at most kMaxDims.
+  std::uint32_t root = 0;       ///< kBroadcast and kAllGather parts: group rank whose data everybody gets.
+  std::uint64_t op_bytes = 0;   ///< Bytes of the whole operation, over all parts.
+  std::uint64_t part_bytes = 0; ///< Bytes of this part.
+  std::array<std::uint64_t, kMaxDims> shape{};
+  friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
+};
+
+/// "all_reduce(float32[3, 4], sum)": what a person reads in a mismatch.
+std::string to_string(const OpDescriptor& descriptor);
+
+/// How a chunk is reduced: `average_over` > 1 divides the result once, before it is rounded.
+struct ReduceSpec {
+  DataType dtype = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  std::uint32_t average_over = 1;
+};
+
+}  // namespace herring
+
+template <>
+struct std::hash<herring::OpKey> {
+  std::size_t operator()(const herring::OpKey& key) const noexcept {
+    std::uint64_t h = key.op * 0x9E3779B97F4A7C15ull;
+    h ^= (std::uint64_t{key.group.value} << 32 | key.part) + 0x7F4A7C15ull + (h << 6) + (h >> 2);
+    return static_cast<std::size_t>(h * 0xBF58476D1CE4E5B9ull);
+  }
+};

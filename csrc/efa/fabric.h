@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "transport/transport.h"
+
+/// libfabric, loaded at run time. The only folder that includes rdma/*.h.
+namespace herring::efa {
+
+struct FabricOptions {
+  std::string library;             ///< Path of libfabric.so; empty: search (DESIGN section 4).
+  std::string provider = "auto";   ///< auto (efa, verbs, tcp), or one of them.
+  std::string interface;           ///< Interface name, address, or empty: prefer one that can reach other hosts.
+  std::vector<std::string> search; ///< Further files to try last: where PyPI wheels keep theirs (the binding finds them).
+};
+
+struct ProviderReport {
+  std::string name;                ///< "tcp"
+  std::string domain;              ///< "eth0"
+  bool usable = false;
+  std::string reason;              ///< Why not usable, or why chosen.
+};
+
+/// What a look around found, for `herring doctor`. Never throws for what is merely absent.
+struct FabricReport {
+  std::string path;                ///< Empty: no library found.
+  std::string version;             ///< "2.5"
+  std::vector<std::string> tried;  ///< "path: reason", in order.
+  std::vector<ProviderReport> providers;
+  int chosen = -1;                 ///< Index into providers.
+};
+FabricReport probe(const FabricOptions& options);
+
+/// A loaded library with one provider chosen: opens endpoints. Thread-safe. Endpoints keep the library loaded.
+class Fabric final {
+ public:
+  /// Throws Error(kUnavailable) that lists what was tried and what to install or set.
+  explicit Fabric(const FabricOptions& options);
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  const std::string& provider() const;
+  /// Each endpoint has its own domain, completion queue and memory: nothing is shared between lanes.
+  std::unique_ptr<transport::Endpoint> open_endpoint();
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace herring::efa

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace herring::intra_node {
+
+struct NeighborhoodOptions {
+  std::uint32_t local_rank = 0;
+  std::uint32_t local_size = 1;
+  std::uint64_t token = 0;          ///< Random, the same on all ranks of this host in this job, secret to others.
+  std::uint64_t arena_bytes = 0;    ///< Address space of each rank's arena; memory is taken only when touched.
+  std::uint32_t ring_bytes = 0;     ///< Capacity of the message ring between two ranks; a power of two.
+};
+
+/// The ranks of one host, joined by shared memory: each has an arena (memfd, passed over an abstract UNIX socket; nothing in
+/// /dev/shm or the file system) that all map, a message ring to every other, and a doorbell.
+/// Everything except wake() belongs to one thread; allocate/deallocate may be called from any.
+class Neighborhood final {
+ public:
+  /// Blocks until all local ranks are connected; throws Error(kTimeout) naming the local ranks that did not come.
+  Neighborhood(const NeighborhoodOptions& options, Instant deadline);
+  ~Neighborhood();
+  Neighborhood(const Neighborhood&) = delete;
+  Neighborhood& operator=(const Neighborhood&) = delete;
+
+  /// A rank's arena as mapped here. Offsets into it mean the same on every rank.
+  std::span<std::byte> arena(std::uint32_t local_rank) const;
+  /// Memory of this rank's arena, 4096-byte aligned, on huge pages where the kernel allows; empty span where it is full.
+  /// Recently freed memory is reused first (it is warm); large freed ranges go back to the system.
+  std::span<std::byte> allocate(std::size_t bytes);
+  void deallocate(std::span<std::byte> memory);
+  /// Offset of memory inside this rank's arena, or nothing where it lies elsewhere.
+  bool contains(std::span<const std::byte> memory) const;
+  std::uint64_t offset_of(std::span<const std::byte> memory) const;
+
+  /// Appends a message to the ring to a rank. kAgain where the ring is full. Visible to the peer after flush().
+  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second = {});
+  std::size_t max_message_bytes() const;
+  /// Publishes and rings the doorbell of each rank that was sent to and is asleep (no system call where it is awake).
+  void flush();
+  /// The next message from any rank, round robin; the span lies in the ring until the next receive(). Empty: none.
+  struct Message {
+    std::uint32_t from = 0;
+    std::span<const std::byte> bytes;
+  };
+  bool receive(Message& message);
+
+  /// Sleep protocol: prepare_sleep() returns false where a message is waiting; else block in poll(2) on doorbell_fd()
+  /// (and whatever else), then call end_sleep().
+  int doorbell_fd() const;
+  bool prepare_sleep();
+  void end_sleep();
+  /// Rings this rank's own doorbell. Any thread.
+  void wake();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Identifies the machine as seen by this process: ranks with equal strings can share memory. Includes the boot id and the
+/// network and IPC namespaces, so that emulated hosts on one machine count as different.
+std::string host_identity();
+
+}  // namespace herring::intra_node

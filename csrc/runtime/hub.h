@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+/// The control plane: worker 0's process runs the hub, every process keeps one TCP connection to it. It brings the job
+/// together (authenticated), exchanges small blobs, and tells everybody at once when a process is lost. The data plane
+/// does not go through it. docs/wire.md, "Control plane", specifies the bytes.
+namespace herring::runtime {
+
+enum class Role : std::uint8_t { kWorker = 1, kServer = 2 };
+
+struct Member {
+  Role role = Role::kWorker;
+  std::uint32_t rank = 0;           ///< Among the members of its role.
+  std::uint32_t pid = 0;
+  std::string host_identity;        ///< intra_node::host_identity(): equal means shared memory works.
+  std::string host_name;            ///< For messages to people.
+  friend bool operator==(const Member&, const Member&) = default;
+};
+/// "worker 3 (pid 812 on node-b)"
+std::string to_string(const Member& member);
+
+struct HubOptions {
+  std::string listen_host;             ///< Address to bind; empty: all.
+  std::vector<std::uint16_t> ports;    ///< Candidates in order; the first free one is taken. Empty or {0}: any.
+  std::uint32_t workers = 1;
+  std::uint32_t servers = 0;
+  std::string secret;                  ///< HMAC key of the handshake; may be empty (documented: unauthenticated).
+  std::uint64_t job_id = 0;            ///< Random; given to members when they join.
+  Duration heartbeat{};
+  Duration dead_after{};
+};
+
+/// Runs on its own thread from construction to destruction.
+class Hub final {
+ public:
+  explicit Hub(const HubOptions& options);  ///< Throws Error where no port can be bound, naming them.
+  /// Waits up to a second for members that are still leaving, then stops.
+  ~Hub();
+  Hub(const Hub&) = delete;
+  Hub& operator=(const Hub&) = delete;
+  std::uint16_t port() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct HubClientOptions {
+  std::string host;
+  std::vector<std::uint16_t> ports;    ///< Tried in turn until one answers as the hub of this job.
+  std::string secret;
+  Member self;
+  std::uint32_t workers = 1;           ///< What this process believes; the hub refuses who disagrees, saying both numbers.
+  std::uint32_t servers = 0;
+};
+
+/// Something that happened to the job, in the order in which the hub saw it.
+struct HubEvent {
+  enum class Kind : std::uint8_t {
+    kLost,     ///< A member's connection broke, or it was silent for dead_after.
+    kLeft,     ///< A member said goodbye.
+    kFailed,   ///< A member reported a fatal error of its own: `reason`.
+    kHubLost,  ///< The hub itself is gone (worker 0 died, or the network to it); nothing more will come.
+  };
+  Kind kind = Kind::kLost;
+  Member member;
+  std::string reason;  ///< For people: "connection closed", "silent for 5.0 s".
+};
+
+/// One member's connection. Has a thread that answers heartbeats, so a busy (GIL-bound, computing) process counts as alive
+/// and a stopped or cut-off one does not. Calls are safe from any thread.
+class HubClient final {
+ public:
+  /// Connects, authenticates both ways, and waits until all workers and servers have joined. Keeps trying until the
+  /// deadline; then throws Error(kTimeout) naming who is missing (by role and rank) or, where no hub answered, where it
+  /// looked. Throws kMismatch for a refused join (another size, a rank taken, version or features), kInvalidArgument for a
+  /// wrong secret.
+  HubClient(const HubClientOptions& options, Instant deadline);
+  ~HubClient();  ///< Says goodbye where leave() was not called.
+  HubClient(const HubClient&) = delete;
+  HubClient& operator=(const HubClient&) = delete;
+
+  std::uint64_t job_id() const;
+  const std::vector<Member>& workers() const;  ///< By rank.
+  const std::vector<Member>& servers() const;  ///< By rank.
+
+  /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'. Blocks;
+  /// throws Error(kTimeout) naming who has not brought theirs, kPeerLost where one of them is gone.
+  std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob, Instant deadline);
+
+  /// Becomes readable when next_event() has something.
+  int event_fd() const;
+  bool next_event(HubEvent& event);
+
+  /// Tells everybody that this member cannot go on (they see kFailed).
+  void report_failure(const std::string& reason);
+  /// Orderly goodbye: others see kLeft. The connection ends. Idempotent.
+  void leave();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace herring::runtime

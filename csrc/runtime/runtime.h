@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/operation.h"
+#include "core/status.h"
+#include "core/types.h"
+
+/// The composition root's face: what the bindings use. Everything below it (engines, transports, threads) is hidden.
+namespace herring::runtime {
+
+class HubClient;
+
+/// A pending operation. Safe from any thread.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual bool is_done() const = 0;
+  /// Blocks until done or the deadline; false on the deadline (the operation goes on).
+  virtual bool wait(Instant deadline) = 0;
+  /// Ok or why it failed; meaningful when done.
+  virtual Status status() const = 0;
+  /// Runs when done (at once where it is already), on a thread of the runtime that may block without holding up
+  /// communication. Not more than once a call.
+  virtual void on_done(std::function<void(const Status&)> callback) = 0;
+};
+
+/// One collective call, framework-free. Spans are borrowed until the Work is done.
+struct Request {
+  GroupId group;
+  OpDescriptor descriptor;               ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
+  std::optional<std::string> name;       ///< Matched by name (any order on each rank), else by the group's call order.
+  std::span<const std::byte> input;      ///< All-gather: this rank's block. Else: the same memory as output, or the source.
+  std::span<std::byte> output;           ///< All-gather: group size x block. Barrier: empty.
+  std::optional<Duration> timeout;       ///< Else Config::timeout_s.
+};
+
+struct ServerCounters {                  ///< What one server has moved so far.
+  std::uint32_t server = 0;
+  std::string place;                     ///< "process 1 on node-b", "embedded in worker 0"
+  std::uint64_t bytes_received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t ops = 0;
+};
+
+struct RuntimeStats {
+  std::uint64_t ops_completed = 0;
+  std::uint64_t ops_failed = 0;
+  std::uint64_t bytes_to_servers = 0;
+  std::uint64_t bytes_from_servers = 0;
+  std::uint64_t zero_copy_ops = 0;       ///< Whose memory was in the arena: no copy on this side.
+  std::uint64_t staged_ops = 0;
+};
+
+struct RuntimeOptions {
+  Config config;
+  std::shared_ptr<HubClient> hub;        ///< Joined already.
+  std::uint32_t rank = 0;
+  std::vector<std::string> fabric_search;  ///< efa::FabricOptions::search
+};
+
+/// A worker process's runtime: one progress thread, one callback thread, embedded lanes where the plan has them.
+class Runtime final {
+ public:
+  /// Opens what the placement needs, exchanges addresses, connects. Throws Error. Every worker and server of the job
+  /// constructs one at the same time.
+  Runtime(RuntimeOptions options, Instant deadline);
+  ~Runtime();  ///< shutdown()
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  std::uint32_t rank() const;
+  std::uint32_t size() const;
+  std::uint32_t local_rank() const;      ///< Among the workers of this host, by rank.
+  std::uint32_t local_size() const;
+  std::uint32_t servers() const;         ///< Servers in the shard plan; 0: everything goes through shared memory.
+  /// "shared memory", "tcp (libfabric 2.5, eth0) via 4 embedded servers": for logs, doctor and benchmarks.
+  std::string description() const;
+
+  /// Makes a group of workers known (world ranks in group order); the id is chosen by the caller, the same on all of
+  /// them. Group 0 exists. Throws kInvalidArgument where this rank is not in it or the id is taken.
+  void add_group(GroupId id, std::span<const std::uint32_t> ranks);
+  void remove_group(GroupId id);
+
+  /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
+  std::shared_ptr<Work> submit(const Request& request);
+
+  /// Memory that operations use without a copy (shared with the host's other ranks, registered with the network). Null
+  /// where the arena is full or there is none. Freed when the last reference goes, also after shutdown.
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
+
+  /// Fails everything pending with kCancelled and `reason`; later submits fail the same way.
+  void abort(const std::string& reason);
+  /// Finishes what is pending, says goodbye, stops all threads. Idempotent.
+  void shutdown();
+
+  RuntimeStats stats() const;
+  /// Of every server, asked over the hub... collective: every worker calls it.
+  std::vector<ServerCounters> server_counters();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A server process: serves until all workers have left (returns Ok), stop() is called, or the job failed.
+class ServerProcess final {
+ public:
+  struct Options {
+    Config config;
+    std::shared_ptr<HubClient> hub;
+    std::uint32_t rank = 0;
+    std::vector<std::string> fabric_search;
+  };
+  ServerProcess(Options options, Instant deadline);
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+  Status run();
+  void stop();  ///< Any thread, also a signal handler's.
+  ServerCounters counters() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace herring::runtime

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "wire/action.h"
+#include "wire/header.h"
+
+namespace herring::server {
+
+struct EngineConfig {
+  PeerId self;                        ///< This lane's endpoint id.
+  std::uint64_t job_id = 0;
+  Epoch epoch;
+  std::uint32_t workers = 0;          ///< Peers 0 .. workers-1 may talk to this lane.
+  std::uint32_t max_chunk_bytes = 0;  ///< Larger chunks are refused.
+  std::uint32_t window = 0;           ///< Chunks of one contributor that may be granted at once.
+  std::uint32_t max_ops_per_worker = 65536;    ///< Announced and not finished; one more is an error to that worker.
+  std::uint32_t max_eager_bytes = 0;  ///< Largest eager payload of one announce.
+  std::uint32_t announce_credits = 0; ///< Announces one worker may have sent that this lane has not yet credited back.
+};
+
+/// Counters; read by the owner of the lane, exact at any time between calls.
+struct EngineStats {
+  std::uint64_t ops_completed = 0;
+  std::uint64_t ops_failed = 0;
+  std::uint64_t bytes_received = 0;   ///< Payload, pushes and eager announces.
+  std::uint64_t bytes_sent = 0;       ///< Payload of results.
+  std::uint64_t messages_rejected = 0;
+  std::uint64_t slots_in_use = 0;
+  std::uint64_t slots_peak = 0;
+};
+
+/// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is the
+/// only memory it receives chunks into: slots.size() / max_chunk_bytes slots, at least one for each worker.
+///
+/// Protocol (docs/wire.md): operations are matched by key. When all contributors have announced an operation it becomes
+/// ready; ready operations are granted in order of readiness, chunk by chunk, as slots are free, so bounded memory cannot
+/// deadlock whatever order workers announce in. A chunk is reduced when all its pushers' data is there and sent to all its
+/// pullers at once. Contributors that disagree each get an Error that says who said what.
+class Engine final {
+ public:
+  Engine(const EngineConfig& config, std::span<std::byte> slots);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// A message that arrived on kControlTag, header already decoded; `body` is borrowed for the call.
+  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  /// A posted receive finished. Not ok, or a header that does not belong there: the engine rejects it and posts again.
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  void on_sent(Instant now, Token token, const Status& status);
+  /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now on.
+  void on_peer_lost(Instant now, PeerId worker, const std::string& why);
+  /// Fails operations past their deadline. Call at or after next_deadline().
+  void on_tick(Instant now);
+  Instant next_deadline() const;  ///< Instant::max() where nothing waits.
+
+  /// Moves the actions asked for since the last call to the end of `out`.
+  void take_actions(Actions& out);
+  /// True where no operation is known and no send or receive is outstanding.
+  bool is_idle() const;
+  const EngineStats& stats() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace herring::server

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+/// The transport contract: submit and poll, no callbacks. One endpoint belongs to one thread; only wake() may be called
+/// from others. Nothing here promises ordered delivery. tests/transport/contract.h runs one suite against every
+/// implementation.
+namespace herring::transport {
+
+/// Opaque bytes that another process needs to reach this endpoint.
+using Address = std::vector<std::byte>;
+
+enum class CompletionKind : std::uint8_t { kSend, kReceive, kCancelled };
+
+struct Completion {
+  Token token;
+  CompletionKind kind = CompletionKind::kSend;
+  std::size_t bytes = 0;  ///< kReceive: bytes that arrived, over both spans.
+  Status status;          ///< Not ok: the post failed; its memory is free again either way.
+};
+
+/// Memory that the endpoint may send from and receive into. Lives until deregistered by its destructor; must not outlive
+/// the endpoint. Where the provider needs no registration this costs nothing.
+class Registration {
+ public:
+  virtual ~Registration() = default;
+};
+
+class Endpoint {
+ public:
+  virtual ~Endpoint() = default;
+
+  virtual const Address& address() const = 0;
+  /// "tcp (libfabric 2.5, lo)": for logs and errors.
+  virtual std::string description() const = 0;
+
+  /// Makes a peer known under an id. Set-up, so it throws Error; an id may be given a new address later.
+  virtual void add_peer(PeerId peer, std::span<const std::byte> address) = 0;
+  /// Forgets a peer: its pending sends complete with kPeerLost. Unknown ids are ignored.
+  virtual void remove_peer(PeerId peer) = 0;
+
+  /// True where sends and receives of unregistered memory need a bounce copy (EFA, verbs: FI_MR_LOCAL).
+  virtual bool needs_registration() const = 0;
+  [[nodiscard]] virtual std::unique_ptr<Registration> register_memory(std::span<std::byte> memory) = 0;
+
+  /// Sends first + second as one message to a receive with the same tag. Both spans are borrowed until the completion.
+  /// kAgain: the queue is full, nothing happened, poll and try again. Every accepted post completes exactly once.
+  virtual Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
+                           Token token) = 0;
+  /// Receives one message with this tag from anyone: its first first.size() bytes into `first`, the rest into `second`.
+  /// A longer message completes with a status that is not ok.
+  virtual Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) = 0;
+  /// Withdraws a receive. It completes once: as kCancelled, or as kReceive where the message came first.
+  virtual void cancel_receive(Token token) = 0;
+
+  /// Drives progress and hands out finished posts, at most completions.size(). Never blocks.
+  virtual std::size_t poll(std::span<Completion> completions) = 0;
+
+  /// Blocks until there may be something to poll, wake() was called, or the deadline passed. A descriptor in
+  /// `also` (eventfd, socket) becoming readable ends the wait too. Does not spin.
+  virtual void wait(Instant deadline, std::span<const int> also = {}) = 0;
+  /// Ends a wait() in progress or the next one. Any thread.
+  virtual void wake() = 0;
+};
+
+}  // namespace herring::transport

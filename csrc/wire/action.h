@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "wire/header.h"
+
+/// What the pure engines ask their executor to do. The executor (csrc/runtime/pump.h over a real transport, or the
+/// simulator) carries actions out in the order given and reports back through the engine's on_...() methods.
+namespace herring {
+
+/// Send header + body + payload to a peer's posted receive. `body` is owned by the action; `payload` is borrowed until
+/// on_sent(token). The executor reports on_sent(token) exactly once.
+struct SendAction {
+  PeerId to;
+  Tag tag;
+  wire::Header header;            ///< magic, version, checksum are filled in by the executor.
+  std::vector<std::byte> body;    ///< Small and owned: an encoded Announce, an error text. May be empty.
+  std::span<const std::byte> payload;
+  Token token;
+};
+
+/// Post a receive of one header and at most payload.size() bytes, which land in `payload` with no copy. `payload` is
+/// borrowed until on_received(token) or until the CancelReceive for it was carried out.
+struct PostReceiveAction {
+  Tag tag;
+  std::span<std::byte> payload;
+  Token token;
+};
+
+/// Withdraw a posted receive. After the executor has carried this out, nothing is written to its payload any more and no
+/// on_received(token) comes.
+struct CancelReceiveAction {
+  Token token;
+};
+
+/// outputs[k][:] = finalize(tree-sum of inputs), for every k; done before the next action is carried out. An output may be
+/// the same span as an input, never a partial overlap. All spans have the same size.
+struct ReduceAction {
+  ReduceSpec spec;
+  std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
+  std::vector<std::span<std::byte>> outputs;
+};
+
+/// The operation is over for its submitter: the engine will not touch its memory again. Reported once for every submit.
+struct CompleteAction {
+  OpKey key;
+  Status status;
+};
+
+using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CompleteAction>;
+using Actions = std::vector<Action>;
+
+/// Where control messages (Announce, Grant, Error, Cancel, Credit) arrive: every endpoint keeps a bounded pool of receives
+/// posted on this tag. No other tag has the top bit set.
+inline constexpr Tag kControlTag{0x8000'0000'0000'0001ull};
+
+}  // namespace herring

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "core/operation.h"
+#include "core/types.h"
+
+/// The data-plane message format; docs/wire.md is its specification and says what each message means.
+/// Nothing here trusts its input: decode() accepts any bytes and returns nothing for what is not a message.
+namespace herring::wire {
+
+inline constexpr std::uint32_t kMagic = 0x474E5248;  // "HRNG" in memory order.
+inline constexpr std::uint8_t kVersion = 1;
+
+enum class MessageType : std::uint8_t {
+  kAnnounce = 1,  ///< Worker to lane: my part of this operation is ready (body: Announce, then eager payload if any).
+  kGrant = 2,     ///< Lane to worker: push these chunks; receives are posted.
+  kPush = 3,      ///< Worker to lane: one chunk of data.
+  kResult = 4,    ///< Lane to worker: one chunk of the result.
+  kError = 5,     ///< Lane to worker: the operation failed (body: code and text).
+  kCancel = 6,    ///< Worker to lane: I gave this operation up (body: code and text).
+  kCredit = 7,    ///< Lane to worker: `count` more announces may be sent.
+};
+
+/// Message flags.
+inline constexpr std::uint16_t kFlagEager = 1;      ///< Announce: the whole shard's data follows the body.
+inline constexpr std::uint16_t kFlagChecksum = 2;   ///< payload_crc32c is set.
+inline constexpr std::uint16_t kFlagNoPayload = 4;  ///< Result: an acknowledgement; the receiver has the data already.
+
+/// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint8_t version = kVersion;
+  MessageType type = MessageType::kAnnounce;
+  std::uint16_t flags = 0;
+  std::uint64_t job_id = 0;
+  std::uint32_t epoch = 0;
+  std::uint32_t sender = 0;         ///< PeerId of the sender.
+  std::uint64_t op = 0;             ///< OpKey::op
+  std::uint32_t group = 0;          ///< OpKey::group
+  std::uint32_t part = 0;           ///< OpKey::part
+  std::uint64_t tag = 0;            ///< Announce: tag of the result of chunk 0 of the shard. Grant: tag of `chunk`.
+  std::uint64_t offset = 0;         ///< Push, Result: byte offset of the payload in the part.
+  std::uint32_t chunk = 0;          ///< Index of the (first) chunk in the shard.
+  std::uint32_t count = 0;          ///< Grant: number of chunks. Credit: number of announces.
+  std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
+  std::uint32_t payload_crc32c = 0;
+  std::uint32_t reserved = 0;       ///< Zero.
+  std::uint32_t header_crc32c = 0;  ///< Over all bytes before it.
+
+  OpKey key() const noexcept { return {GroupId{group}, op, part}; }
+};
+
+inline constexpr std::size_t kHeaderBytes = 80;
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
+
+/// Body of kAnnounce.
+struct Announce {
+  OpDescriptor descriptor;
+  std::uint32_t contributor = 0;        ///< Whose data: position in the fixed order of summation.
+  std::uint32_t contributor_count = 0;  ///< How many contributors every chunk waits for.
+  std::uint32_t first_rank = 0;         ///< For messages to people: the worker ranks this contributor stands for are
+  std::uint32_t rank_count = 0;         ///< first_rank .. first_rank + rank_count - 1.
+  std::uint32_t pusher = 0;             ///< kBroadcast, kAllGather: the one contributor that pushes. Else unused.
+  std::uint32_t average_over = 1;       ///< ReduceSpec::average_over of the final sum.
+  std::uint64_t shard_offset = 0;       ///< This lane's bytes of the part.
+  std::uint64_t shard_bytes = 0;
+  std::uint32_t chunk_bytes = 0;        ///< Size of every chunk of the shard but the last.
+  std::uint32_t owned_first = 0;        ///< Chunks that this process pushes and pulls for its contributor:
+  std::uint32_t owned_count = 0;        ///< owned_first .. owned_first + owned_count - 1 (all of them, one rank a host).
+  std::uint32_t timeout_ms = 0;         ///< After this the lane fails the operation and names who is missing.
+  friend bool operator==(const Announce&, const Announce&) = default;
+};
+
+inline constexpr std::size_t kAnnounceBytes = 160;
+
+/// Encodes with magic, version and header checksum filled in.
+HeaderBytes encode(const Header& header) noexcept;
+/// Nothing unless the bytes are a whole, checksummed header of this version with a known type and zero reserved bits.
+std::optional<Header> decode(std::span<const std::byte> bytes) noexcept;
+
+std::array<std::byte, kAnnounceBytes> encode(const Announce& announce) noexcept;
+/// Nothing unless every field is in range and the fields agree with each other (docs/wire.md lists the checks).
+std::optional<Announce> decode_announce(std::span<const std::byte> bytes) noexcept;
+
+/// CRC32C (Castagnoli), hardware where present. `seed` continues an earlier sum.
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0) noexcept;
+
+}  // namespace herring::wire

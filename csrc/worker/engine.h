@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "fusion_buffer/shard_plan.h"
+#include "wire/action.h"
+#include "wire/header.h"
+
+namespace herring::worker {
+
+struct EngineConfig {
+  PeerId self;                         ///< This worker's endpoint id.
+  std::uint64_t job_id = 0;
+  Epoch epoch;
+  std::vector<PeerId> lanes;           ///< Endpoint of each lane, in plan order.
+  std::vector<double> lane_weights;    ///< Same length; ShardPlanInput::weights.
+  std::uint32_t chunk_bytes = 0;       ///< A multiple of 64.
+  std::uint32_t max_eager_bytes = 0;   ///< Shards up to this travel inside the announce.
+  std::uint32_t eager_window = 0;      ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
+  std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits.
+  std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
+  Duration lane_grace{};               ///< After an operation's own time-out, how long to wait for a lane's verdict.
+};
+
+/// One part of one operation, for the network hops. `memory` is both source and destination, borrowed until its
+/// CompleteAction.
+struct Operation {
+  OpKey key;
+  OpDescriptor descriptor;
+  std::span<std::byte> memory;           ///< descriptor.part_bytes bytes.
+  std::uint32_t contributor = 0;         ///< wire::Announce, same names.
+  std::uint32_t contributor_count = 1;
+  std::uint32_t first_rank = 0;
+  std::uint32_t rank_count = 1;
+  std::uint32_t average_over = 1;
+  std::uint32_t owner = 0;               ///< Several processes may share a contributor (the ranks of one host): this one
+  std::uint32_t owner_count = 1;         ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
+  Duration timeout{};
+};
+
+struct EngineStats {
+  std::uint64_t ops_completed = 0;
+  std::uint64_t ops_failed = 0;
+  std::uint64_t bytes_sent = 0;      ///< Payload.
+  std::uint64_t bytes_received = 0;  ///< Payload.
+  std::uint64_t messages_rejected = 0;
+};
+
+/// The bytes of a part that this owner pushes and pulls: what a host's ranks divide their local reduction by.
+std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
+                                    std::uint32_t owner, std::uint32_t owner_count);
+
+/// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be in
+/// flight, submitted in any order on each worker.
+class Engine final {
+ public:
+  explicit Engine(EngineConfig config);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Starts an operation. Ends in exactly one CompleteAction, also on error. A key in use completes with
+  /// kInvalidArgument.
+  void submit(Instant now, const Operation& operation);
+  /// Gives an operation up (its owner knows that it failed: a mismatch inside the host, a user's abort): tells the lanes,
+  /// which tell the other contributors `why`. Unknown keys are told to the home lane too: others may wait for this one.
+  void abort(Instant now, const Operation& operation, const Status& why);
+
+  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  void on_sent(Instant now, Token token, const Status& status);
+  /// Lane or worker gone: operations that need it fail with kPeerLost (`why` names it).
+  void on_peer_lost(Instant now, PeerId peer, const std::string& why);
+  void on_tick(Instant now);
+  Instant next_deadline() const;
+
+  void take_actions(Actions& out);
+  bool is_idle() const;
+  const EngineStats& stats() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace herring::worker
