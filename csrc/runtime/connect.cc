@@ -1,0 +1,99 @@
+#include "runtime/connect.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+
+namespace herring::runtime {
+namespace {
+
+/// What both ends of the data plane derive sizes from.
+std::string settings_that_must_agree(const Config& config) {
+  return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_BUCKET_BYTES=" + std::to_string(config.bucket_bytes) +
+         " HERRING_CHUNK_BYTES=" + std::to_string(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
+         " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
+         " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
+         " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node));
+}
+
+void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
+  const auto size = static_cast<std::uint32_t>(bytes.size());
+  for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<std::byte>(size >> shift));
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
+
+std::vector<std::byte> take(std::span<const std::byte>& in, const std::string& who) {
+  std::uint32_t size = 0;
+  if (in.size() >= 4) {
+    for (int i = 0; i < 4; ++i) size |= std::to_integer<std::uint32_t>(in[i]) << (8 * i);
+  }
+  if (in.size() < 4 || in.size() - 4 < size) throw Error(Code::kProtocol, who + " sent a truncated address list");
+  std::vector<std::byte> item(in.begin() + 4, in.begin() + 4 + size);
+  in = in.subspan(4 + size);
+  return item;
+}
+
+bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
+  return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
+}
+
+}  // namespace
+
+Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
+                    std::span<const std::string> fabric_search, Instant deadline) {
+  Connections result;
+  std::vector<std::byte> blob;
+  const std::string settings = settings_that_must_agree(config);
+  append(blob, std::as_bytes(std::span(settings)));
+  if (!placement.lanes.empty()) {
+    efa::FabricOptions options;
+    options.library = config.libfabric;
+    options.provider = config.provider;
+    options.interface = config.interface;
+    options.search.assign(fabric_search.begin(), fabric_search.end());
+    result.fabric = std::make_unique<efa::Fabric>(options);
+    if (role == Role::kWorker) {
+      result.endpoint = result.fabric->open_endpoint();
+      append(blob, result.endpoint->address());
+    }
+    for (const LanePlace& lane : placement.lanes) {
+      if (!is_own(lane, role, rank)) continue;
+      const LaneOptions lane_options{config, hub.job_id(), lane.peer, placement.workers};
+      result.lanes.push_back(std::make_unique<LaneThread>(lane_options, result.fabric->open_endpoint()));
+      append(blob, result.lanes.back()->address());
+    }
+  }
+  const std::vector<std::vector<std::byte>> blobs = hub.exchange("connect", blob, deadline);
+
+  std::vector<transport::Address> workers;
+  std::vector<std::vector<transport::Address>> lanes_of(blobs.size());
+  for (std::size_t i = 0; i < blobs.size(); ++i) {
+    const bool worker = i < placement.workers;
+    const std::string who = to_string(worker ? hub.workers()[i] : hub.servers()[i - placement.workers]);
+    std::span<const std::byte> rest = blobs[i];
+    const std::vector<std::byte> theirs = take(rest, who);
+    if (theirs.size() != settings.size() || std::memcmp(theirs.data(), settings.data(), settings.size()) != 0) {
+      throw Error(Code::kMismatch, "the settings differ: " + who + " has " +
+                                       std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()) +
+                                       ", this process has " + settings + "; set them alike for every process");
+    }
+    if (worker && !placement.lanes.empty()) workers.push_back(take(rest, who));
+    while (!rest.empty()) lanes_of[i].push_back(take(rest, who));
+  }
+  std::vector<std::size_t> next(blobs.size(), 0);
+  for (const LanePlace& lane : placement.lanes) {
+    const std::size_t member = lane.embedded ? lane.owner : placement.workers + lane.owner;
+    if (next[member] >= lanes_of[member].size()) {
+      throw Error(Code::kProtocol, "member " + std::to_string(member) + " published too few lanes");
+    }
+    const transport::Address& address = lanes_of[member][next[member]++];
+    if (result.endpoint) result.endpoint->add_peer(lane.peer, address);
+  }
+  for (const auto& lane : result.lanes) lane->start(workers);
+  // A worker may send as soon as connect() returns: all lanes must be up by then.
+  hub.exchange("connected", {}, deadline);
+  return result;
+}
+
+}  // namespace herring::runtime

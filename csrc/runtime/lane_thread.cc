@@ -1,0 +1,148 @@
+#include "runtime/lane_thread.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/status.h"
+#include "runtime/pump.h"
+#include "server/reduce.h"
+#include "wire/header.h"
+
+namespace herring::runtime {
+namespace {
+
+// Slots and announce buffers grow with the number of workers; past these totals each worker gets fewer instead.
+constexpr std::uint64_t kMaxSlotBytes = 256u << 20;
+constexpr std::uint64_t kMaxAnnounceBytes = 128u << 20;
+// Text of an Error or Cancel that still fits next to an announce.
+constexpr std::size_t kMinBodyBytes = 2048;
+constexpr Duration kIdleWait = std::chrono::seconds(1);
+
+std::span<std::byte> map_slots(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) + " bytes for a server lane: " +
+                                        std::strerror(errno) + "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES");
+  }
+  madvise(memory, bytes, MADV_HUGEPAGE);  // Only a hint.
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
+std::uint32_t share(std::uint64_t total, std::uint64_t unit, std::uint32_t workers, std::uint32_t low,
+                    std::uint32_t high) {
+  const std::uint64_t each = total / (unit * std::max(workers, 1u));
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, low, high));
+}
+
+}  // namespace
+
+ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
+  ProtocolLimits limits;
+  limits.announce_credits = share(kMaxAnnounceBytes, config.eager_bytes + kMinBodyBytes, workers, 4, 32);
+  limits.window = share(kMaxSlotBytes, config.chunk_bytes, workers, 1, std::max(config.window, 1u));
+  limits.eager_window = std::max(limits.announce_credits / 2, 1u);
+  return limits;
+}
+
+std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers) {
+  const ProtocolLimits limits = protocol_limits(config, workers);
+  const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
+  return std::uint64_t{workers} *
+         (std::uint64_t{limits.window} * config.chunk_bytes +
+          limits.announce_credits * (body + wire::kHeaderBytes) + limits.eager_window * std::uint64_t{config.eager_bytes});
+}
+
+LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
+    : options_(options),
+      limits_(protocol_limits(options.config, options.workers)),
+      endpoint_(std::move(endpoint)),
+      slots_(map_slots(std::size_t{limits_.window} * options.workers * options.config.chunk_bytes)) {}
+
+LaneThread::~LaneThread() {
+  stop_.store(true, std::memory_order_release);
+  endpoint_->wake();
+  if (thread_.joinable()) thread_.join();
+  endpoint_.reset();  // Nothing may write to the slots any more.
+  munmap(slots_.data(), slots_.size());
+}
+
+void LaneThread::start(std::span<const transport::Address> workers) {
+  for (std::uint32_t rank = 0; rank < workers.size(); ++rank) endpoint_->add_peer(PeerId{rank}, workers[rank]);
+  thread_ = std::thread([this] { loop(); });
+  pthread_setname_np(thread_.native_handle(), "herring-lane");
+}
+
+void LaneThread::peer_lost(PeerId worker, const std::string& why) {
+  {
+    const std::scoped_lock lock(mutex_);
+    losses_.emplace_back(worker, why);
+  }
+  endpoint_->wake();
+}
+
+server::EngineStats LaneThread::stats() const {
+  const std::scoped_lock lock(mutex_);
+  return stats_;
+}
+
+void LaneThread::deliver_losses(Instant now, server::Engine& engine) {
+  std::vector<std::pair<PeerId, std::string>> losses;
+  {
+    const std::scoped_lock lock(mutex_);
+    losses.swap(losses_);
+  }
+  for (const auto& [peer, why] : losses) {
+    engine.on_peer_lost(now, peer, why);
+    endpoint_->remove_peer(peer);
+  }
+}
+
+void LaneThread::publish(const server::Engine& engine) {
+  idle_.store(engine.is_idle(), std::memory_order_release);
+  const std::scoped_lock lock(mutex_);
+  stats_ = engine.stats();
+}
+
+void LaneThread::loop() {
+  const Config& config = options_.config;
+  server::EngineConfig engine_config;
+  engine_config.self = options_.self;
+  engine_config.job_id = options_.job_id;
+  engine_config.workers = options_.workers;
+  engine_config.max_chunk_bytes = config.chunk_bytes;
+  engine_config.window = limits_.window;
+  engine_config.max_eager_bytes = config.eager_bytes;
+  engine_config.announce_credits = limits_.announce_credits;
+  server::Engine engine(engine_config, slots_);
+  const std::unique_ptr<transport::Registration> registration =
+      endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
+  PumpOptions pump_options;
+  pump_options.control_receives = std::size_t{limits_.announce_credits} * options_.workers;
+  pump_options.max_body_bytes = std::max<std::size_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
+  Pump<server::Engine> pump(
+      engine, *endpoint_, pump_options,
+      [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
+      [](const CompleteAction&) {});
+  const Duration spin = std::chrono::microseconds(config.spin_us);
+  Instant busy_until{};
+  while (!stop_.load(std::memory_order_acquire)) {
+    const Instant now = std::chrono::steady_clock::now();
+    deliver_losses(now, engine);
+    if (now >= engine.next_deadline()) engine.on_tick(now);
+    pump.flush();
+    if (pump.step(now)) {
+      busy_until = now + spin;
+      continue;
+    }
+    if (now < busy_until) continue;
+    publish(engine);
+    endpoint_->wait(std::min(engine.next_deadline(), now + kIdleWait));
+  }
+  publish(engine);
+}
+
+}  // namespace herring::runtime

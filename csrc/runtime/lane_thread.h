@@ -1,0 +1,72 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/config.h"
+#include "core/types.h"
+#include "server/engine.h"
+#include "transport/transport.h"
+
+namespace herring::runtime {
+
+struct LaneOptions {
+  Config config;
+  std::uint64_t job_id = 0;
+  PeerId self;
+  std::uint32_t workers = 0;
+};
+
+/// Sizes that workers and lanes derive from the settings and the size of the job in the same way.
+struct ProtocolLimits {
+  std::uint32_t announce_credits = 0;  ///< Announces of one worker to one lane that are not credited back.
+  std::uint32_t window = 0;            ///< Chunks of one worker in flight to one lane.
+  std::uint32_t eager_window = 0;      ///< Unfinished eager announces of one worker to one lane.
+};
+ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers);
+
+/// Bytes one lane uses for chunks and announces, at most: the bound that docs/architecture.md states.
+std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers);
+
+/// One lane: a thread with its own endpoint, engine and memory. Running from start() to the destructor.
+class LaneThread final {
+ public:
+  LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint);
+  ~LaneThread();
+  LaneThread(const LaneThread&) = delete;
+  LaneThread& operator=(const LaneThread&) = delete;
+
+  const transport::Address& address() const { return endpoint_->address(); }
+  /// Worker endpoints by rank. Once.
+  void start(std::span<const transport::Address> workers);
+  /// Any thread.
+  void peer_lost(PeerId worker, const std::string& why);
+  server::EngineStats stats() const;
+  bool is_idle() const { return idle_.load(std::memory_order_acquire); }
+
+ private:
+  void loop();
+  void deliver_losses(Instant now, server::Engine& engine);
+  void publish(const server::Engine& engine);
+
+  const LaneOptions options_;
+  const ProtocolLimits limits_;
+  std::unique_ptr<transport::Endpoint> endpoint_;
+  std::span<std::byte> slots_;  // mapped in the constructor, unmapped in the destructor
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> idle_{true};
+  mutable std::mutex mutex_;
+  std::vector<std::pair<PeerId, std::string>> losses_;  // guarded by mutex_
+  server::EngineStats stats_;                           // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace herring::runtime

@@ -1,0 +1,106 @@
+#include "runtime/pending.h"
+
+#include <pthread.h>
+
+#include <deque>
+#include <utility>
+
+namespace herring::runtime {
+
+struct CallbackPool::State {
+  std::size_t max_threads = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;  // guarded by mutex, as all below
+  std::size_t idle = 0;
+  bool stopping = false;
+};
+
+CallbackPool::CallbackPool(std::size_t max_threads) : state_(std::make_shared<State>()) {
+  state_->max_threads = max_threads;
+}
+
+CallbackPool::~CallbackPool() {
+  {
+    const std::scoped_lock lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->changed.notify_all();
+  for (std::thread& thread : threads_) {
+    // The last reference may go away inside a callback, and a thread cannot join itself; it keeps the state alive.
+    if (thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
+  }
+}
+
+void CallbackPool::run(std::function<void()> task) {
+  const std::scoped_lock lock(state_->mutex);
+  state_->tasks.push_back(std::move(task));
+  if (state_->tasks.size() > state_->idle && threads_.size() < state_->max_threads) {
+    threads_.emplace_back([state = state_] { loop(state); });
+    pthread_setname_np(threads_.back().native_handle(), "herring-callbk");
+  }
+  state_->changed.notify_one();
+}
+
+void CallbackPool::loop(const std::shared_ptr<State>& state) {
+  std::unique_lock lock(state->mutex);
+  while (true) {
+    ++state->idle;
+    state->changed.wait(lock, [&] { return state->stopping || !state->tasks.empty(); });
+    --state->idle;
+    if (state->tasks.empty()) return;
+    std::function<void()> task = std::move(state->tasks.front());
+    state->tasks.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // Whatever it holds is released outside the lock.
+    lock.lock();
+  }
+}
+
+bool PendingWork::wait(Instant deadline) {
+  if (is_done()) return true;
+  std::unique_lock lock(mutex_);
+  if (deadline == Instant::max()) {
+    changed_.wait(lock, [this] { return is_done(); });
+    return true;
+  }
+  return changed_.wait_until(lock, deadline, [this] { return is_done(); });
+}
+
+Status PendingWork::status() const {
+  const std::scoped_lock lock(mutex_);
+  return status_;
+}
+
+void PendingWork::on_done(std::function<void(const Status&)> callback) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!is_done()) {
+      on_done_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callbacks_->run([callback = std::move(callback), status = this->status()] { callback(status); });
+}
+
+void PendingWork::complete(const Status& status) {
+  std::vector<std::function<void(const Status&)>> callbacks;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (is_done()) return;
+    status_ = status;
+    done_.store(true, std::memory_order_release);
+    callbacks.swap(on_done_);
+  }
+  changed_.notify_all();
+  for (auto& callback : callbacks) {
+    callbacks_->run([callback = std::move(callback), status] { callback(status); });
+  }
+}
+
+}  // namespace herring::runtime

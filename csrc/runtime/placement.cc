@@ -1,0 +1,134 @@
+#include "runtime/placement.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/status.h"
+#include "fusion_buffer/shard_plan.h"
+
+namespace herring::runtime {
+namespace {
+
+void add_server(Placement& placement, const Config& config, double weight, bool embedded, std::uint32_t owner,
+                std::string place) {
+  const std::uint32_t server = placement.servers++;
+  placement.server_places.push_back(std::move(place));
+  for (std::uint32_t lane = 0; lane < config.lanes; ++lane) {
+    const PeerId peer{placement.workers + static_cast<std::uint32_t>(placement.lanes.size())};
+    placement.lanes.push_back({peer, server, weight / config.lanes, embedded, owner});
+  }
+}
+
+/// One server in the first worker of every host: more threads than that would only share the same link.
+void add_embedded(Placement& placement, const Config& config, std::span<const Member> workers, double weight) {
+  std::set<std::uint32_t> served;
+  for (std::uint32_t worker = 0; worker < workers.size(); ++worker) {
+    if (!served.insert(placement.host_of[worker]).second) continue;
+    add_server(placement, config, weight, true, worker, "embedded in " + to_string(workers[worker]));
+  }
+}
+
+void add_processes(Placement& placement, const Config& config, std::span<const Member> workers,
+                   std::span<const Member> servers) {
+  std::set<std::string> worker_hosts;
+  for (const Member& worker : workers) worker_hosts.insert(worker.host_identity);
+  std::map<std::string, std::uint32_t> servers_on;
+  for (const Member& server : servers) ++servers_on[server.host_identity];
+  const bool all_dedicated = std::none_of(servers.begin(), servers.end(), [&](const Member& server) {
+    return worker_hosts.contains(server.host_identity);
+  });
+  const auto dedicated_hosts = static_cast<std::uint32_t>(servers_on.size());
+  PlacementWeights weights{1.0, 0.0};
+  if (all_dedicated) weights = placement_weights(placement.hosts, dedicated_hosts);
+  for (std::uint32_t rank = 0; rank < servers.size(); ++rank) {
+    const double share = all_dedicated ? weights.dedicated / servers_on[servers[rank].host_identity] : 1.0;
+    add_server(placement, config, share, false, rank, to_string(servers[rank]));
+  }
+  if (weights.own_host > 0) add_embedded(placement, config, workers, weights.own_host);
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> Placement::neighbours(std::uint32_t worker) const {
+  std::vector<std::uint32_t> result;
+  for (std::uint32_t other = 0; other < workers; ++other) {
+    if (host_of[other] == host_of[worker]) result.push_back(other);
+  }
+  return result;
+}
+
+Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers) {
+  if (servers.size() != config.servers) {
+    throw Error(Code::kInvalidArgument, "HERRING_SERVERS is " + std::to_string(config.servers) + " here, but " +
+                                            std::to_string(servers.size()) + " servers joined the job");
+  }
+  Placement placement;
+  placement.workers = static_cast<std::uint32_t>(workers.size());
+  std::map<std::string, std::uint32_t> number;
+  for (const Member& worker : workers) {
+    const auto next = static_cast<std::uint32_t>(number.size());
+    placement.host_of.push_back(number.try_emplace(worker.host_identity, next).first->second);
+  }
+  placement.hosts = static_cast<std::uint32_t>(number.size());
+  if (!servers.empty()) {
+    add_processes(placement, config, workers, servers);
+  } else if (placement.hosts > 1 || (config.intra_node == IntraNode::kOff && placement.workers > 1)) {
+    add_embedded(placement, config, workers, 1.0);
+  }
+  // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there the
+  // servers do the summing, unless the user says otherwise.
+  placement.host_first = config.intra_node == IntraNode::kOn ||
+                         (config.intra_node == IntraNode::kAuto && (placement.hosts > 1 || placement.servers == 0));
+  return placement;
+}
+
+GroupRoute make_route(const Placement& placement, const Config& config, std::uint32_t rank,
+                      std::span<const std::uint32_t> ranks) {
+  GroupRoute route;
+  route.ranks.assign(ranks.begin(), ranks.end());
+  std::set<std::uint32_t> seen;
+  bool member = false;
+  std::vector<std::uint32_t> hosts;
+  const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
+  for (std::uint32_t i = 0; i < ranks.size(); ++i) {
+    const std::uint32_t world = ranks[i];
+    if (world >= placement.workers) {
+      throw Error(Code::kInvalidArgument, "a group names rank " + std::to_string(world) + ", but the job has ranks 0 to " +
+                                              std::to_string(placement.workers - 1));
+    }
+    if (!seen.insert(world).second) {
+      throw Error(Code::kInvalidArgument, "a group names rank " + std::to_string(world) + " twice");
+    }
+    if (world == rank) {
+      route.index = i;
+      route.local_index = static_cast<std::uint32_t>(route.local_members.size());
+      member = true;
+    }
+    const std::uint32_t host = placement.host_of[world];
+    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+    const auto neighbour = std::find(neighbours.begin(), neighbours.end(), world);
+    if (neighbour == neighbours.end()) continue;
+    route.local_members.push_back(static_cast<std::uint32_t>(neighbour - neighbours.begin()));
+    route.local_world.push_back(world);
+  }
+  if (!member) {
+    throw Error(Code::kInvalidArgument, "rank " + std::to_string(rank) + " is not in the group it adds");
+  }
+  const auto own_host = std::find(hosts.begin(), hosts.end(), placement.host_of[rank]);
+  route.host_index = static_cast<std::uint32_t>(own_host - hosts.begin());
+  route.host_count = static_cast<std::uint32_t>(hosts.size());
+  const bool shared_memory = config.intra_node != IntraNode::kOff && placement.host_first;
+  if (ranks.size() == 1) {
+    route.path = GroupRoute::Path::kAlone;
+  } else if (shared_memory && hosts.size() == 1 && (placement.hosts > 1 || placement.lanes.empty())) {
+    route.path = GroupRoute::Path::kLocal;
+  } else if (shared_memory && placement.hosts < placement.workers) {
+    route.path = GroupRoute::Path::kHostFirst;
+  } else {
+    route.path = GroupRoute::Path::kNetwork;
+  }
+  return route;
+}
+
+}  // namespace herring::runtime

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "core/types.h"
+#include "runtime/hub.h"
+
+namespace herring::runtime {
+
+/// One lane of one server, in plan order.
+struct LanePlace {
+  PeerId peer;                ///< workers + position in Placement::lanes
+  std::uint32_t server = 0;   ///< Position among the servers of the plan.
+  double weight = 0;          ///< Share of every part, relative.
+  bool embedded = false;      ///< In worker `owner`'s process; else in server process `owner`.
+  std::uint32_t owner = 0;
+};
+
+/// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on every
+/// process (DESIGN section 5).
+struct Placement {
+  std::uint32_t workers = 0;
+  std::uint32_t servers = 0;                ///< In the plan; 0: shared memory is the whole job.
+  std::vector<std::uint32_t> host_of;       ///< Host number of each worker, numbered by first appearance.
+  std::uint32_t hosts = 0;
+  bool host_first = false;                  ///< The ranks of a host reduce among themselves before the network.
+  std::vector<LanePlace> lanes;
+  std::vector<std::string> server_places;   ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
+
+  /// Workers on the same host as `worker`, by rank.
+  std::vector<std::uint32_t> neighbours(std::uint32_t worker) const;
+};
+
+/// Throws Error(kInvalidArgument) for settings that contradict the members.
+Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers);
+
+/// How a group of workers goes about its operations.
+struct GroupRoute {
+  enum class Path : std::uint8_t {
+    kAlone,      ///< One rank: nothing to exchange.
+    kLocal,      ///< All on this host: shared memory.
+    kHostFirst,  ///< Shared memory inside each host, then servers between hosts.
+    kNetwork,    ///< Every rank talks to the servers itself.
+  };
+  Path path = Path::kAlone;
+  std::vector<std::uint32_t> ranks;          ///< World ranks in group order.
+  std::uint32_t index = 0;                   ///< This rank's position in `ranks`.
+  std::vector<std::uint32_t> local_members;  ///< Local ranks of the members on this host, in group order.
+  std::vector<std::uint32_t> local_world;    ///< Their world ranks.
+  std::uint32_t local_index = 0;             ///< This rank's position in `local_members`.
+  std::uint32_t host_index = 0;              ///< Position of this host among the group's hosts.
+  std::uint32_t host_count = 1;
+};
+
+/// Throws Error(kInvalidArgument) where `rank` is not in `ranks`, or one of them is out of range or named twice.
+GroupRoute make_route(const Placement& placement, const Config& config, std::uint32_t rank,
+                      std::span<const std::uint32_t> ranks);
+
+}  // namespace herring::runtime

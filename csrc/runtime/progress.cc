@@ -1,0 +1,326 @@
+#include "runtime/progress.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/status.h"
+#include "runtime/lane_thread.h"
+#include "runtime/progress_part.h"
+
+namespace herring::runtime {
+namespace {
+
+constexpr Duration kIdleWait = std::chrono::seconds(1);
+
+worker::EngineConfig make_network_config(const ProgressOptions& options) {
+  const Placement& placement = *options.placement;
+  const ProtocolLimits limits = protocol_limits(options.config, placement.workers);
+  worker::EngineConfig config;
+  config.self = PeerId{options.rank};
+  config.job_id = options.job_id;
+  for (const LanePlace& lane : placement.lanes) {
+    config.lanes.push_back(lane.peer);
+    config.lane_weights.push_back(lane.weight);
+  }
+  config.chunk_bytes = options.config.chunk_bytes;
+  config.max_eager_bytes = options.config.eager_bytes;
+  config.eager_window = limits.eager_window;
+  config.announce_credits = limits.announce_credits;
+  config.min_shard_bytes = options.config.eager_bytes;
+  config.lane_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.config.dead_after_s));
+  return config;
+}
+
+void poll_until(Instant until, std::span<const int> descriptors) {
+  std::vector<pollfd> polled;
+  for (const int descriptor : descriptors) polled.push_back({descriptor, POLLIN, 0});
+  const Duration left = std::max(until - std::chrono::steady_clock::now(), Duration::zero());
+  const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000), static_cast<long>(left.count() % 1'000'000'000)};
+  ppoll(polled.data(), polled.size(), &timeout, nullptr);  // An early return (a signal) is harmless: the loop looks again.
+}
+
+}  // namespace
+
+Progress::Progress(ProgressOptions options) : options_(std::move(options)), config_(options_.config) {
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
+  if (options_.neighborhood) {
+    intra_node::Neighborhood& neighborhood = *options_.neighborhood;
+    const std::vector<std::uint32_t> neighbours = options_.placement->neighbours(options_.rank);
+    intra_node::EngineConfig config;
+    config.local_size = static_cast<std::uint32_t>(neighbours.size());
+    for (std::uint32_t i = 0; i < config.local_size; ++i) {
+      if (neighbours[i] == options_.rank) config.local_rank = i;
+      config.arenas.push_back(neighborhood.arena(i));
+    }
+    config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
+    config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
+    config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
+    local_ = std::make_unique<intra_node::Engine>(std::move(config));
+    local_backlog_.resize(neighbours.size());
+  }
+  if (options_.endpoint) {
+    network_config_ = make_network_config(options_);
+    network_ = std::make_unique<worker::Engine>(network_config_);
+    PumpOptions pump_options;
+    pump_options.control_receives = std::max<std::size_t>(64, 16 * network_config_.lanes.size());
+    pump_options.max_body_bytes = 2048;
+    pump_ = std::make_unique<Pump<worker::Engine>>(
+        *network_, *options_.endpoint, pump_options,
+        [](const ReduceAction&) {},  // The worker's engine never asks for a reduction.
+        [this](const CompleteAction& action) { network_completions_.push_back(action); });
+    traffic_.resize(network_config_.lanes.size());
+  }
+  thread_ = std::thread([this] { loop(); });
+  pthread_setname_np(thread_.native_handle(), "herring-worker");
+}
+
+Progress::~Progress() {
+  stop_.store(true);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  thread_.join();
+  close(wake_fd_);
+}
+
+void Progress::submit(std::shared_ptr<PendingOperation> operation) {
+  {
+    const std::scoped_lock lock(mutex_);
+    ++pending_;
+    submitted_.push_back(std::move(operation));
+  }
+  if (asleep_.exchange(false)) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  }
+}
+
+void Progress::fail(const Status& status) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (requested_failure_.is_ok()) requested_failure_ = status;
+  }
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+}
+
+Status Progress::failure() const {
+  const std::scoped_lock lock(mutex_);
+  return failure_.is_ok() ? requested_failure_ : failure_;
+}
+
+bool Progress::drain(Instant deadline) {
+  std::unique_lock lock(mutex_);
+  return drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0; });
+}
+
+RuntimeStats Progress::stats() const {
+  const std::scoped_lock lock(mutex_);
+  return stats_;
+}
+
+std::vector<PeerTraffic> Progress::lane_traffic() const {
+  const std::scoped_lock lock(mutex_);
+  return traffic_;
+}
+
+void Progress::loop() {
+  const Duration spin = std::chrono::microseconds(config_.spin_us);
+  Instant busy_until{};
+  while (!stop_.load()) {
+    const Instant now = std::chrono::steady_clock::now();
+    bool busy = take_commands(now);
+    busy |= take_local_messages(now);
+    if (pump_) busy |= pump_->step(now);
+    busy |= run_local_actions(now);
+    busy |= flush_local_backlog();
+    if (!busy) busy = take_hub_events(now);
+    run_ticks(now);
+    if (busy) {
+      busy_until = now + spin;
+    } else if (now >= busy_until) {
+      publish();
+      sleep(std::min(next_deadline(), now + kIdleWait));
+    }
+  }
+  fail_everything(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
+  publish();
+}
+
+bool Progress::take_commands(Instant now) {
+  std::vector<std::shared_ptr<PendingOperation>> submitted;
+  Status requested;
+  {
+    const std::scoped_lock lock(mutex_);
+    submitted.swap(submitted_);
+    if (failure_.is_ok()) requested = requested_failure_;
+  }
+  if (!requested.is_ok()) fail_everything(requested);
+  for (const auto& operation : submitted) start(now, operation);
+  if (pump_ && !submitted.empty()) pump_->flush();
+  return !submitted.empty() || !requested.is_ok();
+}
+
+bool Progress::take_hub_events(Instant now) {
+  HubEvent event;
+  bool any = false;
+  while (options_.hub != nullptr && !hub_lost_ && options_.hub->next_event(event)) {
+    any = true;
+    const std::string who = to_string(event.member);
+    switch (event.kind) {
+      case HubEvent::Kind::kLeft:
+        member_left(now, event);
+        break;
+      case HubEvent::Kind::kLost:
+        if (event.member.role == Role::kWorker) options_.on_peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
+        fail_everything(Status(Code::kPeerLost, who + " is lost: " + event.reason));
+        break;
+      case HubEvent::Kind::kFailed:
+        fail_everything(Status(Code::kPeerLost, who + " failed: " + event.reason));
+        break;
+      case HubEvent::Kind::kHubLost:
+        hub_lost_ = true;
+        if (!departed_.contains(0)) {
+          fail_everything(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
+        }
+        break;
+    }
+  }
+  return any;
+}
+
+void Progress::member_left(Instant now, const HubEvent& event) {
+  const std::string text = to_string(event.member) + " has left the job";
+  if (event.member.role == Role::kServer) {
+    fail_everything(Status(Code::kPeerLost, text + " while workers still need it"));
+    return;
+  }
+  departed_.emplace(event.member.rank, text);
+  // What it took part in is finished on its side and on its way here; what it did not join never comes.
+  const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));
+  for (const auto& operation : operations_) {
+    if (!check_departed(*operation).is_ok()) operation->deadline = std::min(operation->deadline, now + grace);
+  }
+}
+
+bool Progress::take_local_messages(Instant now) {
+  if (!options_.neighborhood) return false;
+  intra_node::Neighborhood::Message message;
+  bool any = false;
+  // Bounded, so that a chatty neighbour cannot starve the network. After a failure messages are only drained.
+  for (int i = 0; i < 256 && options_.neighborhood->receive(message); ++i) {
+    any = true;
+    if (local_) local_->on_message(now, message.from, message.bytes);
+  }
+  return any;
+}
+
+void Progress::run_ticks(Instant now) {
+  if (local_ && now >= local_->next_deadline()) {
+    local_->on_tick(now);
+    run_local_actions(now);
+  }
+  if (network_ && now >= network_->next_deadline()) {
+    network_->on_tick(now);
+    pump_->flush();
+  }
+  expire_operations(now);
+  while (!network_completions_.empty()) {
+    const CompleteAction action = std::move(network_completions_.front());
+    network_completions_.pop_front();
+    network_done(now, action);
+  }
+}
+
+Instant Progress::next_deadline() const {
+  Instant next = Instant::max();
+  if (local_) next = std::min(next, local_->next_deadline());
+  if (network_) next = std::min(next, network_->next_deadline());
+  if (!departed_.empty()) {
+    for (const auto& operation : operations_) next = std::min(next, operation->deadline);
+  }
+  return next;
+}
+
+void Progress::sleep(Instant until) {
+  asleep_.store(true);
+  bool ready = stop_.load();
+  {
+    const std::scoped_lock lock(mutex_);
+    ready = ready || !submitted_.empty() || (failure_.is_ok() && !requested_failure_.is_ok());
+  }
+  intra_node::Neighborhood* neighborhood = options_.neighborhood.get();
+  if (!ready && (neighborhood == nullptr || neighborhood->prepare_sleep())) {
+    std::vector<int> descriptors{wake_fd_};
+    if (options_.hub != nullptr && !hub_lost_) descriptors.push_back(options_.hub->event_fd());
+    if (neighborhood != nullptr) descriptors.push_back(neighborhood->doorbell_fd());
+    if (options_.endpoint) {
+      options_.endpoint->wait(until, descriptors);
+    } else {
+      poll_until(until, descriptors);
+    }
+    if (neighborhood != nullptr) neighborhood->end_sleep();
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t drained = read(wake_fd_, &count, sizeof(count));
+  }
+  asleep_.store(false);
+}
+
+bool Progress::run_local_actions(Instant now) {
+  if (!local_) return false;
+  bool any = false;
+  intra_node::LocalActions actions;
+  while (local_) {
+    actions.clear();
+    local_->take_actions(actions);
+    if (actions.empty()) break;
+    any = true;
+    for (intra_node::LocalAction& action : actions) execute(now, action);
+  }
+  options_.neighborhood->flush();
+  return any;
+}
+
+void Progress::send_local(intra_node::SendLocal& message) {
+  auto& backlog = local_backlog_[message.to];
+  if (!backlog.empty() || options_.neighborhood->send(message.to, message.bytes).is_again()) {
+    backlog.push_back(std::move(message.bytes));
+  }
+}
+
+bool Progress::flush_local_backlog() {
+  bool any = false;
+  for (std::uint32_t to = 0; to < local_backlog_.size(); ++to) {
+    auto& backlog = local_backlog_[to];
+    while (!backlog.empty() && !options_.neighborhood->send(to, backlog.front()).is_again()) {
+      backlog.pop_front();
+      any = true;
+    }
+  }
+  if (any) options_.neighborhood->flush();
+  return any;
+}
+
+void Progress::publish() {
+  RuntimeStats stats = counters_;
+  if (network_) {
+    stats.bytes_to_servers = network_->stats().bytes_sent;
+    stats.bytes_from_servers = network_->stats().bytes_received;
+  }
+  const std::scoped_lock lock(mutex_);
+  stats_ = stats;
+  if (pump_) {
+    for (std::size_t lane = 0; lane < traffic_.size(); ++lane) {
+      const auto traffic = pump_->traffic(network_config_.lanes[lane]);
+      traffic_[lane] = {traffic.bytes_sent, traffic.bytes_received, traffic.messages};
+    }
+  }
+}
+
+}  // namespace herring::runtime

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "core/config.h"
+#include "core/operation.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "intra_node/engine.h"
+#include "intra_node/neighborhood.h"
+#include "runtime/hub.h"
+#include "runtime/pending.h"
+#include "runtime/placement.h"
+#include "runtime/pump.h"
+#include "runtime/runtime.h"
+#include "transport/transport.h"
+#include "worker/engine.h"
+
+namespace herring::runtime {
+
+/// A group as the runtime keeps it; immutable but for the sequence number.
+struct Group {
+  GroupId id;
+  GroupRoute route;
+  std::atomic<std::uint64_t> next_op{0};
+};
+
+/// One submitted operation on its way. After submit() it belongs to the progress thread.
+struct PendingOperation {
+  std::shared_ptr<Group> group;
+  std::uint64_t op = 0;
+  OpDescriptor descriptor;
+  std::span<const std::byte> input;
+  std::span<std::byte> output;
+  Instant deadline;
+  std::shared_ptr<PendingWork> work;
+
+  GroupRoute::Path path = GroupRoute::Path::kAlone;
+  std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
+  std::uint64_t part_bytes = 0;   ///< Size of every part of a block but the last.
+  std::uint32_t parts_per_block = 1;
+  std::uint32_t parts = 1;
+  std::uint32_t next_part = 0;
+  std::uint32_t in_flight = 0;
+  bool staged = false;
+  Status failure;                 ///< The first error of any part.
+};
+
+struct ProgressOptions {
+  Config config;
+  const Placement* placement = nullptr;  ///< Outlives the progress thread, as all pointers here.
+  std::uint32_t rank = 0;
+  std::uint64_t job_id = 0;
+  HubClient* hub = nullptr;
+  std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
+  std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
+  /// A worker is gone for good: embedded lanes want to know too.
+  std::function<void(PeerId, const std::string&)> on_peer_lost;
+};
+
+struct PeerTraffic {
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t messages = 0;
+};
+
+/// The one thread of a worker process that moves data: runs both pure engines, executes their actions, watches the hub.
+class Progress final {
+ public:
+  explicit Progress(ProgressOptions options);
+  ~Progress();  ///< Stops at once; what is pending completes with kShutdown.
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// Any thread.
+  void submit(std::shared_ptr<PendingOperation> operation);
+  /// Any thread: everything pending and everything later fails with this.
+  void fail(const Status& status);
+  /// The status everything fails with by now, or Ok.
+  Status failure() const;
+  /// Blocks until nothing is pending or the deadline; true where nothing is.
+  bool drain(Instant deadline);
+  RuntimeStats stats() const;
+  /// Payload exchanged with each lane, in plan order.
+  std::vector<PeerTraffic> lane_traffic() const;
+
+ private:
+  struct Part;
+  using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
+
+  void loop();
+  bool take_commands(Instant now);
+  bool take_hub_events(Instant now);
+  void member_left(Instant now, const HubEvent& event);
+  bool take_local_messages(Instant now);
+  void run_ticks(Instant now);
+  Instant next_deadline() const;
+  void sleep(Instant until);
+
+  void start(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  Status check_departed(const PendingOperation& operation) const;
+  void plan_parts(PendingOperation& operation) const;
+  void start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  void start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t part);
+  void submit_local(Instant now, Part& part);
+  void submit_network(Instant now, Part& part, std::span<std::byte> memory);
+  worker::Operation network_operation(Instant now, const Part& part, std::span<std::byte> memory) const;
+  void part_done(Instant now, const OpKey& key, const Status& status);
+  void network_done(Instant now, const CompleteAction& action);
+  void expire_operations(Instant now);
+  void abort_parts(Instant now, const PendingOperation& operation, const Status& why);
+
+  bool run_local_actions(Instant now);
+  void execute(Instant now, intra_node::LocalAction& action);
+  void send_local(intra_node::SendLocal& message);
+  bool flush_local_backlog();
+  void fail_everything(const Status& status);
+  void publish();
+
+  ProgressOptions options_;
+  const Config& config_;
+  std::unique_ptr<intra_node::Engine> local_;
+  std::unique_ptr<worker::Engine> network_;
+  worker::EngineConfig network_config_;
+  std::unique_ptr<Pump<worker::Engine>> pump_;
+
+  // Progress thread only.
+  PartMap parts_;
+  std::vector<std::shared_ptr<PendingOperation>> operations_;
+  std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
+  std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
+  std::deque<CompleteAction> network_completions_;
+  RuntimeStats counters_;
+  bool hub_lost_ = false;
+
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> asleep_{false};
+  std::atomic<std::uint64_t> pending_{0};
+  int wake_fd_ = -1;
+  mutable std::mutex mutex_;
+  std::condition_variable drained_;
+  std::vector<std::shared_ptr<PendingOperation>> submitted_;  // guarded by mutex_, as all below
+  Status requested_failure_;
+  Status failure_;
+  RuntimeStats stats_;
+  std::vector<PeerTraffic> traffic_;
+  std::thread thread_;
+};
+
+}  // namespace herring::runtime

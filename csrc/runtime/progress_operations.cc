@@ -1,0 +1,304 @@
+// The life of an operation on the progress thread: cut into parts, each part through shared memory, servers, or both.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+#include "fusion_buffer/fusion_buffer.h"
+#include "runtime/progress.h"
+#include "runtime/progress_part.h"
+#include "server/reduce.h"
+
+namespace herring::runtime {
+namespace {
+
+constexpr std::uint64_t kPartAlignment = 64;
+// Parts of one operation in flight. Local parts stay in the cache between the two copies; network parts overlap
+// push, sum and pull (about four buckets in flight is the knee that Herring's first version found).
+constexpr std::uint32_t kLocalWindow = 4;
+constexpr std::uint32_t kNetworkWindow = 4;
+
+void copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
+}
+
+std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, std::size_t members) {
+  std::vector<std::vector<intra_node::ByteSpan>> shares(members);
+  const auto units = static_cast<std::uint32_t>((bytes + kPartAlignment - 1) / kPartAlignment);
+  for (std::uint32_t i = 0; i < members; ++i) {
+    const IndexRange range = split_evenly(units, static_cast<std::uint32_t>(members), i);
+    const std::uint64_t first = std::min(range.first * kPartAlignment, bytes);
+    const std::uint64_t last = std::min((std::uint64_t{range.first} + range.count) * kPartAlignment, bytes);
+    if (last > first) shares[i].push_back({first, last - first});
+  }
+  return shares;
+}
+
+}  // namespace
+
+void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& operation) {
+  Status status;
+  {
+    const std::scoped_lock lock(mutex_);
+    status = failure_;
+  }
+  if (status.is_ok()) status = check_departed(*operation);
+  if (!status.is_ok()) {
+    operation->work->complete(status);
+    const std::scoped_lock lock(mutex_);
+    ++stats_.ops_failed;
+    --pending_;
+    drained_.notify_all();
+    return;
+  }
+  plan_parts(*operation);
+  operations_.push_back(operation);
+  start_parts(now, operation);
+}
+
+Status Progress::check_departed(const PendingOperation& operation) const {
+  for (const auto& [rank, text] : departed_) {
+    const auto& ranks = operation.group->route.ranks;
+    if (std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
+      return Status(Code::kPeerLost, text + " and cannot take part in " + to_string(operation.descriptor));
+    }
+  }
+  return Status::ok();
+}
+
+void Progress::plan_parts(PendingOperation& operation) const {
+  const GroupRoute& route = operation.group->route;
+  operation.path = route.path;
+  const bool reduces = operation.descriptor.collective == Collective::kAllReduce;
+  if (operation.path == GroupRoute::Path::kHostFirst && !reduces) operation.path = GroupRoute::Path::kNetwork;
+  const bool gathers = operation.descriptor.collective == Collective::kAllGather;
+  const std::uint64_t blocks = gathers ? route.ranks.size() : 1;
+  operation.block_bytes = operation.output.size() / blocks;
+  if (operation.path == GroupRoute::Path::kLocal) {
+    operation.part_bytes = config_.local_part_bytes;
+  } else {
+    operation.part_bytes = balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), config_.chunk_bytes);
+  }
+  operation.part_bytes = std::max(operation.part_bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
+  const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
+  operation.parts_per_block = static_cast<std::uint32_t>(std::max<std::uint64_t>(parts, 1));
+  operation.parts = operation.parts_per_block * static_cast<std::uint32_t>(blocks);
+}
+
+void Progress::start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation) {
+  const std::uint32_t window = operation->path == GroupRoute::Path::kLocal ? kLocalWindow : kNetworkWindow;
+  while (operation->failure.is_ok() && operation->next_part < operation->parts && operation->in_flight < window) {
+    start_part(now, operation, operation->next_part++);
+  }
+}
+
+void Progress::start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t number) {
+  PendingOperation& whole = *operation;
+  const std::uint32_t block = number / whole.parts_per_block;
+  const std::uint64_t offset = std::uint64_t{number % whole.parts_per_block} * whole.part_bytes;
+  const std::uint64_t bytes = std::min(whole.part_bytes, whole.block_bytes - offset);
+  auto owned = std::make_unique<Part>();
+  Part& part = *owned;
+  part.operation = operation;
+  part.key = {whole.group->id, whole.op, number};
+  part.descriptor = whole.descriptor;
+  part.descriptor.part_bytes = bytes;
+  part.memory = whole.output.subspan(block * whole.block_bytes + offset, bytes);
+  if (whole.descriptor.collective == Collective::kAllGather) part.descriptor.root = block;
+  const bool has_root = whole.descriptor.collective == Collective::kAllGather ||
+                        whole.descriptor.collective == Collective::kBroadcast;
+  if (!has_root || part.descriptor.root == whole.group->route.index) {
+    if (bytes > 0) copy(whole.input.subspan(offset, bytes), part.memory);
+  }
+  ++whole.in_flight;
+  parts_.emplace(part.key, std::move(owned));
+  const bool host_first = whole.path == GroupRoute::Path::kHostFirst && whole.group->route.local_members.size() > 1;
+  if (whole.path == GroupRoute::Path::kLocal || host_first) {
+    submit_local(now, part);
+  } else {
+    submit_network(now, part, part.memory);
+  }
+}
+
+void Progress::submit_local(Instant now, Part& part) {
+  const PendingOperation& whole = *part.operation;
+  const GroupRoute& route = whole.group->route;
+  intra_node::LocalOperation operation;
+  operation.key = part.key;
+  operation.descriptor = part.descriptor;
+  operation.members = route.local_members;
+  operation.world_ranks = route.local_world;
+  operation.memory = part.memory;
+  operation.root = part.descriptor.root;  // The path is local for these collectives: group order is member order.
+  operation.network = whole.path == GroupRoute::Path::kHostFirst;
+  if (operation.network) {
+    const auto members = static_cast<std::uint32_t>(route.local_members.size());
+    for (std::uint32_t i = 0; i < members; ++i) {
+      auto& share = operation.owned.emplace_back();
+      for (const ByteRange& range :
+           worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, i, members)) {
+        share.push_back({range.offset, range.bytes});
+      }
+    }
+  } else {
+    operation.owned = even_shares(part.descriptor.part_bytes, route.local_members.size());
+    if (part.descriptor.reduce == ReduceOp::kAverage) {
+      operation.average_over = static_cast<std::uint32_t>(route.ranks.size());
+    }
+  }
+  operation.timeout = std::max(whole.deadline - now, Duration{1});
+  part.local = true;
+  local_->submit(now, operation);
+}
+
+worker::Operation Progress::network_operation(Instant now, const Part& part, std::span<std::byte> memory) const {
+  const PendingOperation& whole = *part.operation;
+  const GroupRoute& route = whole.group->route;
+  worker::Operation operation;
+  operation.key = part.key;
+  operation.descriptor = part.descriptor;
+  operation.memory = memory;
+  if (whole.path == GroupRoute::Path::kHostFirst) {
+    operation.contributor = route.host_index;
+    operation.contributor_count = route.host_count;
+    operation.first_rank = route.local_world.front();
+    operation.rank_count = static_cast<std::uint32_t>(route.local_world.size());
+    operation.owner = route.local_index;
+    operation.owner_count = static_cast<std::uint32_t>(route.local_members.size());
+  } else {
+    operation.contributor = route.index;
+    operation.contributor_count = static_cast<std::uint32_t>(route.ranks.size());
+    operation.first_rank = options_.rank;
+  }
+  if (part.descriptor.collective == Collective::kAllReduce && part.descriptor.reduce == ReduceOp::kAverage) {
+    operation.average_over = static_cast<std::uint32_t>(route.ranks.size());
+  }
+  operation.timeout = std::max(whole.deadline - now, Duration{1});
+  return operation;
+}
+
+void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memory) {
+  part.network_submitted = true;
+  if (options_.endpoint->needs_registration() && !memory.empty()) {
+    part.registration = options_.endpoint->register_memory(memory);
+  }
+  network_->submit(now, network_operation(now, part, memory));
+  pump_->flush();
+}
+
+void Progress::execute(Instant now, intra_node::LocalAction& action) {
+  if (auto* send = std::get_if<intra_node::SendLocal>(&action)) {
+    send_local(*send);
+  } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
+    copy(move->from, move->to);
+  } else if (auto* sum = std::get_if<intra_node::ReduceLocal>(&action)) {
+    server::reduce(sum->spec, sum->inputs, sum->outputs);
+  } else if (auto* network = std::get_if<intra_node::NetworkAction>(&action)) {
+    const auto found = parts_.find(network->key);
+    if (found != parts_.end()) submit_network(now, *found->second, network->part);
+  } else if (auto* done = std::get_if<intra_node::CompleteLocal>(&action)) {
+    part_done(now, done->key, done->status);
+  }
+}
+
+void Progress::network_done(Instant now, const CompleteAction& action) {
+  const auto found = parts_.find(action.key);
+  if (found == parts_.end()) return;
+  found->second->registration.reset();
+  found->second->network_submitted = false;
+  if (!found->second->local) {
+    part_done(now, action.key, action.status);
+    return;
+  }
+  local_->on_network_done(now, action.key, action.status);
+  run_local_actions(now);
+}
+
+void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
+  const auto found = parts_.find(key);
+  if (found == parts_.end()) return;
+  const std::unique_ptr<Part> part = std::move(found->second);
+  parts_.erase(found);
+  const std::shared_ptr<PendingOperation> operation = part->operation;
+  --operation->in_flight;
+  if (!status.is_ok() && operation->failure.is_ok()) {
+    operation->failure = status;
+    // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out.
+    if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted) {
+      network_->abort(now, network_operation(now, *part, {}), status);
+    }
+    abort_parts(now, *operation, status);
+  }
+  start_parts(now, operation);
+  if (operation->in_flight > 0) return;
+  std::erase(operations_, operation);
+  ++(operation->failure.is_ok() ? counters_.ops_completed : counters_.ops_failed);
+  publish();
+  operation->work->complete(operation->failure);
+  if (--pending_ == 0) {
+    const std::scoped_lock lock(mutex_);
+    drained_.notify_all();
+  }
+}
+
+void Progress::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {
+  std::vector<OpKey> keys;
+  for (const auto& [key, part] : parts_) {
+    if (part->operation.get() == &operation && !part->aborted) keys.push_back(key);
+  }
+  for (const OpKey& key : keys) {
+    const auto found = parts_.find(key);
+    if (found == parts_.end()) continue;
+    Part& part = *found->second;
+    part.aborted = true;
+    if (part.network_submitted || !part.local) {
+      network_->abort(now, network_operation(now, part, part.memory), why);
+      pump_->flush();
+    } else {
+      local_->abort(now, key, why);
+    }
+  }
+}
+
+void Progress::expire_operations(Instant now) {
+  if (departed_.empty()) return;  // Engines keep the ordinary deadlines.
+  const std::vector<std::shared_ptr<PendingOperation>> operations = operations_;
+  for (const auto& operation : operations) {
+    const Status gone = check_departed(*operation);
+    if (gone.is_ok() || operation->deadline > now || !operation->failure.is_ok()) continue;
+    operation->failure = gone;
+    abort_parts(now, *operation, gone);
+  }
+  run_local_actions(now);
+}
+
+void Progress::fail_everything(const Status& status) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_.is_ok()) failure_ = status;
+  }
+  publish();
+  // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.
+  for (auto& [key, part] : parts_) part->registration.reset();
+  pump_.reset();
+  options_.endpoint.reset();
+  network_.reset();
+  local_.reset();
+  network_completions_.clear();
+  parts_.clear();
+  std::vector<std::shared_ptr<PendingOperation>> operations;
+  operations.swap(operations_);
+  {
+    const std::scoped_lock lock(mutex_);
+    for (auto& operation : submitted_) operations.push_back(std::move(operation));
+    submitted_.clear();
+    stats_.ops_failed += operations.size();
+  }
+  for (const auto& operation : operations) operation->work->complete(failure());
+  pending_ -= operations.size();
+  const std::scoped_lock lock(mutex_);
+  drained_.notify_all();
+}
+
+}  // namespace herring::runtime

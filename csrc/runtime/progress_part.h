@@ -1,0 +1,35 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "intra_node/engine.h"
+#include "runtime/progress.h"
+#include "transport/transport.h"
+#include "worker/engine.h"
+
+namespace herring::runtime {
+
+/// One part of a pending operation, in flight. Private to progress*.cc.
+struct Progress::Part {
+  std::shared_ptr<PendingOperation> operation;
+  OpKey key;
+  OpDescriptor descriptor;
+  std::span<std::byte> memory;      ///< The caller's bytes of this part.
+  bool local = false;               ///< The local engine completes it.
+  bool network_submitted = false;
+  bool aborted = false;
+  std::unique_ptr<transport::Registration> registration;
+};
+
+/// Largest part that travels inside the messages between the ranks of a host: beyond it, sharing the sum pays.
+inline std::uint32_t local_inline_bytes(std::size_t max_message_bytes) {
+  constexpr std::size_t kMessageOverhead = 512;
+  constexpr std::size_t kLargest = 8192;
+  return static_cast<std::uint32_t>(std::min(kLargest, max_message_bytes - std::min(max_message_bytes, kMessageOverhead)));
+}
+
+}  // namespace herring::runtime

@@ -1,0 +1,280 @@
+#include "runtime/runtime.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "core/status.h"
+#include "intra_node/neighborhood.h"
+#include "runtime/connect.h"
+#include "runtime/hub.h"
+#include "runtime/pending.h"
+#include "runtime/placement.h"
+#include "runtime/progress.h"
+#include "runtime/validate.h"
+
+namespace herring::runtime {
+namespace {
+
+constexpr std::uint32_t kRingBytes = 256 << 10;
+constexpr std::uint64_t kNamedBit = std::uint64_t{1} << 63;
+// How long an orderly shutdown waits for the others to have got everything this process's lanes owe them.
+constexpr Duration kGoodbye = std::chrono::seconds(30);
+
+Duration seconds(double value) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
+}
+
+/// FNV-1a: the same on every rank; the top bit keeps names apart from sequence numbers.
+std::uint64_t name_key(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash | kNamedBit;
+}
+
+std::uint64_t host_token(std::uint64_t job_id, const std::string& host) { return job_id ^ (name_key(host) & ~kNamedBit); }
+
+std::shared_ptr<std::byte> map_private(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, bytes, MADV_HUGEPAGE);  // Only a hint.
+  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
+}
+
+}  // namespace
+
+class Runtime::Impl {
+ public:
+  Impl(RuntimeOptions given, Instant deadline)
+      : options(std::move(given)),
+        placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
+        callbacks(std::make_shared<CallbackPool>()) {
+    join_neighbours(deadline);
+    Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
+                                      options.fabric_search, deadline);
+    lanes = std::move(connections.lanes);
+    fabric = std::move(connections.fabric);
+    description = describe(connections.endpoint.get());
+    std::vector<std::uint32_t> everybody(placement.workers);
+    for (std::uint32_t rank = 0; rank < placement.workers; ++rank) everybody[rank] = rank;
+    add_group(GroupId{0}, everybody);
+    ProgressOptions progress_options;
+    progress_options.config = options.config;
+    progress_options.placement = &placement;
+    progress_options.rank = options.rank;
+    progress_options.job_id = options.hub->job_id();
+    progress_options.hub = options.hub.get();
+    progress_options.neighborhood = neighborhood;
+    progress_options.endpoint = std::move(connections.endpoint);
+    progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
+      for (const auto& lane : lanes) lane->peer_lost(worker, why);
+    };
+    progress = std::make_unique<Progress>(std::move(progress_options));
+  }
+
+  void join_neighbours(Instant deadline) {
+    neighbours = placement.neighbours(options.rank);
+    const auto self = std::find(neighbours.begin(), neighbours.end(), options.rank);
+    local_rank = static_cast<std::uint32_t>(self - neighbours.begin());
+    if (!placement.host_first || options.config.intra_node == IntraNode::kOff || neighbours.size() < 2) return;
+    intra_node::NeighborhoodOptions near;
+    near.local_rank = local_rank;
+    near.local_size = static_cast<std::uint32_t>(neighbours.size());
+    near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
+    near.arena_bytes = effective_arena_bytes(options.config);
+    near.ring_bytes = kRingBytes;
+    neighborhood = std::make_shared<intra_node::Neighborhood>(near, deadline);
+  }
+
+  std::string describe(const transport::Endpoint* endpoint) const {
+    if (placement.workers == 1 && placement.lanes.empty()) return "one process: nothing to exchange";
+    std::string text;
+    if (neighborhood) text = "shared memory inside each host";
+    if (endpoint == nullptr) return text;
+    if (!text.empty()) text += ", then ";
+    const auto embedded = static_cast<std::uint32_t>(
+        std::count_if(placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return lane.embedded; }));
+    text += endpoint->description() + " through " + std::to_string(placement.servers) + " servers (" +
+            std::to_string(embedded / options.config.lanes) + " embedded in workers)";
+    return text;
+  }
+
+  void add_group(GroupId id, std::span<const std::uint32_t> ranks) {
+    auto group = std::make_shared<Group>();
+    group->id = id;
+    group->route = make_route(placement, options.config, options.rank, ranks);
+    const std::scoped_lock lock(mutex);
+    if (!groups.emplace(id, std::move(group)).second) {
+      throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
+    }
+  }
+
+  std::shared_ptr<Work> submit(const Request& request) {
+    auto work = std::make_shared<PendingWork>(callbacks);
+    auto operation = std::make_shared<PendingOperation>();
+    operation->work = work;
+    operation->descriptor = request.descriptor;
+    operation->descriptor.op_bytes = request.output.size();
+    operation->input = request.input;
+    operation->output = request.output;
+    const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
+    operation->deadline = std::chrono::steady_clock::now() + timeout;
+    {
+      const std::scoped_lock lock(mutex);
+      if (stopped) {
+        work->complete(Status(Code::kShutdown, "herring has been shut down"));
+        return work;
+      }
+      const auto found = groups.find(request.group);
+      if (found == groups.end()) {
+        work->complete(Status(Code::kInvalidArgument,
+                              "group " + std::to_string(request.group.value) + " does not exist on this rank"));
+        return work;
+      }
+      operation->group = found->second;
+      const Status valid = validate(request, operation->group->route);
+      if (!valid.is_ok()) {
+        work->complete(valid);
+        return work;
+      }
+      operation->op = request.name ? name_key(*request.name) : operation->group->next_op++;
+      if (operation->group->route.path != GroupRoute::Path::kAlone) {
+        progress->submit(operation);  // Under the lock, so that call order and sequence numbers agree.
+        return work;
+      }
+    }
+    if (request.input.data() != request.output.data() && !request.input.empty()) {
+      std::memcpy(request.output.data(), request.input.data(), request.output.size());
+    }
+    work->complete(progress->failure());
+    return work;
+  }
+
+  void shutdown() {
+    {
+      const std::scoped_lock lock(mutex);
+      if (std::exchange(stopped, true)) return;
+    }
+    const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
+    if (progress->failure().is_ok()) {
+      progress->drain(std::chrono::steady_clock::now() + seconds(options.config.timeout_s));
+      say_goodbye(deadline);
+    }
+    progress_stats = progress->stats();
+    lane_traffic = progress->lane_traffic();
+    progress.reset();
+    options.hub->leave();
+    lanes.clear();
+    callbacks.reset();
+  }
+
+  /// Lanes inside workers owe results to others until all have finished.
+  void say_goodbye(Instant deadline) {
+    const bool embedded = std::any_of(placement.lanes.begin(), placement.lanes.end(),
+                                      [](const LanePlace& lane) { return lane.embedded; });
+    if (!embedded || placement.workers == 1) return;
+    try {
+      options.hub->exchange("goodbye", {}, deadline);
+    } catch (const Error&) {
+      // Somebody is late or gone: it will say so itself; this process has done its part.
+    }
+  }
+
+  RuntimeOptions options;
+  Placement placement;
+  std::vector<std::uint32_t> neighbours;
+  std::uint32_t local_rank = 0;
+  std::string description;
+  std::shared_ptr<CallbackPool> callbacks;
+  std::shared_ptr<intra_node::Neighborhood> neighborhood;
+  std::unique_ptr<efa::Fabric> fabric;
+  std::vector<std::unique_ptr<LaneThread>> lanes;
+  std::unique_ptr<Progress> progress;
+  RuntimeStats progress_stats;           // after shutdown
+  std::vector<PeerTraffic> lane_traffic;  // after shutdown
+  mutable std::mutex mutex;
+  std::map<GroupId, std::shared_ptr<Group>> groups;  // guarded by mutex
+  bool stopped = false;                              // guarded by mutex
+};
+
+Runtime::Runtime(RuntimeOptions options, Instant deadline) : impl_(std::make_unique<Impl>(std::move(options), deadline)) {}
+
+Runtime::~Runtime() { shutdown(); }
+
+std::uint32_t Runtime::rank() const { return impl_->options.rank; }
+std::uint32_t Runtime::size() const { return impl_->placement.workers; }
+std::uint32_t Runtime::local_rank() const { return impl_->local_rank; }
+std::uint32_t Runtime::local_size() const { return static_cast<std::uint32_t>(impl_->neighbours.size()); }
+std::uint32_t Runtime::servers() const { return impl_->placement.servers; }
+std::string Runtime::description() const { return impl_->description; }
+
+void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
+
+void Runtime::remove_group(GroupId id) {
+  const std::scoped_lock lock(impl_->mutex);
+  impl_->groups.erase(id);
+}
+
+std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
+
+std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
+  if (!neighborhood) return map_private(bytes);
+  const std::span<std::byte> memory = neighborhood->allocate(bytes);
+  if (memory.empty()) return nullptr;
+  return {memory.data(), [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); }};
+}
+
+void Runtime::abort(const std::string& reason) {
+  const std::scoped_lock lock(impl_->mutex);
+  if (impl_->stopped) return;
+  impl_->progress->fail(Status(Code::kCancelled, reason));
+  impl_->options.hub->report_failure(reason);
+}
+
+void Runtime::shutdown() { impl_->shutdown(); }
+
+RuntimeStats Runtime::stats() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
+}
+
+std::vector<ServerCounters> Runtime::server_counters() {
+  const Placement& placement = impl_->placement;
+  constexpr std::size_t kFields = 3;
+  std::vector<std::int64_t> values(placement.servers * kFields, 0);
+  if (values.empty()) return {};
+  {
+    const std::scoped_lock lock(impl_->mutex);
+    const std::vector<PeerTraffic> traffic = impl_->progress ? impl_->progress->lane_traffic() : impl_->lane_traffic;
+    for (std::size_t lane = 0; lane < traffic.size(); ++lane) {
+      std::int64_t* row = &values[placement.lanes[lane].server * kFields];
+      row[0] += static_cast<std::int64_t>(traffic[lane].bytes_sent);
+      row[1] += static_cast<std::int64_t>(traffic[lane].bytes_received);
+      row[2] += static_cast<std::int64_t>(traffic[lane].messages);
+    }
+  }
+  Request request;
+  request.descriptor.dtype = DataType::kInt64;
+  request.descriptor.dims = 1;
+  request.descriptor.shape[0] = values.size();
+  request.output = std::as_writable_bytes(std::span(values));
+  request.input = request.output;
+  const std::shared_ptr<Work> work = submit(request);
+  work->wait(Instant::max());
+  work->status().or_throw();
+  std::vector<ServerCounters> counters;
+  for (std::uint32_t server = 0; server < placement.servers; ++server) {
+    const std::int64_t* row = &values[server * kFields];
+    counters.push_back({server, placement.server_places[server], static_cast<std::uint64_t>(row[0]),
+                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2])});
+  }
+  return counters;
+}
+
+}  // namespace herring::runtime

@@ -1,0 +1,124 @@
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "core/status.h"
+#include "runtime/connect.h"
+#include "runtime/hub.h"
+#include "runtime/placement.h"
+#include "runtime/runtime.h"
+
+namespace herring::runtime {
+
+class ServerProcess::Impl {
+ public:
+  Impl(Options given, Instant deadline)
+      : options(std::move(given)),
+        placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
+        stop_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
+    connections = connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search,
+                          deadline);
+    // Where workers have lanes too, they part together (Runtime::shutdown); the hub waits for every member's word.
+    const bool mixed = std::any_of(placement.lanes.begin(), placement.lanes.end(),
+                                   [](const LanePlace& lane) { return lane.embedded; });
+    if (mixed) goodbye = std::thread([this] { say_goodbye(); });
+  }
+
+  ~Impl() {
+    options.hub->leave();  // Ends the thread's exchange.
+    if (goodbye.joinable()) goodbye.join();
+    connections.lanes.clear();
+    close(stop_fd);
+  }
+
+  void say_goodbye() {
+    try {
+      options.hub->exchange("goodbye", {}, Instant::max());
+    } catch (const Error&) {
+      // The job is over some other way; run() learns of it from the hub's events.
+    }
+  }
+
+  Status run() {
+    while (!stop.load()) {
+      pollfd polled[2] = {{options.hub->event_fd(), POLLIN, 0}, {stop_fd, POLLIN, 0}};
+      if (poll(polled, 2, 1000) < 0 && errno != EINTR) {
+        return Status(Code::kTransport, std::string("poll: ") + std::strerror(errno));
+      }
+      HubEvent event;
+      while (options.hub->next_event(event)) {
+        if (take(event)) return outcome;
+      }
+    }
+    return Status(Code::kCancelled, "the server was stopped");
+  }
+
+  /// True where there is nobody left to serve.
+  bool take(const HubEvent& event) {
+    const std::string who = to_string(event.member);
+    if (event.kind == HubEvent::Kind::kHubLost) {
+      if (!gone.contains(0)) note(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
+      return true;
+    }
+    if (event.kind == HubEvent::Kind::kFailed) note(Status(Code::kPeerLost, who + " failed: " + event.reason));
+    if (event.kind == HubEvent::Kind::kLost) note(Status(Code::kPeerLost, who + " is lost: " + event.reason));
+    if (event.kind == HubEvent::Kind::kFailed || event.member.role != Role::kWorker) return false;
+    gone.insert(event.member.rank);
+    if (event.kind == HubEvent::Kind::kLost) {
+      for (const auto& lane : connections.lanes) {
+        lane->peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
+      }
+    }
+    return gone.size() == placement.workers;
+  }
+
+  void note(Status status) {
+    if (outcome.is_ok()) outcome = std::move(status);
+  }
+
+  Options options;
+  Placement placement;
+  Connections connections;
+  int stop_fd = -1;
+  std::atomic<bool> stop{false};
+  std::thread goodbye;
+  std::set<std::uint32_t> gone;  ///< Workers that left or were lost.
+  Status outcome;
+};
+
+ServerProcess::ServerProcess(Options options, Instant deadline)
+    : impl_(std::make_unique<Impl>(std::move(options), deadline)) {}
+
+ServerProcess::~ServerProcess() = default;
+
+Status ServerProcess::run() { return impl_->run(); }
+
+void ServerProcess::stop() {
+  impl_->stop.store(true);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(impl_->stop_fd, &one, sizeof(one));
+}
+
+ServerCounters ServerProcess::counters() const {
+  ServerCounters counters;
+  counters.server = impl_->options.rank;
+  counters.place = impl_->placement.server_places[impl_->options.rank];
+  for (const auto& lane : impl_->connections.lanes) {
+    const server::EngineStats stats = lane->stats();
+    counters.bytes_received += stats.bytes_received;
+    counters.bytes_sent += stats.bytes_sent;
+    counters.ops += stats.ops_completed;
+  }
+  return counters;
+}
+
+}  // namespace herring::runtime
