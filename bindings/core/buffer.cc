@@ -1,0 +1,231 @@
+#include "bindings/core/buffer.h"
+
+#include <string_view>
+
+#include "bindings/core/dlpack.h"
+
+namespace herring::python {
+namespace {
+
+constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
+
+[[noreturn]] void refuse(const std::string& role, const std::string& why) {
+  throw Error(Code::kInvalidArgument, role + " " + why);
+}
+
+std::string type_name(const py::object& object) { return Py_TYPE(object.ptr())->tp_name; }
+
+/// Runs `release` with the interpreter lock when the last copy goes; leaves the object alone where that is impossible.
+template <class T, class Release>
+std::shared_ptr<void> owner_of(T* resource, Release release) {
+  return std::shared_ptr<void>(resource, [release, pid = getpid()](void* pointer) {
+    if (is_finalizing() || getpid() != pid) return;
+    py::gil_scoped_acquire locked;
+    release(static_cast<T*>(pointer));
+  });
+}
+
+/// The type that a buffer's format and item size describe; format characters are those of Python's struct module.
+bool parse_format(std::string_view format, py::ssize_t item_bytes, DataType& dtype) {
+  if (!format.empty() && (format.front() == '@' || format.front() == '=' || format.front() == '<'))
+    format.remove_prefix(1);
+  if (format.size() != 1) return false;
+  const char kind = format.front();
+  const bool is_signed = std::string_view("bhilqn").find(kind) != std::string_view::npos;
+  if (kind == 'e')
+    dtype = DataType::kFloat16;
+  else if (kind == 'f')
+    dtype = DataType::kFloat32;
+  else if (kind == 'd')
+    dtype = DataType::kFloat64;
+  else if (kind == '?')
+    dtype = DataType::kBool;
+  else if (kind == 'B')
+    dtype = DataType::kUInt8;
+  else if (is_signed && item_bytes == 1)
+    dtype = DataType::kInt8;
+  else if (is_signed && item_bytes == 2)
+    dtype = DataType::kInt16;
+  else if (is_signed && item_bytes == 4)
+    dtype = DataType::kInt32;
+  else if (is_signed && item_bytes == 8)
+    dtype = DataType::kInt64;
+  else
+    return false;
+  return element_bytes(dtype) == static_cast<std::size_t>(item_bytes);
+}
+
+bool parse_dtype(dlpack::DataType from, DataType& dtype) {
+  if (from.lanes != 1) return false;
+  switch (from.code << 8 | from.bits) {
+    case dlpack::kFloat << 8 | 16:
+      dtype = DataType::kFloat16;
+      return true;
+    case dlpack::kFloat << 8 | 32:
+      dtype = DataType::kFloat32;
+      return true;
+    case dlpack::kFloat << 8 | 64:
+      dtype = DataType::kFloat64;
+      return true;
+    case dlpack::kBfloat << 8 | 16:
+      dtype = DataType::kBFloat16;
+      return true;
+    case dlpack::kInt << 8 | 8:
+      dtype = DataType::kInt8;
+      return true;
+    case dlpack::kInt << 8 | 16:
+      dtype = DataType::kInt16;
+      return true;
+    case dlpack::kInt << 8 | 32:
+      dtype = DataType::kInt32;
+      return true;
+    case dlpack::kInt << 8 | 64:
+      dtype = DataType::kInt64;
+      return true;
+    case dlpack::kUInt << 8 | 8:
+      dtype = DataType::kUInt8;
+      return true;
+    case dlpack::kBool << 8 | 8:
+      dtype = DataType::kBool;
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string describe(dlpack::DataType dtype) {
+  const char* kind = dtype.code == dlpack::kInt       ? "int"
+                     : dtype.code == dlpack::kUInt    ? "uint"
+                     : dtype.code == dlpack::kFloat   ? "float"
+                     : dtype.code == dlpack::kBfloat  ? "bfloat"
+                     : dtype.code == dlpack::kComplex ? "complex"
+                     : dtype.code == dlpack::kBool    ? "bool"
+                                                      : "dtype code ";
+  const bool is_named = dtype.code <= dlpack::kBool && dtype.code != 3;
+  const std::string lanes = dtype.lanes == 1 ? "" : "x" + std::to_string(dtype.lanes);
+  return kind + std::to_string(is_named ? dtype.bits : dtype.code) + lanes;
+}
+
+/// An object's dtype as its own library writes it; the format where it has none.
+std::string dtype_of(const py::object& object, const char* format) {
+  if (py::hasattr(object, "dtype")) return py::str(object.attr("dtype"));
+  return std::string("buffer format '") + (format == nullptr ? "B" : format) + "'";
+}
+
+Buffer take_exported(const py::object& object, Access access, const std::string& role) {
+  auto view = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    py::error_already_set raised;
+    refuse(role, "cannot be read as memory: " + std::string(raised.what()) + "; dtypes that work: " + kDtypes);
+  }
+  Buffer buffer;
+  buffer.owner = owner_of(view.release(), [](Py_buffer* exported) {
+    PyBuffer_Release(exported);
+    delete exported;
+  });
+  const auto* exported = static_cast<const Py_buffer*>(buffer.owner.get());
+  if (!parse_format(exported->format == nullptr ? "B" : exported->format, exported->itemsize, buffer.dtype)) {
+    refuse(role, "has dtype " + dtype_of(object, exported->format) +
+                     ", which Herring does not take; dtypes that work: " + kDtypes);
+  }
+  if (access == Access::kWrite && exported->readonly != 0)
+    refuse(role, "is read-only, but the result is written into it");
+  if (PyBuffer_IsContiguous(exported, 'C') == 0) {
+    refuse(role, "is not contiguous (row-major); copy it first: numpy.ascontiguousarray(array)");
+  }
+  for (int i = 0; i < exported->ndim; ++i) buffer.shape.push_back(static_cast<std::uint64_t>(exported->shape[i]));
+  buffer.bytes = {static_cast<std::byte*>(exported->buf), static_cast<std::size_t>(exported->len)};
+  return buffer;
+}
+
+bool is_contiguous(const dlpack::Tensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  for (int i = tensor.dims - 1; i >= 0; --i) {
+    if (tensor.shape[i] == 0) return true;
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
+
+void check_device(const py::object& object, const std::string& role) {
+  if (!py::hasattr(object, "__dlpack_device__")) return;
+  const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
+  const auto type = py::int_(device[0]).cast<int>();
+  if (type == dlpack::kCpu || type == dlpack::kCudaHost) return;
+  const std::string name = type == 2 ? "a CUDA device" : "a device of DLPack type " + std::to_string(type);
+  refuse(role, "is on " + name + "; herring's functions take CPU memory: copy it to the CPU first");
+}
+
+py::object call_dlpack(const py::object& object, const std::string& role) {
+  try {
+    try {
+      return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+    }
+    return object.attr("__dlpack__")();
+  } catch (const py::error_already_set& error) {
+    refuse(role, std::string("was not exported by its library: ") + error.what());
+  }
+}
+
+/// Takes the tensor out of a capsule, as the protocol asks: the name says who must call the deleter.
+template <class Managed>
+std::shared_ptr<void> consume(const py::object& capsule, const char* name, const char* used_name) {
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
+  if (managed == nullptr || PyCapsule_SetName(capsule.ptr(), used_name) != 0) throw py::error_already_set();
+  return owner_of(managed, [](Managed* taken) {
+    if (taken->deleter != nullptr) taken->deleter(taken);
+  });
+}
+
+Buffer take_dlpack(const py::object& object, Access access, const std::string& role) {
+  check_device(object, role);
+  const py::object capsule = call_dlpack(object, role);
+  Buffer buffer;
+  const dlpack::Tensor* tensor = nullptr;
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    buffer.owner = consume<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
+    const auto* managed = static_cast<const dlpack::ManagedTensorVersioned*>(buffer.owner.get());
+    if (managed->version.major != 1)
+      refuse(role, "uses DLPack " + std::to_string(managed->version.major) + "; this is for 1.x");
+    if (access == Access::kWrite && (managed->flags & (dlpack::kReadOnly | dlpack::kIsCopied)) != 0) {
+      refuse(role, "is read-only (or its library exported a copy), but the result is written into it");
+    }
+    tensor = &managed->tensor;
+  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
+    buffer.owner = consume<dlpack::ManagedTensor>(capsule, "dltensor", "used_dltensor");
+    tensor = &static_cast<const dlpack::ManagedTensor*>(buffer.owner.get())->tensor;
+  } else {
+    refuse(role, "of type " + type_name(object) + " did not return a DLPack capsule");
+  }
+  if (tensor->device.type != dlpack::kCpu && tensor->device.type != dlpack::kCudaHost)
+    refuse(role, "is not in CPU memory");
+  if (!parse_dtype(tensor->dtype, buffer.dtype)) {
+    refuse(role,
+           "has dtype " + describe(tensor->dtype) + ", which Herring does not take; dtypes that work: " + kDtypes);
+  }
+  if (!is_contiguous(*tensor))
+    refuse(role, "is not contiguous (row-major); copy it first, for example with .contiguous()");
+  std::uint64_t elements = 1;
+  for (int i = 0; i < tensor->dims; ++i) {
+    buffer.shape.push_back(static_cast<std::uint64_t>(tensor->shape[i]));
+    elements *= static_cast<std::uint64_t>(tensor->shape[i]);
+  }
+  auto* data = static_cast<std::byte*>(tensor->data);
+  if (data != nullptr) data += tensor->byte_offset;
+  buffer.bytes = {data, elements * element_bytes(buffer.dtype)};
+  return buffer;
+}
+
+}  // namespace
+
+Buffer take_buffer(const py::object& object, Access access, const std::string& role) {
+  if (PyObject_CheckBuffer(object.ptr()) != 0) return take_exported(object, access, role);
+  if (py::hasattr(object, "__dlpack__")) return take_dlpack(object, access, role);
+  refuse(role, "is a " + type_name(object) + "; it must be a numpy array, or have the buffer protocol or __dlpack__");
+}
+
+}  // namespace herring::python

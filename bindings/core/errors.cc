@@ -1,0 +1,70 @@
+#include <array>
+#include <string>
+
+#include "bindings/core/python.h"
+
+namespace herring::python {
+namespace {
+
+/// The class in herring/_errors.py for a code: the tree is drawn there, once.
+const char* class_name(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument:
+      return "InvalidArgumentError";
+    case Code::kMismatch:
+      return "MismatchError";
+    case Code::kTimeout:
+      return "HerringTimeoutError";
+    case Code::kPeerLost:
+      return "PeerLostError";
+    case Code::kProtocol:
+      return "ProtocolError";
+    case Code::kTransport:
+      return "TransportError";
+    case Code::kShutdown:
+      return "ShutdownError";
+    case Code::kUnavailable:
+      return "UnavailableError";
+    case Code::kCancelled:
+      return "CancelledError";
+    case Code::kInternal:
+      return "InternalError";
+    case Code::kOk:
+    case Code::kAgain:
+      break;
+  }
+  return "HerringError";
+}
+
+}  // namespace
+
+void register_errors(py::module_&) {
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      const Status& status = error.status();
+      const py::object type = py::module_::import("herring._errors").attr(class_name(status.code()));
+      PyErr_SetString(type.ptr(), status.message().c_str());
+    }
+  });
+}
+
+bool is_finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+Instant deadline_after(double seconds) {
+  if (std::isnan(seconds) || seconds < 0) {
+    throw Error(Code::kInvalidArgument, "a timeout is a number of seconds from 0 up, not " + std::to_string(seconds));
+  }
+  constexpr double kForever = 3600.0 * 24 * 365 * 10;
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(seconds, kForever)));
+}
+
+}  // namespace herring::python

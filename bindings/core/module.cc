@@ -1,0 +1,10 @@
+#include "bindings/core/python.h"
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "Herring's C++ runtime. Private: use the functions of the herring package.";
+  herring::python::register_errors(module);
+  herring::python::bind_config(module);
+  herring::python::bind_hub(module);
+  herring::python::bind_fabric(module);
+  herring::python::bind_runtime(module);
+}

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <memory>
+
+#include "bindings/core/python.h"
+#include "runtime/hub.h"
+
+namespace herring::python {
+
+/// Python's HubClient: what Runtime and ServerProcess take their shared reference from.
+struct PyHubClient {
+  explicit PyHubClient(std::shared_ptr<runtime::HubClient> client) : owned(std::move(client)) {}
+  ProcessOwned<runtime::HubClient> owned;
+};
+
+}  // namespace herring::python

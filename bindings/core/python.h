@@ -1,0 +1,119 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "core/status.h"
+#include "core/types.h"
+
+/// What every part of herring._core shares: lifetimes across fork, blocking calls that Ctrl-C ends, and deadlines.
+namespace herring::python {
+
+namespace py = pybind11;
+
+void register_errors(py::module_& module);
+void bind_config(py::module_& module);
+void bind_hub(py::module_& module);
+void bind_fabric(py::module_& module);
+void bind_runtime(py::module_& module);
+
+/// True once the interpreter no longer hands out its lock; Python objects are then left alone.
+bool is_finalizing() noexcept;
+
+/// Seconds from now, saturating. Throws Error(kInvalidArgument) for NaN or a value below zero.
+Instant deadline_after(double seconds);
+
+/// A shared reference to something with threads, which belongs to the process that made it. In a forked child the
+/// threads do not exist and locks may be held for ever, so there the reference is abandoned instead of destroyed.
+/// Destruction releases the interpreter lock, because it may join threads that want it.
+template <class T>
+class ProcessOwned final {
+ public:
+  explicit ProcessOwned(std::shared_ptr<T> object) : object_(std::move(object)), pid_(getpid()) {}
+  ProcessOwned(const ProcessOwned&) = delete;
+  ProcessOwned& operator=(const ProcessOwned&) = delete;
+  ~ProcessOwned() {
+    if (!object_) return;
+    if (getpid() != pid_) {
+      abandon();
+      return;
+    }
+    reset();
+  }
+
+  /// Throws Error(kShutdown) after reset() and in a forked child, naming the process that owns it.
+  std::shared_ptr<T> get() const {
+    if (getpid() != pid_) {
+      throw Error(Code::kShutdown, "this object belongs to process " + std::to_string(pid_) +
+                                       " and cannot be used in its "
+                                       "forked child " +
+                                       std::to_string(getpid()) +
+                                       "; start the child with spawn, and call herring.init() in it");
+    }
+    if (!object_) throw Error(Code::kShutdown, "this object was closed");
+    return object_;
+  }
+
+  /// Drops the reference. Call with the interpreter lock held.
+  void reset() {
+    if (getpid() != pid_) return abandon();
+    std::shared_ptr<T> last = std::move(object_);
+    object_.reset();
+    if (PyGILState_Check() != 0) {
+      py::gil_scoped_release unlocked;
+      last.reset();
+    }
+  }
+
+ private:
+  // Leaks one reference on purpose: see the class.
+  void abandon() noexcept { static_cast<void>(new std::shared_ptr<T>(std::move(object_))); }
+
+  std::shared_ptr<T> object_;
+  pid_t pid_;
+};
+
+/// Longest time between two looks at Python's pending signals.
+inline constexpr std::chrono::milliseconds kSignalPeriod{50};
+
+/// Runs `function` (which must not touch Python) without the interpreter lock on a thread of its own, so that a signal
+/// handler of Python runs meanwhile. Where the handler raises (Ctrl-C), `on_interrupt` may ask the function to end; the
+/// exception goes to the caller at once and the thread is left to end at the deadline that every such function has.
+template <class Function, class OnInterrupt>
+auto call_interruptibly(Function function, OnInterrupt on_interrupt) {
+  using Result = std::invoke_result_t<Function&>;
+  std::packaged_task<Result()> task(std::move(function));
+  std::future<Result> future = task.get_future();
+  std::thread thread(std::move(task));
+  while (true) {
+    std::future_status state;
+    {
+      py::gil_scoped_release unlocked;
+      state = future.wait_for(kSignalPeriod);
+    }
+    if (state == std::future_status::ready) break;
+    if (PyErr_CheckSignals() != 0) {
+      on_interrupt();
+      thread.detach();
+      throw py::error_already_set();
+    }
+  }
+  thread.join();
+  return future.get();
+}
+
+template <class Function>
+auto call_interruptibly(Function function) {
+  return call_interruptibly(std::move(function), [] {});
+}
+
+}  // namespace herring::python

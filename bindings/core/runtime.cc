@@ -1,0 +1,176 @@
+#include "runtime/runtime.h"
+
+#include "bindings/core/buffer.h"
+#include "bindings/core/py_config.h"
+#include "bindings/core/py_hub.h"
+#include "bindings/core/python.h"
+#include "bindings/core/work.h"
+
+namespace herring::python {
+namespace {
+
+using runtime::Runtime;
+using runtime::ServerCounters;
+using runtime::ServerProcess;
+
+/// The name of the capsule, and the contract with every other extension that opens it: a heap
+/// std::shared_ptr<herring::runtime::Runtime>*, which the capsule frees.
+constexpr const char* kCapsuleName = "herring.runtime";
+
+struct PyRuntime {
+  explicit PyRuntime(std::shared_ptr<Runtime> runtime) : owned(std::move(runtime)) {}
+  ProcessOwned<Runtime> owned;
+};
+
+/// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
+struct PyMemory {
+  PyMemory(std::shared_ptr<std::byte> memory, std::size_t size) : owned(memory), data(memory.get()), bytes(size) {}
+  ProcessOwned<std::byte> owned;
+  std::byte* data;
+  std::size_t bytes;
+};
+
+struct PyServerProcess {
+  explicit PyServerProcess(std::shared_ptr<ServerProcess> server) : owned(std::move(server)) {}
+  ProcessOwned<ServerProcess> owned;
+};
+
+std::unique_ptr<PyRuntime> make_runtime(const PyConfig& config, const PyHubClient& hub, std::uint32_t rank,
+                                        std::vector<std::string> fabric_search, double timeout) {
+  const runtime::RuntimeOptions options{config.result.config, hub.owned.get(), rank, std::move(fabric_search)};
+  const Instant deadline = deadline_after(timeout);
+  return std::make_unique<PyRuntime>(
+      call_interruptibly([options, deadline] { return std::make_shared<Runtime>(options, deadline); }));
+}
+
+py::capsule make_capsule(const PyRuntime& self) {
+  auto holder = std::make_unique<std::shared_ptr<Runtime>>(self.owned.get());
+  py::capsule capsule(holder.get(), kCapsuleName, [](PyObject* object) {
+    std::unique_ptr<std::shared_ptr<Runtime>> last(
+        static_cast<std::shared_ptr<Runtime>*>(PyCapsule_GetPointer(object, kCapsuleName)));
+    py::gil_scoped_release unlocked;
+    last.reset();
+  });
+  static_cast<void>(holder.release());
+  return capsule;
+}
+
+std::unique_ptr<PyMemory> allocate(const PyRuntime& self, std::size_t bytes) {
+  std::shared_ptr<std::byte> memory = self.owned.get()->allocate(bytes);
+  return memory ? std::make_unique<PyMemory>(std::move(memory), bytes) : nullptr;
+}
+
+py::dict to_dict(const ServerCounters& counters) {
+  py::dict entry;
+  entry["server"] = counters.server;
+  entry["place"] = counters.place;
+  entry["bytes_received"] = counters.bytes_received;
+  entry["bytes_sent"] = counters.bytes_sent;
+  entry["ops"] = counters.ops;
+  return entry;
+}
+
+py::list server_counters(const PyRuntime& self) {
+  const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->server_counters(); });
+  py::list rows;
+  for (const ServerCounters& counters : all) rows.append(to_dict(counters));
+  return rows;
+}
+
+py::dict stats(const PyRuntime& self) {
+  const runtime::RuntimeStats now = self.owned.get()->stats();
+  py::dict result;
+  result["ops_completed"] = now.ops_completed;
+  result["ops_failed"] = now.ops_failed;
+  result["bytes_to_servers"] = now.bytes_to_servers;
+  result["bytes_from_servers"] = now.bytes_from_servers;
+  result["zero_copy_ops"] = now.zero_copy_ops;
+  result["staged_ops"] = now.staged_ops;
+  return result;
+}
+
+std::unique_ptr<PyServerProcess> make_server(const PyConfig& config, const PyHubClient& hub, std::uint32_t rank,
+                                             std::vector<std::string> fabric_search, double timeout) {
+  const ServerProcess::Options options{config.result.config, hub.owned.get(), rank, std::move(fabric_search)};
+  const Instant deadline = deadline_after(timeout);
+  return std::make_unique<PyServerProcess>(
+      call_interruptibly([options, deadline] { return std::make_shared<ServerProcess>(options, deadline); }));
+}
+
+void run_server(const PyServerProcess& self) {
+  const auto server = self.owned.get();
+  call_interruptibly([server] { return server->run(); }, [server] { server->stop(); }).or_throw();
+}
+
+void bind_runtime_class(py::module_& module) {
+  py::class_<PyRuntime>(module, "Runtime")
+      .def(py::init(&make_runtime), py::kw_only(), py::arg("config"), py::arg("hub"), py::arg("rank"),
+           py::arg("fabric_search"), py::arg("timeout"))
+      .def_property_readonly("rank", [](const PyRuntime& self) { return self.owned.get()->rank(); })
+      .def_property_readonly("size", [](const PyRuntime& self) { return self.owned.get()->size(); })
+      .def_property_readonly("local_rank", [](const PyRuntime& self) { return self.owned.get()->local_rank(); })
+      .def_property_readonly("local_size", [](const PyRuntime& self) { return self.owned.get()->local_size(); })
+      .def_property_readonly("servers", [](const PyRuntime& self) { return self.owned.get()->servers(); })
+      .def("description", [](const PyRuntime& self) { return self.owned.get()->description(); })
+      .def(
+          "add_group",
+          [](const PyRuntime& self, std::uint32_t id, const std::vector<std::uint32_t>& ranks) {
+            const auto runtime = self.owned.get();
+            py::gil_scoped_release unlocked;
+            runtime->add_group(GroupId{id}, ranks);
+          },
+          py::arg("group"), py::arg("ranks"))
+      .def(
+          "remove_group",
+          [](const PyRuntime& self, std::uint32_t id) {
+            const auto runtime = self.owned.get();
+            py::gil_scoped_release unlocked;
+            runtime->remove_group(GroupId{id});
+          },
+          py::arg("group"))
+      .def(
+          "submit",
+          [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
+             const std::string& op, std::uint32_t root, std::uint32_t group, std::optional<std::string> name,
+             std::optional<double> timeout) {
+            return submit(self.owned.get(), {collective, input, output, op, root, group, std::move(name), timeout});
+          },
+          py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
+          py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
+          py::arg("timeout") = py::none())
+      .def("allocate", &allocate, py::arg("bytes"))
+      .def(
+          "abort",
+          [](const PyRuntime& self, const std::string& reason) {
+            const auto runtime = self.owned.get();
+            py::gil_scoped_release unlocked;
+            runtime->abort(reason);
+          },
+          py::arg("reason"))
+      .def("shutdown",
+           [](const PyRuntime& self) { call_interruptibly([runtime = self.owned.get()] { runtime->shutdown(); }); })
+      .def("stats", &stats)
+      .def("server_counters", &server_counters)
+      .def("capsule", &make_capsule);
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& module) {
+  py::class_<PyMemory>(module, "Memory", py::buffer_protocol())
+      .def("__len__", [](const PyMemory& self) { return self.bytes; })
+      .def_buffer([](PyMemory& self) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(self.data), static_cast<py::ssize_t>(self.bytes));
+      });
+  bind_work(module);
+  bind_runtime_class(module);
+  py::class_<PyServerProcess>(module, "ServerProcess")
+      .def(py::init(&make_server), py::kw_only(), py::arg("config"), py::arg("hub"), py::arg("rank"),
+           py::arg("fabric_search"), py::arg("timeout"))
+      .def("run", &run_server)
+      .def("stop", [](const PyServerProcess& self) { self.owned.get()->stop(); })
+      .def("counters", [](const PyServerProcess& self) { return to_dict(self.owned.get()->counters()); })
+      .def("close", [](PyServerProcess& self) { self.owned.reset(); });
+}
+
+}  // namespace herring::python

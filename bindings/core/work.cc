@@ -1,0 +1,130 @@
+#include "bindings/core/work.h"
+
+#include <array>
+#include <utility>
+
+#include "bindings/core/buffer.h"
+
+namespace herring::python {
+
+namespace {
+
+using runtime::Runtime;
+using runtime::Work;
+
+ReduceOp parse_op(const std::string& text) {
+  constexpr std::array kOps = {ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
+                               ReduceOp::kProduct, ReduceOp::kBand,    ReduceOp::kBor, ReduceOp::kBxor};
+  std::string known;
+  for (const ReduceOp op : kOps) {
+    if (name(op) == text) return op;
+    known += (known.empty() ? "" : ", ") + std::string(name(op));
+  }
+  throw Error(Code::kInvalidArgument, "op is '" + text + "'; it must be one of " + known);
+}
+
+Collective parse_collective(const std::string& text) {
+  constexpr std::array kCollectives = {Collective::kAllReduce, Collective::kBroadcast, Collective::kAllGather,
+                                       Collective::kBarrier};
+  for (const Collective collective : kCollectives) {
+    if (name(collective) == text) return collective;
+  }
+  throw Error(Code::kInvalidArgument, "'" + text + "' names no collective");
+}
+
+/// Says what this rank does. More dimensions than the wire carries are folded into the last one.
+OpDescriptor describe(Collective collective, const Buffer& argument, ReduceOp op, std::uint32_t root) {
+  OpDescriptor descriptor;
+  descriptor.collective = collective;
+  descriptor.dtype = argument.dtype;
+  descriptor.reduce = collective == Collective::kAllReduce ? op : ReduceOp::kSum;
+  descriptor.root = root;
+  descriptor.op_bytes = argument.bytes.size();
+  for (std::size_t i = 0; i < argument.shape.size(); ++i) {
+    if (i < kMaxDims) {
+      descriptor.shape[i] = argument.shape[i];
+      descriptor.dims = static_cast<std::uint8_t>(i + 1);
+    } else {
+      descriptor.shape[kMaxDims - 1] *= argument.shape[i];
+    }
+  }
+  return descriptor;
+}
+
+void check_output(Collective collective, const Buffer& input, const Buffer& output) {
+  if (input.dtype != output.dtype) {
+    throw Error(Code::kInvalidArgument, "the input is " + std::string(name(input.dtype)) + " but the output is " +
+                                            std::string(name(output.dtype)) + "; they must be of one dtype");
+  }
+  if (collective != Collective::kAllGather && input.bytes.size() != output.bytes.size()) {
+    throw Error(Code::kInvalidArgument, "the input has " + std::to_string(input.bytes.size()) +
+                                            " bytes but the output " + std::to_string(output.bytes.size()) +
+                                            "; they must be equal");
+  }
+  const std::byte* const first = input.bytes.data();
+  const std::byte* const other = output.bytes.data();
+  const bool is_same = first == other && input.bytes.size() == output.bytes.size();
+  const bool overlaps = first < other + output.bytes.size() && other < first + input.bytes.size();
+  if (overlaps && !is_same) {
+    throw Error(Code::kInvalidArgument, "the input and the output overlap; they must be apart, or one and the same");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
+  runtime::Request request;
+  const Collective collective = parse_collective(arguments.collective);
+  const ReduceOp op = parse_op(arguments.op);
+  Buffer output;
+  Buffer input;
+  if (collective == Collective::kBarrier) {
+    request.descriptor.collective = collective;
+    request.descriptor.dtype = DataType::kUInt8;
+  } else {
+    output = take_buffer(arguments.output, Access::kWrite, "the output");
+    const bool in_place = arguments.input.is_none() || arguments.input.is(arguments.output);
+    input = in_place ? output : take_buffer(arguments.input, Access::kRead, "the input");
+    check_output(collective, input, output);
+    request.descriptor = describe(collective, input, op, arguments.root);
+  }
+  request.group = GroupId{arguments.group};
+  request.name = arguments.name;
+  request.input = input.bytes;
+  request.output = output.bytes;
+  if (arguments.timeout) request.timeout = deadline_after(*arguments.timeout) - std::chrono::steady_clock::now();
+
+  std::shared_ptr<Work> work;
+  {
+    py::gil_scoped_release unlocked;
+    work = runtime->submit(request);
+    // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
+    work->on_done([input = std::move(input), output = std::move(output)](const Status&) {});
+  }
+  return std::make_unique<PyWork>(std::move(work));
+}
+
+void bind_work(py::module_& module) {
+  py::class_<PyWork>(module, "Work")
+      .def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
+      .def(
+          "wait",
+          [](const PyWork& self, double timeout) {
+            const auto work = self.owned.get();
+            const Instant deadline = deadline_after(timeout);
+            while (!work->is_done()) {
+              const Instant now = std::chrono::steady_clock::now();
+              if (now >= deadline) return false;
+              {
+                py::gil_scoped_release unlocked;
+                static_cast<void>(work->wait(std::min(deadline, now + kSignalPeriod)));
+              }
+              if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+            }
+            return true;
+          },
+          py::arg("timeout"))
+      .def("check", [](const PyWork& self) { self.owned.get()->status().or_throw(); });
+}
+
+}  // namespace herring::python
