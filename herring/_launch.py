@@ -1,0 +1,277 @@
+"""``herringrun``: starts the workers and servers of a job on this machine and looks after them."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+__all__ = ["main"]
+
+# After a rank has failed, the others get this long to notice by themselves and print their own errors.
+FAILURE_GRACE_S = 10.0
+# After SIGINT or SIGTERM, before SIGKILL.
+STOP_GRACE_S = 5.0
+PR_SET_PDEATHSIG = 1
+
+DESCRIPTION = "Run a training script in several processes on this machine, averaging gradients with Herring."
+EPILOG = """\
+examples:
+  herringrun -np 4 python train.py
+  herringrun -np 2 --servers 2 python train.py --epochs 3
+
+Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
+Several machines: start the workers with torchrun or mpirun, and servers with `herring server` (see docs/launching.md).
+"""
+
+
+@dataclass
+class _Process:
+    name: str
+    popen: subprocess.Popen[bytes]
+    code: int | None = None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="herringrun", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-np", "-n", "--num-proc", type=int, required=True, metavar="N", help="number of workers")
+    parser.add_argument(
+        "--servers", type=int, default=0, metavar="K", help="server processes (default 0: servers are inside the workers)"
+    )
+    parser.add_argument("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="set a variable for every process (repeatable)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="say what is started and how it ended")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
+    return parser
+
+
+def _fail(message: str) -> int:
+    print(f"herringrun: {message}", file=sys.stderr)
+    return 2
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return int(port)
+
+
+def _die_with_parent() -> None:
+    # A launcher that is killed outright must not leave a job behind.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class _Job:
+    """The processes of one job: started together, ended together."""
+
+    def __init__(self, tag_output: bool, verbose: bool) -> None:
+        self._tag_output = tag_output
+        self._verbose = verbose
+        self._processes: list[_Process] = []
+        self._selector = selectors.DefaultSelector()
+        self._partial: dict[int, bytes] = {}  # the unfinished last line of each pipe
+
+    def start(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        pipe = subprocess.PIPE if self._tag_output else None
+        popen = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 (the launcher has no threads)
+        )
+        process = _Process(name, popen)
+        for stream, target in ((popen.stdout, sys.stdout), (popen.stderr, sys.stderr)):
+            if stream is not None:
+                self._selector.register(stream, selectors.EVENT_READ, (name, target))
+        self._processes.append(process)
+        if self._verbose:
+            print(f"herringrun: {name} is process {popen.pid}", file=sys.stderr)
+
+    def running(self) -> list[_Process]:
+        return [process for process in self._processes if process.code is None]
+
+    def poll(self, seconds: float) -> list[_Process]:
+        """Waits at most this long; returns the processes that ended."""
+        if self._tag_output and self._selector.get_map():
+            for key, _ in self._selector.select(seconds):
+                self._forward(key)
+        else:
+            time.sleep(seconds)
+        ended = []
+        for process in self.running():
+            code = process.popen.poll()
+            if code is None:
+                continue
+            process.code = code
+            ended.append(process)
+            if self._verbose:
+                print(f"herringrun: {process.name} {_how_it_ended(code)}", file=sys.stderr)
+        return ended
+
+    def _forward(self, key: selectors.SelectorKey) -> None:
+        name, target = key.data
+        read = os.read(key.fd, 65536)
+        *lines, rest = (self._partial.pop(key.fd, b"") + read).split(b"\n")
+        if not read:
+            self._selector.unregister(key.fileobj)
+            lines = [rest] if rest else []
+        elif rest:
+            self._partial[key.fd] = rest
+        for line in lines:
+            target.write(f"[{name}] {line.decode(errors='replace').rstrip()}\n")
+        target.flush()
+
+    def drain_output(self) -> None:
+        deadline = time.monotonic() + 1.0
+        while self._tag_output and self._selector.get_map() and time.monotonic() < deadline:
+            for key, _ in self._selector.select(0.1):
+                self._forward(key)
+
+    def send_signal(self, number: int) -> None:
+        for process in self._processes:
+            # The whole session: data loaders and other children of a rank go too, also where the rank is gone already.
+            try:
+                os.killpg(process.popen.pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+    def wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.running() and time.monotonic() < deadline:
+            self.poll(0.05)
+
+    def stop(self, first: int = signal.SIGTERM) -> None:
+        if self.running():
+            self.send_signal(first)
+            self.wait(STOP_GRACE_S)
+        self.send_signal(signal.SIGKILL)
+        self.wait(STOP_GRACE_S)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _environments(args: argparse.Namespace, extra: dict[str, str]) -> tuple[list[dict[str, str]], dict[str, str]]:
+    base = dict(os.environ)
+    base.update(extra)
+    base["MASTER_ADDR"] = "127.0.0.1"
+    base["MASTER_PORT"] = str(_free_port())
+    base["WORLD_SIZE"] = str(args.num_proc)
+    base["HERRING_SERVERS"] = str(args.servers)
+    base["HERRING_HUB"] = f"127.0.0.1:{_free_port()}"
+    base.setdefault("HERRING_SECRET", secrets.token_hex(16))
+    cores = len(os.sched_getaffinity(0))
+    base.setdefault("OMP_NUM_THREADS", str(max(1, cores // args.num_proc)))
+    workers = []
+    for rank in range(args.num_proc):
+        env = dict(base, RANK=str(rank), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(args.num_proc))
+        workers.append(env)
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        base.pop(name, None)
+    return workers, base
+
+
+class _Interrupted(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    raise _Interrupted(number)
+
+
+def _watch(job: _Job) -> int:
+    """Until all are gone; ends the job when one fails. Returns the exit code."""
+    failed: _Process | None = None
+    give_up = float("inf")
+    while job.running():
+        for process in job.poll(0.05):
+            if process.code == 0 or failed is not None:
+                continue
+            failed = process
+            give_up = time.monotonic() + FAILURE_GRACE_S
+            print(f"herringrun: {process.name} {_how_it_ended(process.code or 0)}; ending the job", file=sys.stderr)
+        if time.monotonic() > give_up:
+            names = ", ".join(process.name for process in job.running())
+            print(f"herringrun: stopping {names}", file=sys.stderr)
+            job.stop()
+    job.drain_output()
+    return 0 if failed is None else _exit_code(failed.code or 0)
+
+
+def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) -> int:
+    job = _Job(args.tag_output, args.verbose)
+    worker_envs, server_env = _environments(args, extra)
+    try:
+        for rank, env in enumerate(worker_envs):
+            job.start(f"rank {rank}", command, env)
+        for index in range(args.servers):
+            job.start(
+                f"server {index}", [sys.executable, "-m", "herring._cli", "server", "--rank", str(index)], server_env
+            )
+        return _watch(job)
+    except _Interrupted as interrupted:
+        print(f"herringrun: {signal.Signals(interrupted.number).name}: stopping the job", file=sys.stderr)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        job.stop(interrupted.number)
+        return 128 + interrupted.number
+    finally:
+        job.send_signal(signal.SIGKILL)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.num_proc < 1:
+        return _fail(f"-np {args.num_proc}: at least one worker is needed")
+    if args.servers < 0:
+        return _fail(f"--servers {args.servers}: a number of processes, 0 or more")
+    if not command:
+        return _fail("no program to run; for example: herringrun -np 2 python train.py")
+    if shutil.which(command[0]) is None:
+        return _fail(f"there is no program {command[0]!r} (not a file that can be run, and not on PATH)")
+    extra = {}
+    for setting in args.env:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            return _fail(f"--env {setting}: takes NAME=VALUE")
+        extra[name] = value
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _on_signal)
+    return _run(args, extra, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
