@@ -1,7 +1,7 @@
 # make demo, make test, make check: each sets up what it needs (.ci/setup) and ends by saying what happened.
 VENV ?= .venv
 JOBS ?= $(shell nproc)
-SECONDS ?= 30
+FUZZ_SECONDS ?= 30
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
@@ -14,7 +14,7 @@ help:
 	@echo "make test    set up, then run all tests"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
-	@echo "make fuzz    libFuzzer over every decoder (SECONDS=$(SECONDS) each)"
+	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -63,7 +63,7 @@ tsan: setup-tests
 	@echo "tsan: OK: no finding"
 
 fuzz: setup-tests
-	@$(PATH_IN_VENV) tests/fuzz/run.sh $(SECONDS)
+	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
 
 docs: setup
 	@$(RUN) -m herring._configuration_doc --write docs/configuration.md

@@ -1,0 +1,74 @@
+// Callbacks and waits of a pending operation: a lost wake-up here is a training job that stands still.
+#include "runtime/pending.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+namespace herring::runtime {
+namespace {
+
+Instant soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+
+TEST(PendingWork, TheFirstCompletionWins) {
+  PendingWork work(std::make_shared<CallbackPool>());
+  EXPECT_FALSE(work.wait(std::chrono::steady_clock::now()));
+  work.complete(Status(Code::kTimeout, "first"));
+  work.complete(Status::ok());
+  EXPECT_TRUE(work.wait(soon()));
+  EXPECT_EQ(work.status().message(), "first");
+}
+
+TEST(PendingWork, WaitsInOtherThreadsEnd) {
+  PendingWork work(std::make_shared<CallbackPool>());
+  std::atomic<int> woken{0};
+  std::vector<std::thread> waiters;
+  for (int i = 0; i < 4; ++i) waiters.emplace_back([&] { woken += work.wait(soon()) ? 1 : 0; });
+  work.complete(Status::ok());
+  for (std::thread& waiter : waiters) waiter.join();
+  EXPECT_EQ(woken, 4);
+}
+
+TEST(PendingWork, ACallbackMayWaitForAnOperationWhoseCallbackComesLater) {
+  // torch's PowerSGD hook does this: with a single callback thread it would wait for ever.
+  const auto callbacks = std::make_shared<CallbackPool>();
+  PendingWork outer(callbacks);
+  PendingWork inner(callbacks);
+  PendingWork inner_seen(callbacks);
+  PendingWork done(callbacks);
+  outer.on_done([&](const Status&) {
+    inner.complete(Status::ok());
+    done.complete(inner_seen.wait(soon()) ? Status::ok() : Status(Code::kTimeout, "the inner callback never ran"));
+  });
+  inner.on_done([&](const Status&) { inner_seen.complete(Status::ok()); });
+  outer.complete(Status::ok());
+  ASSERT_TRUE(done.wait(soon()));
+  EXPECT_TRUE(done.status().is_ok()) << done.status().to_string();
+}
+
+TEST(PendingWork, ACallbackAddedAfterwardsRunsToo) {
+  const auto callbacks = std::make_shared<CallbackPool>();
+  PendingWork work(callbacks);
+  work.complete(Status(Code::kMismatch, "text"));
+  PendingWork seen(callbacks);
+  work.on_done([&](const Status& status) { seen.complete(status); });
+  ASSERT_TRUE(seen.wait(soon()));
+  EXPECT_EQ(seen.status().code(), Code::kMismatch);
+}
+
+TEST(CallbackPool, TheLastReferenceMayGoInsideACallback) {
+  PendingWork reached(std::make_shared<CallbackPool>());
+  auto pool = std::make_shared<CallbackPool>();
+  CallbackPool* raw = pool.get();
+  raw->run([pool = std::move(pool), &reached]() mutable {
+    pool.reset();
+    reached.complete(Status::ok());
+  });
+  EXPECT_TRUE(reached.wait(soon()));
+}
+
+}  // namespace
+}  // namespace herring::runtime

@@ -1,0 +1,129 @@
+// Who runs where decides every byte's way: a plan that differs between processes would hang a job or corrupt its sums.
+#include "runtime/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "fusion_buffer/shard_plan.h"
+
+namespace herring::runtime {
+namespace {
+
+std::vector<Member> members(Role role, const std::vector<std::string>& hosts) {
+  std::vector<Member> result;
+  for (const std::string& host : hosts) {
+    const auto rank = static_cast<std::uint32_t>(result.size());
+    result.push_back({role, rank, 100 + rank, "id-" + host, host});
+  }
+  return result;
+}
+
+Placement place(const Config& config, const std::vector<std::string>& workers, const std::vector<std::string>& servers = {}) {
+  return make_placement(config, members(Role::kWorker, workers), members(Role::kServer, servers));
+}
+
+std::vector<std::uint32_t> everybody(const Placement& placement) {
+  std::vector<std::uint32_t> ranks(placement.workers);
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  return ranks;
+}
+
+TEST(Placement, OneHostWithoutServersUsesSharedMemoryAlone) {
+  const Config config;
+  const Placement placement = place(config, {"a", "a", "a"});
+  EXPECT_TRUE(placement.lanes.empty());
+  EXPECT_EQ(placement.servers, 0u);
+  EXPECT_EQ(make_route(placement, config, 1, everybody(placement)).path, GroupRoute::Path::kLocal);
+}
+
+TEST(Placement, SeveralHostsGetOneEmbeddedServerEach) {
+  Config config;
+  config.lanes = 2;
+  const Placement placement = place(config, {"a", "a", "b", "b", "c"});
+  EXPECT_EQ(placement.servers, 3u);
+  ASSERT_EQ(placement.lanes.size(), 6u);
+  EXPECT_EQ(placement.lanes[0].owner, 0u);
+  EXPECT_EQ(placement.lanes[2].owner, 2u);
+  EXPECT_EQ(placement.lanes[5].owner, 4u);
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(placement.lanes[i].peer, PeerId{5 + static_cast<std::uint32_t>(i)});
+    EXPECT_EQ(placement.lanes[i].weight, placement.lanes[0].weight);
+  }
+  const GroupRoute route = make_route(placement, config, 3, everybody(placement));
+  EXPECT_EQ(route.path, GroupRoute::Path::kHostFirst);
+  EXPECT_EQ(route.host_index, 1u);
+  EXPECT_EQ(route.host_count, 3u);
+  EXPECT_EQ(route.local_index, 1u);
+  EXPECT_EQ(route.local_world, (std::vector<std::uint32_t>{2, 3}));
+}
+
+TEST(Placement, ServersOnTheOnlyHostDoTheSumming) {
+  Config config;
+  config.servers = 2;
+  const Placement placement = place(config, {"a", "a"}, {"a", "a"});
+  EXPECT_EQ(placement.lanes.size(), 2u);
+  EXPECT_FALSE(placement.lanes[0].embedded);
+  EXPECT_EQ(placement.lanes[0].weight, placement.lanes[1].weight);
+  EXPECT_EQ(make_route(placement, config, 0, everybody(placement)).path, GroupRoute::Path::kNetwork);
+  config.intra_node = IntraNode::kOn;
+  const Placement asked = place(config, {"a", "a"}, {"a", "a"});
+  EXPECT_EQ(make_route(asked, config, 0, everybody(asked)).path, GroupRoute::Path::kHostFirst);
+}
+
+TEST(Placement, FewDedicatedServersShareTheLoadWithEveryHost) {
+  Config config;
+  config.servers = 2;
+  const Placement placement = place(config, {"a", "b", "c", "d"}, {"x", "y"});
+  EXPECT_EQ(placement.servers, 6u);
+  const PlacementWeights weights = placement_weights(4, 2);
+  for (const LanePlace& lane : placement.lanes) {
+    EXPECT_DOUBLE_EQ(lane.weight, lane.embedded ? weights.own_host : weights.dedicated);
+  }
+}
+
+TEST(Placement, AsManyDedicatedServersAsHostsTakeEverything) {
+  Config config;
+  config.servers = 2;
+  const Placement placement = place(config, {"a", "b"}, {"x", "y"});
+  EXPECT_EQ(placement.servers, 2u);
+  for (const LanePlace& lane : placement.lanes) EXPECT_FALSE(lane.embedded);
+}
+
+TEST(Placement, AGroupInsideOneOfSeveralHostsStaysThere) {
+  const Config config;
+  const Placement placement = place(config, {"a", "a", "b", "b"});
+  const std::vector<std::uint32_t> ranks{3, 2};
+  const GroupRoute route = make_route(placement, config, 2, ranks);
+  EXPECT_EQ(route.path, GroupRoute::Path::kLocal);
+  EXPECT_EQ(route.index, 1u);
+  EXPECT_EQ(route.local_members, (std::vector<std::uint32_t>{1, 0})) << "group order, not rank order";
+}
+
+TEST(Placement, BadGroupsAreRefusedByName) {
+  const Config config;
+  const Placement placement = place(config, {"a", "a"});
+  const auto refused = [&](std::vector<std::uint32_t> ranks) {
+    try {
+      make_route(placement, config, 0, ranks);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_NE(refused({0, 7}).find("rank 7"), std::string::npos);
+  EXPECT_NE(refused({0, 1, 1}).find("rank 1 twice"), std::string::npos);
+  EXPECT_NE(refused({1}).find("rank 0 is not in the group"), std::string::npos);
+}
+
+TEST(Placement, AWrongNumberOfServersIsRefused) {
+  Config config;
+  config.servers = 3;
+  EXPECT_THROW(place(config, {"a"}, {"a"}), Error);
+}
+
+}  // namespace
+}  // namespace herring::runtime

@@ -1,0 +1,309 @@
+// The whole runtime, several workers and servers as threads of one process, over the real hub, the real shared memory and
+// (where there is one) the real libfabric: what a user's job is made of.
+#include "runtime/runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/status.h"
+#include "efa/fabric.h"
+#include "intra_node/neighborhood.h"
+#include "runtime/hub.h"
+
+namespace herring::runtime {
+namespace {
+
+Instant in_seconds(double seconds) {
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+std::vector<std::string> fabric_search() {
+  const char* library = std::getenv("TEST_LIBFABRIC");
+  return library == nullptr ? std::vector<std::string>{} : std::vector<std::string>{library};
+}
+
+bool has_fabric() {
+  efa::FabricOptions options;
+  options.search = fabric_search();
+  return efa::probe(options).chosen >= 0;
+}
+
+struct JobShape {
+  std::uint32_t workers = 2;
+  std::uint32_t servers = 0;
+  std::uint32_t hosts = 1;
+  Config config;
+};
+
+using Body = std::function<void(Runtime&)>;
+
+/// Runs `body` as every worker of a job; returns each worker's exception text ("" for none).
+std::vector<std::string> run_job(JobShape shape, const Body& body) {
+  shape.config.servers = shape.servers;
+  shape.config.interface = "lo";
+  HubOptions hub_options;
+  hub_options.listen_host = "127.0.0.1";
+  hub_options.workers = shape.workers;
+  hub_options.servers = shape.servers;
+  hub_options.job_id = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  hub_options.secret = "secret";
+  hub_options.heartbeat = std::chrono::seconds(1);
+  hub_options.dead_after = std::chrono::seconds(20);
+  Hub hub(hub_options);
+  const auto join = [&](Role role, std::uint32_t rank) {
+    HubClientOptions options;
+    options.host = "127.0.0.1";
+    options.ports = {hub.port()};
+    options.secret = "secret";
+    const std::string host = role == Role::kWorker ? std::to_string(rank * shape.hosts / shape.workers) : "servers";
+    options.self = {role, rank, 1000 + rank, intra_node::host_identity() + "-" + host, "host" + host};
+    options.workers = shape.workers;
+    options.servers = shape.servers;
+    return std::make_shared<HubClient>(options, in_seconds(30));
+  };
+  std::vector<std::string> errors(shape.workers);
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < shape.workers; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        Runtime runtime({shape.config, join(Role::kWorker, rank), rank, fabric_search()}, in_seconds(30));
+        body(runtime);
+        runtime.shutdown();
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  for (std::uint32_t rank = 0; rank < shape.servers; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        ServerProcess server({shape.config, join(Role::kServer, rank), rank, fabric_search()}, in_seconds(30));
+        EXPECT_TRUE(server.run().is_ok());
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "server " << rank << ": " << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+Request all_reduce(std::span<float> values, ReduceOp op = ReduceOp::kSum) {
+  Request request;
+  request.descriptor.reduce = op;
+  request.descriptor.dims = 1;
+  request.descriptor.shape[0] = values.size();
+  request.output = std::as_writable_bytes(values);
+  request.input = request.output;
+  request.timeout = std::chrono::seconds(60);
+  return request;
+}
+
+void finish(const std::shared_ptr<Work>& work) {
+  ASSERT_TRUE(work->wait(in_seconds(60))) << "an operation never ended";
+  work->status().or_throw();
+}
+
+void every_collective(Runtime& runtime) {
+  const auto n = static_cast<float>(runtime.size());
+  for (const std::size_t count : {0ul, 1ul, 7ul, 1000ul, 70'000ul, 3'000'001ul}) {
+    std::vector<float> values(count);
+    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 100) + static_cast<float>(runtime.rank());
+    finish(runtime.submit(all_reduce(values, ReduceOp::kAverage)));
+    for (std::size_t i = 0; i < count; ++i) {
+      ASSERT_FLOAT_EQ(values[i], static_cast<float>(i % 100) + (n - 1) / 2) << "element " << i << " of " << count;
+    }
+  }
+  for (std::uint32_t root = 0; root < runtime.size(); ++root) {
+    std::vector<float> values(300'000, static_cast<float>(runtime.rank()));
+    Request request = all_reduce(values);
+    request.descriptor.collective = Collective::kBroadcast;
+    request.descriptor.root = root;
+    finish(runtime.submit(request));
+    EXPECT_EQ(values.front(), static_cast<float>(root));
+    EXPECT_EQ(values.back(), static_cast<float>(root));
+  }
+  for (const std::size_t block : {1ul, 50'000ul}) {
+    const std::vector<float> mine(block, static_cast<float>(runtime.rank() + 1));
+    std::vector<float> all(block * runtime.size());
+    Request request = all_reduce(all);
+    request.descriptor.collective = Collective::kAllGather;
+    request.input = std::as_bytes(std::span(mine));
+    finish(runtime.submit(request));
+    for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(i / block + 1));
+  }
+  Request barrier;
+  barrier.descriptor.collective = Collective::kBarrier;
+  finish(runtime.submit(barrier));
+}
+
+void expect_clean(const std::vector<std::string>& errors) {
+  for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank;
+}
+
+TEST(Runtime, OneProcessNeedsNobody) { expect_clean(run_job({.workers = 1}, every_collective)); }
+
+TEST(Runtime, SharedMemoryCarriesEveryCollective) {
+  expect_clean(run_job({.workers = 2}, every_collective));
+  expect_clean(run_job({.workers = 3}, every_collective));
+}
+
+TEST(Runtime, ServersCarryEveryCollective) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set TEST_LIBFABRIC)";
+  expect_clean(run_job({.workers = 2, .servers = 2}, every_collective));
+  expect_clean(run_job({.workers = 3, .hosts = 3}, every_collective));
+  expect_clean(run_job({.workers = 4, .servers = 1, .hosts = 2}, every_collective));
+  expect_clean(run_job({.workers = 4, .hosts = 2}, every_collective));
+}
+
+TEST(Runtime, TheBitsDoNotDependOnThePlacement) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set TEST_LIBFABRIC)";
+  constexpr std::size_t kCount = 100'003;
+  const auto result_of = [](const JobShape& shape) {
+    std::vector<std::vector<float>> results(shape.workers);
+    const auto errors = run_job(shape, [&](Runtime& runtime) {
+      std::vector<float> values(kCount);
+      std::uint32_t state = 12345 + runtime.rank();
+      for (float& value : values) {
+        state = state * 1664525u + 1013904223u;
+        value = (static_cast<float>(state >> 8) / 65536.0f - 128.0f) * (runtime.rank() % 2 == 0 ? 1.0f : 1e-4f);
+      }
+      finish(runtime.submit(all_reduce(values, ReduceOp::kAverage)));
+      results[runtime.rank()] = values;
+    });
+    expect_clean(errors);
+    for (const auto& result : results) EXPECT_EQ(result, results[0]) << "ranks differ";
+    return results[0];
+  };
+  const std::vector<float> shared = result_of({.workers = 4});
+  EXPECT_EQ(shared, result_of({.workers = 4, .servers = 3}));
+  EXPECT_EQ(shared, result_of({.workers = 4, .hosts = 2}));
+  EXPECT_EQ(shared, result_of({.workers = 4, .hosts = 4}));
+}
+
+TEST(Runtime, NamedOperationsMeetInAnyOrder) {
+  const auto body = [](Runtime& runtime) {
+    constexpr std::size_t kNames = 20;
+    std::vector<std::vector<float>> values(kNames);
+    std::vector<std::shared_ptr<Work>> works(kNames);
+    for (std::size_t i = 0; i < kNames; ++i) {
+      const std::size_t name = runtime.rank() == 0 ? i : kNames - 1 - i;
+      values[name].assign(10'000 + name, static_cast<float>(name));
+      Request request = all_reduce(values[name]);
+      request.name = "tensor" + std::to_string(name);
+      works[name] = runtime.submit(request);
+    }
+    for (std::size_t name = 0; name < kNames; ++name) {
+      finish(works[name]);
+      ASSERT_EQ(values[name].back(), static_cast<float>(2 * name));
+    }
+  };
+  expect_clean(run_job({.workers = 2}, body));
+  if (has_fabric()) expect_clean(run_job({.workers = 2, .servers = 1}, body));
+}
+
+void sizes_differ(Runtime& runtime) {
+  std::vector<float> values(runtime.rank() == 0 ? 3 : 4'000'000);
+  const auto work = runtime.submit(all_reduce(values));
+  ASSERT_TRUE(work->wait(in_seconds(30)));
+  EXPECT_EQ(work->status().code(), Code::kMismatch) << work->status().to_string();
+  EXPECT_NE(work->status().message().find("rank 0"), std::string::npos) << work->status().to_string();
+  EXPECT_NE(work->status().message().find("rank 1"), std::string::npos) << work->status().to_string();
+  EXPECT_NE(work->status().message().find("4000000"), std::string::npos) << work->status().to_string();
+  std::vector<float> good(10, 1.0f);  // The group goes on working.
+  finish(runtime.submit(all_reduce(good)));
+  EXPECT_EQ(good[0], static_cast<float>(runtime.size()));
+}
+
+TEST(Runtime, DisagreementIsAnErrorOnEveryRankAndTheGroupGoesOn) {
+  expect_clean(run_job({.workers = 2}, sizes_differ));
+  if (!has_fabric()) return;
+  expect_clean(run_job({.workers = 2, .servers = 2}, sizes_differ));
+  expect_clean(run_job({.workers = 4, .hosts = 2}, sizes_differ));
+}
+
+void one_never_comes(Runtime& runtime) {
+  std::vector<float> values(1000);
+  if (runtime.rank() == 1) {
+    // Stays alive, in the job, and does not call.
+    Request barrier;
+    barrier.descriptor.collective = Collective::kBarrier;
+    barrier.name = "end";
+    finish(runtime.submit(barrier));
+    return;
+  }
+  Request request = all_reduce(values);
+  request.name = "lonely";
+  request.timeout = std::chrono::milliseconds(300);
+  const auto work = runtime.submit(request);
+  ASSERT_TRUE(work->wait(in_seconds(30)));
+  EXPECT_EQ(work->status().code(), Code::kTimeout) << work->status().to_string();
+  EXPECT_NE(work->status().message().find("rank 1"), std::string::npos) << work->status().to_string();
+  Request barrier;
+  barrier.descriptor.collective = Collective::kBarrier;
+  barrier.name = "end";
+  finish(runtime.submit(barrier));
+}
+
+TEST(Runtime, ARankThatNeverComesIsNamed) {
+  expect_clean(run_job({.workers = 3}, one_never_comes));
+  if (has_fabric()) expect_clean(run_job({.workers = 3, .servers = 1}, one_never_comes));
+}
+
+TEST(Runtime, SubGroupsWorkSideBySide) {
+  const auto body = [](Runtime& runtime) {
+    const std::uint32_t half = runtime.rank() / 2;
+    const std::vector<std::uint32_t> ranks{2 * half, 2 * half + 1};
+    runtime.add_group(GroupId{10 + half}, ranks);
+    std::vector<float> values(5000, static_cast<float>(runtime.rank()));
+    Request request = all_reduce(values);
+    request.group = GroupId{10 + half};
+    finish(runtime.submit(request));
+    EXPECT_EQ(values[0], static_cast<float>(4 * half + 1));
+  };
+  expect_clean(run_job({.workers = 4}, body));
+  if (has_fabric()) expect_clean(run_job({.workers = 4, .servers = 2}, body));
+}
+
+TEST(Runtime, AllocatedMemoryIsUsedInPlace) {
+  const auto errors = run_job({.workers = 2}, [](Runtime& runtime) {
+    constexpr std::size_t kCount = 1 << 20;
+    const std::shared_ptr<std::byte> memory = runtime.allocate(kCount * sizeof(float));
+    ASSERT_NE(memory, nullptr);
+    const std::span<float> values(reinterpret_cast<float*>(memory.get()), kCount);
+    std::fill(values.begin(), values.end(), 1.0f);
+    finish(runtime.submit(all_reduce(values)));
+    EXPECT_EQ(values[kCount - 1], 2.0f);
+    EXPECT_EQ(runtime.stats().zero_copy_ops, 1u);
+    EXPECT_EQ(runtime.stats().staged_ops, 0u);
+  });
+  expect_clean(errors);
+}
+
+TEST(Runtime, BadArgumentsComeBackInTheWork) {
+  expect_clean(run_job({.workers = 1}, [](Runtime& runtime) {
+    std::vector<float> values(4);
+    Request request = all_reduce(values);
+    request.descriptor.reduce = ReduceOp::kBor;
+    EXPECT_EQ(runtime.submit(request)->status().code(), Code::kInvalidArgument);
+    request = all_reduce(values);
+    request.group = GroupId{77};
+    EXPECT_EQ(runtime.submit(request)->status().code(), Code::kInvalidArgument);
+    request = all_reduce(values);
+    request.descriptor.collective = Collective::kBroadcast;
+    request.descriptor.root = 5;
+    EXPECT_EQ(runtime.submit(request)->status().code(), Code::kInvalidArgument);
+    runtime.shutdown();
+    EXPECT_EQ(runtime.submit(all_reduce(values))->status().code(), Code::kShutdown);
+  }));
+}
+
+}  // namespace
+}  // namespace herring::runtime
