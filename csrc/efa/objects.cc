@@ -1,0 +1,86 @@
+#include "efa/objects.h"
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+#include <array>
+
+namespace herring::efa {
+namespace {
+
+constexpr std::size_t kQueueEntries = 8192;
+// Posted receives that a layered provider makes room for; the others have no such limit.
+constexpr std::size_t kReceiveEntries = 8192;
+
+int open_queue(fid_domain* domain, FidPtr<fid_cq>& queue, int& wait_descriptor) {
+  fi_cq_attr attributes{};
+  attributes.size = kQueueEntries;
+  attributes.format = FI_CQ_FORMAT_TAGGED;
+  attributes.wait_obj = FI_WAIT_FD;
+  fid_cq* opened = nullptr;
+  if (fi_cq_open(domain, &attributes, &opened, nullptr) == 0) {
+    queue.reset(opened);
+    int descriptor = -1;
+    if (fi_control(&opened->fid, FI_GETWAIT, &descriptor) == 0) {
+      wait_descriptor = descriptor;
+      return 0;
+    }
+    queue.reset();
+  }
+  // EFA has no descriptor to wait on: wait() naps instead.
+  attributes.wait_obj = FI_WAIT_NONE;
+  const int result = fi_cq_open(domain, &attributes, &opened, nullptr);
+  if (result == 0) queue.reset(opened);
+  return result;
+}
+
+}  // namespace
+
+FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen)
+    : library(std::move(used_library)), info(library->duplicate(&chosen)) {
+  fid_fabric* opened_fabric = nullptr;
+  if (const int result = library->open_fabric(info->fabric_attr, &opened_fabric)) fail("fi_fabric", result);
+  fabric.reset(opened_fabric);
+
+  fid_domain* opened_domain = nullptr;
+  if (const int result = fi_domain(opened_fabric, info.get(), &opened_domain, nullptr)) fail("fi_domain", result);
+  domain.reset(opened_domain);
+
+  fi_av_attr av{};
+  av.type = FI_AV_TABLE;
+  fid_av* opened_addresses = nullptr;
+  if (const int result = fi_av_open(opened_domain, &av, &opened_addresses, nullptr)) fail("fi_av_open", result);
+  addresses.reset(opened_addresses);
+
+  if (const int result = open_queue(opened_domain, queue, wait_descriptor)) fail("fi_cq_open", result);
+
+  if (kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs) {
+    info->rx_attr->size = std::max(info->rx_attr->size, kReceiveEntries);
+  }
+  fid_ep* opened = nullptr;
+  int result = fi_endpoint(opened_domain, info.get(), &opened, nullptr);
+  if (result != 0) {
+    info->rx_attr->size = chosen.rx_attr->size;
+    result = fi_endpoint(opened_domain, info.get(), &opened, nullptr);
+  }
+  if (result != 0) fail("fi_endpoint", result);
+  endpoint.reset(opened);
+  if ((result = fi_ep_bind(opened, &addresses->fid, 0)) != 0) fail("fi_ep_bind (addresses)", result);
+  if ((result = fi_ep_bind(opened, &queue->fid, FI_TRANSMIT | FI_RECV)) != 0) fail("fi_ep_bind (queue)", result);
+  if ((result = fi_enable(opened)) != 0) fail("fi_enable", result);
+
+  std::array<std::byte, 256> name{};
+  std::size_t bytes = name.size();
+  if ((result = fi_getname(&opened->fid, name.data(), &bytes)) != 0) fail("fi_getname", result);
+  own_address.kind = kind;
+  own_address.format = info->addr_format;
+  own_address.name.assign(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(std::min(bytes, name.size())));
+}
+
+void FabricObjects::fail(const std::string& call, std::int64_t error) const {
+  throw Error(Code::kTransport, call + " on " + info->fabric_attr->prov_name + " (" + info->domain_attr->name +
+                                    "): " + library->error_text(error));
+}
+
+}  // namespace herring::efa

@@ -1,0 +1,270 @@
+#include "efa/select.h"
+
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace herring::efa {
+namespace {
+
+constexpr std::array kKinds{ProviderKind::kEfa, ProviderKind::kVerbs, ProviderKind::kTcp, ProviderKind::kTcpOverRxm};
+constexpr std::uint64_t kModes = FI_CONTEXT | FI_CONTEXT2;
+constexpr int kMemoryModes = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
+constexpr std::size_t kLargestMessage = std::size_t{64} << 20;
+constexpr std::size_t kSpansPerMessage = 2;
+
+bool known_option(std::string_view name) { return name == "auto" || name == "efa" || name == "verbs" || name == "tcp"; }
+
+bool matches_interface(const Candidate& candidate, const std::string& wanted) {
+  return candidate.domain == wanted || candidate.address == wanted ||
+         (candidate.kind == ProviderKind::kEfa && candidate.domain == wanted + "-rdm");
+}
+
+/// Larger is better; -1: not to be used without being asked for by name.
+int score(const Candidate& candidate, bool named) {
+  const bool rdma = candidate.kind == ProviderKind::kEfa || candidate.kind == ProviderKind::kVerbs;
+  int value = 0;
+  if (candidate.kind == ProviderKind::kEfa) value += 4000;
+  if (candidate.kind == ProviderKind::kVerbs) value += 3000;
+  if (candidate.kind == ProviderKind::kTcp) value += 1;
+  if (rdma) return value;
+  // fe80:: addresses mean nothing on another host without naming its interface.
+  if (candidate.link_local) return named ? value : -1;
+  if (!candidate.interface.up) return named ? value : -1;
+  if (!candidate.interface.loopback) value += 800;
+  if (!candidate.interface.loopback && !candidate.interface.local_only) value += 400;
+  if (candidate.interface.default_route) value += 200;
+  if (!candidate.ipv6) value += 100;
+  return value;
+}
+
+std::string why_not(const Candidate& candidate, const FabricOptions& options) {
+  if (!candidate.problem.empty()) return candidate.problem;
+  if (options.provider != "auto" && options.provider != option_name(candidate.kind)) {
+    return "provider " + options.provider + " was asked for";
+  }
+  if (!options.interface.empty() && !matches_interface(candidate, options.interface)) {
+    return "interface " + options.interface + " was asked for";
+  }
+  if (score(candidate, !options.interface.empty()) >= 0) return {};
+  return candidate.link_local ? "a link-local address, of no use on other hosts" : "the interface is down";
+}
+
+std::string why(const Candidate& candidate, const FabricOptions& options) {
+  if (!options.interface.empty()) return "chosen: interface " + options.interface + " was asked for";
+  if (candidate.kind == ProviderKind::kEfa) return "chosen: EFA is the first choice";
+  if (candidate.kind == ProviderKind::kVerbs) return "chosen: RDMA, and there is no EFA";
+  if (candidate.interface.loopback) return "chosen: only loopback is there, so one host only";
+  if (candidate.interface.default_route) return "chosen: the interface of the default route";
+  return "chosen: an interface that can reach other hosts";
+}
+
+std::string address_text(const fi_info& info, Candidate& candidate) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (info.src_addr == nullptr) return {};
+  if (info.addr_format == FI_SOCKADDR_IN && info.src_addrlen >= sizeof(sockaddr_in)) {
+    sockaddr_in address{};
+    std::memcpy(&address, info.src_addr, sizeof(address));
+    if (inet_ntop(AF_INET, &address.sin_addr, text.data(), text.size()) == nullptr) return {};
+  } else if (info.addr_format == FI_SOCKADDR_IN6 && info.src_addrlen >= sizeof(sockaddr_in6)) {
+    sockaddr_in6 address{};
+    std::memcpy(&address, info.src_addr, sizeof(address));
+    candidate.ipv6 = true;
+    candidate.link_local = IN6_IS_ADDR_LINKLOCAL(&address.sin6_addr);
+    if (inet_ntop(AF_INET6, &address.sin6_addr, text.data(), text.size()) == nullptr) return {};
+  }
+  return text.data();
+}
+
+std::string problem_with(const fi_info& info) {
+  if ((info.mode & ~kModes) != 0) return "needs fi_info modes that Herring does not offer";
+  if ((info.domain_attr->mr_mode & ~kMemoryModes) != 0) return "needs memory registration modes Herring does not offer";
+  if (info.tx_attr->iov_limit < kSpansPerMessage || info.rx_attr->iov_limit < kSpansPerMessage) {
+    return "takes fewer than 2 buffers in one message";
+  }
+  if (info.ep_attr->max_msg_size < kLargestMessage) {
+    return "largest message is " + std::to_string(info.ep_attr->max_msg_size) + " bytes; 64 MiB are needed";
+  }
+  return {};
+}
+
+InfoPtr hints_for(const Library& library, ProviderKind kind) {
+  InfoPtr hints = library.allocate_info();
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->caps = FI_TAGGED | FI_MSG;
+  hints->mode = kModes;
+  hints->domain_attr->mr_mode = kMemoryModes;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  // Manual: the lane's own thread drives progress; no provider thread competes with it for cores.
+  hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->tx_attr->msg_order = FI_ORDER_NONE;
+  hints->rx_attr->msg_order = FI_ORDER_NONE;
+  // fi_freeinfo frees the name with free().
+  hints->fabric_attr->prov_name = strdup(std::string(fabric_name(kind)).c_str());
+  return hints;
+}
+
+struct Offer {
+  Candidate candidate;
+  const fi_info* info = nullptr;
+};
+
+bool same(const Candidate& a, const Candidate& b) {
+  return a.kind == b.kind && a.domain == b.domain && a.address == b.address;
+}
+
+/// Appends what one fi_getinfo list holds of this provider, each domain and address once.
+void collect(const fi_info* list, ProviderKind kind, const InterfaceFactsReader& facts, std::vector<Offer>& offers) {
+  for (const fi_info* info = list; info != nullptr; info = info->next) {
+    if (info->fabric_attr == nullptr || info->fabric_attr->prov_name == nullptr || info->domain_attr == nullptr ||
+        info->domain_attr->name == nullptr) {
+      continue;
+    }
+    if (fabric_name(kind) != info->fabric_attr->prov_name) continue;
+    Offer offer;
+    offer.info = info;
+    offer.candidate.kind = kind;
+    offer.candidate.domain = info->domain_attr->name;
+    offer.candidate.address = address_text(*info, offer.candidate);
+    offer.candidate.interface = facts(offer.candidate.domain);
+    offer.candidate.problem = problem_with(*info);
+    bool seen = false;
+    for (const Offer& earlier : offers) seen = seen || same(earlier.candidate, offer.candidate);
+    if (!seen) offers.push_back(std::move(offer));
+  }
+}
+
+unsigned interface_flags(const std::filesystem::path& directory) {
+  std::ifstream file(directory / "flags");
+  unsigned flags = IFF_UP;
+  file >> std::hex >> flags;
+  return flags;
+}
+
+bool has_default_route(const std::string& name) {
+  std::ifstream routes("/proc/net/route");
+  std::string line;
+  while (std::getline(routes, line)) {
+    std::istringstream fields(line);
+    std::string interface, destination;
+    if (fields >> interface >> destination && interface == name && destination == "00000000") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string_view fabric_name(ProviderKind kind) noexcept {
+  switch (kind) {
+    case ProviderKind::kEfa:
+      return "efa";
+    case ProviderKind::kVerbs:
+      return "verbs;ofi_rxm";
+    case ProviderKind::kTcp:
+      return "tcp";
+    case ProviderKind::kTcpOverRxm:
+      return "tcp;ofi_rxm";
+  }
+  return "unknown";
+}
+
+std::string_view option_name(ProviderKind kind) noexcept {
+  switch (kind) {
+    case ProviderKind::kEfa:
+      return "efa";
+    case ProviderKind::kVerbs:
+      return "verbs";
+    case ProviderKind::kTcp:
+    case ProviderKind::kTcpOverRxm:
+      return "tcp";
+  }
+  return "unknown";
+}
+
+InterfaceFacts read_interface_facts(const std::string& name) {
+  InterfaceFacts facts;
+  std::error_code ignored;
+  const std::filesystem::path directory = std::filesystem::path("/sys/class/net") / name;
+  if (name.empty() || !std::filesystem::exists(directory, ignored)) return facts;
+  const unsigned flags = interface_flags(directory);
+  facts.up = (flags & IFF_UP) != 0;
+  facts.loopback = (flags & IFF_LOOPBACK) != 0;
+  facts.local_only = std::filesystem::exists(directory / "bridge", ignored) ||
+                     std::filesystem::exists(directory / "tun_flags", ignored);
+  facts.default_route = has_default_route(name);
+  return facts;
+}
+
+int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons) {
+  if (!known_option(options.provider)) {
+    throw Error(Code::kInvalidArgument,
+                "provider is '" + options.provider + "' (HERRING_PROVIDER); it takes auto, efa, verbs or tcp");
+  }
+  const bool named = !options.interface.empty();
+  int best = -1;
+  reasons.clear();
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    reasons.push_back(why_not(candidates[i], options));
+    if (!reasons.back().empty()) continue;
+    if (best < 0 || score(candidates[i], named) > score(candidates[static_cast<std::size_t>(best)], named)) {
+      best = static_cast<int>(i);
+    }
+  }
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (static_cast<int>(i) == best) {
+      reasons[i] = why(candidates[i], options);
+    } else if (reasons[i].empty()) {
+      reasons[i] = "usable; another was preferred";
+    }
+  }
+  return best;
+}
+
+Selection select(const Library& library, const FabricOptions& options, const InterfaceFactsReader& facts) {
+  Selection selection;
+  std::vector<InfoPtr> lists;
+  std::vector<Offer> offers;
+  std::vector<ProviderReport> absent;
+  for (const ProviderKind kind : kKinds) {
+    const InfoPtr hints = hints_for(library, kind);
+    InfoPtr list;
+    const int result = library.get_info(hints.get(), list);
+    const std::size_t before = offers.size();
+    collect(list.get(), kind, facts, offers);
+    if (offers.size() == before) {
+      const std::string detail = result != 0 ? library.error_text(result) : "no endpoint of the kind needed";
+      absent.push_back({std::string(fabric_name(kind)), "", false,
+                        "not offered by this libfabric on this machine (fi_getinfo: " + detail + ")"});
+    }
+    lists.push_back(std::move(list));
+  }
+  std::vector<Candidate> candidates;
+  for (const Offer& offer : offers) candidates.push_back(offer.candidate);
+  std::vector<std::string> reasons;
+  selection.chosen = choose(candidates, options, reasons);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& c = candidates[i];
+    const std::string domain = c.address.empty() ? c.domain : c.domain + " (" + c.address + ")";
+    selection.reports.push_back({std::string(fabric_name(c.kind)), domain, c.problem.empty(), reasons[i]});
+  }
+  selection.reports.insert(selection.reports.end(), absent.begin(), absent.end());
+  if (selection.chosen >= 0) {
+    const Offer& offer = offers[static_cast<std::size_t>(selection.chosen)];
+    selection.kind = offer.candidate.kind;
+    selection.info = library.duplicate(offer.info);
+  }
+  return selection;
+}
+
+}  // namespace herring::efa

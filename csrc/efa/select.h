@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efa/fabric.h"
+#include "efa/library.h"
+
+/// Which provider on which interface: what fi_getinfo offers, turned into plain facts; and a pure choice among them.
+namespace herring::efa {
+
+/// Numbers are part of an endpoint's address and are never reused.
+enum class ProviderKind : std::uint8_t { kEfa = 1, kVerbs = 2, kTcp = 3, kTcpOverRxm = 4 };
+
+/// libfabric's name: "efa", "verbs;ofi_rxm", "tcp", "tcp;ofi_rxm"; "unknown" for a number that names none.
+std::string_view fabric_name(ProviderKind kind) noexcept;
+/// The name that HERRING_PROVIDER takes: "efa", "verbs", "tcp".
+std::string_view option_name(ProviderKind kind) noexcept;
+
+struct InterfaceFacts {
+  bool up = true;
+  bool loopback = false;
+  bool local_only = false;  ///< A bridge or tunnel between containers of this host: others cannot reach it.
+  bool default_route = false;
+};
+/// Reads /sys/class/net and /proc/net/route. An interface that is not there (an RDMA device) is up and ordinary.
+InterfaceFacts read_interface_facts(const std::string& name);
+using InterfaceFactsReader = std::function<InterfaceFacts(const std::string& name)>;
+
+struct Candidate {
+  ProviderKind kind = ProviderKind::kTcp;
+  std::string domain;   ///< "eth0", "rdmap0s6-rdm"
+  std::string address;  ///< "192.0.2.2", empty where it is no IP address.
+  bool ipv6 = false;
+  bool link_local = false;
+  InterfaceFacts interface;
+  std::string problem;  ///< Not empty: cannot carry our messages, and why.
+};
+
+/// Index of the best candidate, or -1. `reasons` gets one line for each: why not, or why.
+/// Throws Error(kInvalidArgument) where options.provider is no known word.
+int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons);
+
+struct Selection {
+  std::vector<ProviderReport> reports;  ///< Candidates in order, then providers that offered nothing.
+  int chosen = -1;
+  ProviderKind kind = ProviderKind::kTcp;
+  InfoPtr info;  ///< The chosen one; null where chosen is -1.
+};
+Selection select(const Library& library, const FabricOptions& options,
+                 const InterfaceFactsReader& facts = read_interface_facts);
+
+}  // namespace herring::efa

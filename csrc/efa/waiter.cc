@@ -1,0 +1,65 @@
+#include "efa/waiter.h"
+
+#include <rdma/fi_domain.h>
+#include <rdma/fi_errno.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+
+#include "core/status.h"
+
+namespace herring::efa {
+
+Waiter::Waiter(fid_fabric* fabric, fid_cq* queue, int descriptor)
+    : fabric_(fabric),
+      queue_(queue),
+      queue_descriptor_(descriptor),
+      wake_descriptor_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (wake_descriptor_ < 0) throw Error(Code::kTransport, "eventfd failed: too many open files? (see `ulimit -n`)");
+}
+
+Waiter::~Waiter() { close(wake_descriptor_); }
+
+void Waiter::wake() noexcept {
+  const std::uint64_t one = 1;
+  // Fails only where the counter is at its limit, and then the wait ends anyway.
+  static_cast<void>(!write(wake_descriptor_, &one, sizeof(one)));
+}
+
+void Waiter::wait(Instant deadline, std::span<const int> also) {
+  const Duration left = std::max<Duration>(deadline - std::chrono::steady_clock::now(), Duration(0));
+  if (queue_descriptor_ >= 0 && fruitless_ < kMaxFruitless) {
+    ++fruitless_;
+    fid* watched = &queue_->fid;
+    // Arms the descriptor; an error says that there is something to poll already.
+    const bool armed = fi_trywait(fabric_, &watched, 1) == 0;
+    block(armed ? left : Duration(0), also, true);
+    return;
+  }
+  block(std::min(left, nap_), also, false);
+  nap_ = std::min(nap_ * 2, kLongestNap);
+}
+
+void Waiter::block(Duration limit, std::span<const int> also, bool with_queue) {
+  descriptors_.clear();
+  descriptors_.push_back({wake_descriptor_, POLLIN, 0});
+  if (with_queue) descriptors_.push_back({queue_descriptor_, POLLIN, 0});
+  for (const int descriptor : also) descriptors_.push_back({descriptor, POLLIN, 0});
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
+  timespec timeout{};
+  timeout.tv_sec = static_cast<std::time_t>(seconds.count());
+  timeout.tv_nsec = static_cast<long>((limit - seconds).count());
+  // A signal ends the wait early, which the contract allows.
+  const int ready = ppoll(descriptors_.data(), descriptors_.size(), &timeout, nullptr);
+  if (ready > 0 && descriptors_.front().revents != 0) {
+    std::uint64_t count = 0;
+    static_cast<void>(!read(wake_descriptor_, &count, sizeof(count)));
+  }
+}
+
+}  // namespace herring::efa

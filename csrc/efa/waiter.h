@@ -1,0 +1,51 @@
+#pragma once
+
+#include <poll.h>
+
+#include <span>
+#include <vector>
+
+#include <rdma/fi_eq.h>
+
+#include "core/types.h"
+
+namespace herring::efa {
+
+/// Blocks one thread until a completion queue may have something, another thread calls wake(), or one of the caller's
+/// descriptors is readable. Where the provider has no descriptor to wait on (EFA), it naps between polls instead:
+/// 50 us, doubling to 1 ms while nothing happens. Thread-safe: wake() only.
+class Waiter final {
+ public:
+  /// `fabric` and `queue` are borrowed for the life of the waiter. `descriptor` is the queue's, or -1.
+  Waiter(fid_fabric* fabric, fid_cq* queue, int descriptor);
+  ~Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  void wait(Instant deadline, std::span<const int> also);
+  void wake() noexcept;
+  /// poll() had something: naps start short again.
+  void reset_naps() noexcept {
+    nap_ = kShortestNap;
+    fruitless_ = 0;
+  }
+
+ private:
+  static constexpr Duration kShortestNap = std::chrono::microseconds(50);
+  static constexpr Duration kLongestNap = std::chrono::milliseconds(1);
+  // A large message wakes its receiver a few hundred times before it completes. More often without a completion is a
+  // descriptor that stays readable for nothing; then naps keep the thread from spinning.
+  static constexpr std::size_t kMaxFruitless = 2048;
+
+  void block(Duration limit, std::span<const int> also, bool with_queue);
+
+  fid_fabric* fabric_;
+  fid_cq* queue_;
+  int queue_descriptor_;
+  int wake_descriptor_;
+  Duration nap_ = kShortestNap;
+  std::size_t fruitless_ = 0;
+  std::vector<pollfd> descriptors_;
+};
+
+}  // namespace herring::efa

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "efa/fabric.h"
+
+/// The library that the tests run on: HERRING_TEST_LIBFABRIC (a path), or what the search finds. Always tcp on
+/// loopback: nothing leaves this machine.
+namespace herring::efa {
+
+inline FabricOptions options_under_test() {
+  FabricOptions options;
+  if (const char* path = std::getenv("HERRING_TEST_LIBFABRIC"); path != nullptr) options.library = path;
+  options.provider = "tcp";
+  options.interface = "lo";
+  return options;
+}
+
+/// Null, and a reason, where there is no libfabric.
+inline std::unique_ptr<Fabric> fabric_under_test(std::string& reason,
+                                                 const FabricOptions& options = options_under_test()) {
+  try {
+    return std::make_unique<Fabric>(options);
+  } catch (const Error& error) {
+    if (error.status().code() != Code::kUnavailable) throw;
+    reason = error.what();
+    return nullptr;
+  }
+}
+
+}  // namespace herring::efa
