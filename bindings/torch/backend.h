@@ -1,0 +1,137 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "executor.h"
+#include "runtime/runtime.h"
+#include "tensors.h"
+#include "work.h"
+
+namespace herring::torch_binding {
+
+/// What all groups of a process share: the runtime and the threads for users' callbacks.
+struct Process {
+  explicit Process(std::shared_ptr<runtime::Runtime> shared_runtime);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  std::shared_ptr<runtime::Runtime> runtime;
+  std::shared_ptr<Executor> executor;
+  pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
+};
+
+struct GroupOptions {
+  GroupId id;        ///< The same on all members, unlike any other living group's.
+  std::string name;  ///< torch's name of the group, for messages.
+  int rank = 0;
+  int size = 1;
+  std::vector<std::uint32_t> job_ranks;  ///< Worker rank of each member, in group order.
+  std::chrono::milliseconds timeout{0};
+  std::function<void()> released;  ///< Called once, when the group is destroyed.
+};
+
+/// torch.distributed's backend "herring" for CPU tensors: turns each call into runtime operations. One per process
+/// group. As c10d asks, every member calls the collectives of a group in the same order; calls never block on other
+/// ranks.
+class Backend final : public c10d::Backend {
+ public:
+  /// Throws herring::Error where the runtime does not take the group.
+  Backend(std::shared_ptr<Process> process, GroupOptions options);
+  ~Backend() override;
+
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  const std::string getBackendName() const override { return "herring"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
+  /// Buckets that DDP allocates here are shared, registered memory: no copy between autograd and the wire.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  /// Ends everything pending in the whole process, not in this group alone: the runtime has one fate.
+  void abort() override;
+  /// Waits briefly for what is pending, then gives the group up. Idempotent.
+  void shutdown() override;
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
+
+  // composed.cc: made of the above; correct, not yet fast.
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+                        std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+ private:
+  /// Operations that have not ended, so that shutdown() can wait for them.
+  struct Pending;
+  using Millis = std::chrono::milliseconds;
+
+  /// Throws where the group is destroyed or the process forked; else starts the description of a call.
+  WorkInfo open(c10d::OpType type, const char* title, Millis timeout);
+  WorkPtr start(WorkInfo info, Step step);
+  runtime::Request request(const WorkInfo& info, const OpDescriptor& descriptor, std::span<const std::byte> input,
+                           std::span<std::byte> output) const;
+  /// In place on `memory` (contiguous, wire dtype), which PREMUL_SUM multiplies now.
+  runtime::Request all_reduce_request(const WorkInfo& info, const at::Tensor& memory, const c10d::ReduceOp& op) const;
+  runtime::Request broadcast_request(const WorkInfo& info, const at::Tensor& memory, std::int64_t root) const;
+  /// `output` has room for every member's block, in group order.
+  runtime::Request all_gather_request(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input) const;
+  /// One all_gather whose blocks end in `outputs` (each of input's shape and dtype).
+  void add_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step) const;
+  void add_all_gather_into(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input, Step& step) const;
+  void add_reduce_scatter(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input,
+                          const c10d::ReduceOp& op, Step& step) const;
+  /// Flat contiguous byte tensors; splits in bytes, one per rank.
+  WorkPtr exchange(WorkInfo info, const at::Tensor& output, const at::Tensor& input,
+                   std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes, at::ScalarType dtype,
+                   std::function<void()> finish);
+  void check_root(std::int64_t root, const char* title) const;
+  /// `member` of this group, as messages call it: "rank 2" (its worker rank where that differs).
+  std::string describe_rank(int member) const;
+
+  const std::shared_ptr<Process> process_;
+  GroupOptions options_;
+  std::atomic<std::int64_t> timeout_ms_;
+  std::atomic<std::uint64_t> sequence_{0};
+  const std::shared_ptr<Pending> pending_;
+  std::atomic<bool> closed_{false};
+};
+
+/// Adds `then` after what `step` already does at its end.
+void append(Step& step, std::function<void()> then);
+
+}  // namespace herring::torch_binding

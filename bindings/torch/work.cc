@@ -1,0 +1,191 @@
+#include "work.h"
+
+#include <ATen/core/List.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <utility>
+
+namespace herring::torch_binding {
+namespace {
+
+/// How much longer than an operation's own deadline a wait lasts: the runtime ends it with a reason, which is worth
+/// more than ours.
+constexpr std::chrono::seconds kVerdictGrace{60};
+
+}  // namespace
+
+std::exception_ptr to_exception(const char* title, const Status& status) {
+  const std::string text = c10::str(title, ": ", status.to_string());
+  return std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text));
+}
+
+Work::Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime, std::shared_ptr<Executor> executor)
+    : c10d::Work(info.rank, info.op_type, info.title, info.inputs),
+      info_(std::move(info)),
+      runtime_(std::move(runtime)),
+      executor_(std::move(executor)) {}
+
+c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime,
+                                     std::shared_ptr<Executor> executor) {
+  auto work = c10::make_intrusive<Work>(std::move(info), std::move(runtime), std::move(executor));
+  work->enter(std::move(first));
+  return work;
+}
+
+void Work::enter(Step step) {
+  Parts parts;
+  for (const runtime::Request& request : step.requests) parts.push_back(runtime_->submit(request));
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    parts_ = parts;
+    then_ = std::move(step.then);
+    number = ++step_number_;
+  }
+  cv_.notify_all();
+  // One extra, taken off below: no part may end the step while others are not yet watched. Owned by the callbacks, as
+  // those of a step that a wait() ended may still be to come when the next step runs.
+  const auto left = std::make_shared<std::atomic<std::size_t>>(parts.size() + 1);
+  for (const std::shared_ptr<runtime::Work>& part : parts) {
+    // Holds this Work, and so the tensors, until the runtime lets go of their memory.
+    part->on_done([self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), number, left](const Status&) {
+      self->part_done(number, *left);
+    });
+  }
+  part_done(number, *left);
+}
+
+void Work::part_done(std::uint64_t number, std::atomic<std::size_t>& left) {
+  if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) advance(number);
+}
+
+void Work::advance(std::uint64_t number) {
+  Parts parts;
+  std::function<Step()> then;
+  {
+    const std::lock_guard lock(mutex_);
+    if (advanced_ >= number) return;
+    advanced_ = number;
+    parts = std::exchange(parts_, {});
+    then = std::exchange(then_, nullptr);
+  }
+  std::exception_ptr error;
+  for (const std::shared_ptr<runtime::Work>& part : parts) {
+    const Status status = part->status();
+    if (!status.is_ok() && !error) error = to_exception(info_.title, status);
+  }
+  Step next;
+  if (!error && then) {
+    try {
+      const at::ThreadLocalStateGuard state(caller_state_);
+      next = then();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (!error && (next.then || !next.requests.empty())) {
+    enter(std::move(next));
+  } else {
+    end(error);
+  }
+}
+
+void Work::end(std::exception_ptr error) {
+  const at::ThreadLocalStateGuard state(caller_state_);
+  const std::shared_ptr<void> ticket = std::move(info_.ticket);
+  finish(std::move(error));
+  const std::lock_guard lock(mutex_);
+  // Without a future there is no user's code to run: no thread is needed.
+  if (!future_ || future_claimed_) return;
+  executor_->post([self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this)] { self->complete_future(); });
+}
+
+void Work::complete_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_ || future_claimed_ || !completed_) return;
+    future_claimed_ = true;
+    future = future_;
+    error = exception_;
+  }
+  const at::ThreadLocalStateGuard state(caller_state_);
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(c10::IValue(info_.outputs));
+  }
+}
+
+bool Work::wait_for_step(Instant deadline) {
+  std::uint64_t number = 0;
+  Parts parts;
+  {
+    std::unique_lock lock(mutex_);
+    if (completed_) return true;
+    number = step_number_;
+    if (advanced_ >= number) {
+      // Another thread is copying this step's results, or starting the next one.
+      return cv_.wait_until(lock, deadline, [&] { return completed_ || step_number_ > number; });
+    }
+    parts = parts_;
+  }
+  for (const std::shared_ptr<runtime::Work>& part : parts) {
+    if (!part->wait(deadline)) return false;
+  }
+  advance(number);
+  return true;
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  const bool own_deadline = timeout <= kNoTimeout;
+  const std::chrono::milliseconds limit = own_deadline ? info_.timeout + kVerdictGrace : timeout;
+  Instant deadline = std::chrono::steady_clock::now() + limit;
+  while (!isCompleted()) {
+    if (!wait_for_step(deadline)) throw_wait_timed_out(limit);
+    if (own_deadline) deadline = std::chrono::steady_clock::now() + limit;  // Each step has the time-out for itself.
+  }
+  // Whoever waited may look at the future next and expects it to be done.
+  complete_future();
+  std::exception_ptr error;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    error = exception_;
+    future = future_;
+  }
+  if (future) future->wait();  // Short: somebody is marking it.
+  if (error) std::rethrow_exception(error);
+  return true;
+}
+
+void Work::throw_wait_timed_out(std::chrono::milliseconds timeout) const {
+  C10_THROW_ERROR(DistBackendError, c10::str(info_.title, ": not done after waiting ", timeout.count(),
+                                             " ms; the operation itself goes on until its own time-out of ",
+                                             info_.timeout.count(), " ms"));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool completed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    }
+    future = future_;
+    completed = completed_;
+  }
+  if (completed) complete_future();
+  return future;
+}
+
+std::vector<at::Tensor> Work::result() {
+  TORCH_CHECK(isCompleted(), info_.title, ": the result was asked for before the operation was done; wait() first");
+  return info_.outputs;
+}
+
+}  // namespace herring::torch_binding

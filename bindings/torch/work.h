@@ -1,0 +1,91 @@
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "executor.h"
+#include "runtime/runtime.h"
+
+namespace herring::torch_binding {
+
+/// One step of a collective: the runtime's operations that it waits for, then what is done with their results on this
+/// rank (copy back to memory that the runtime could not use directly), which may ask for another step. Nothing is
+/// submitted while a step is put together, so an argument may be refused at any point of it.
+struct Step {
+  std::vector<runtime::Request> requests;
+  /// Runs once, after all requests ended well; holds on to the tensors that they borrow. A result without `requests`
+  /// and `then` is the end.
+  std::function<Step()> then;
+};
+
+/// What a collective is, for its Work.
+struct WorkInfo {
+  int rank = -1;
+  c10d::OpType op_type = c10d::OpType::UNKNOWN;
+  const char* title = nullptr;           ///< "herring:all_reduce"; static.
+  std::uint64_t sequence = 0;            ///< Number in the group.
+  std::chrono::milliseconds timeout{0};  ///< The runtime ends the operation by then.
+  std::vector<at::Tensor> inputs;        ///< For the profiler, and kept alive until the end.
+  std::vector<at::Tensor> outputs;       ///< What the future and result() give.
+  std::shared_ptr<void> ticket;          ///< Dropped when the operation ends.
+};
+
+/// A collective as torch sees it. Ends once. The memory that the runtime borrowed is referenced until then, also when
+/// the caller drops the Work.
+///
+/// Who finishes it: the runtime's callback thread or a caller in wait(), whichever comes first, so a wait never depends
+/// on a thread that a user's callback may have blocked. Callbacks of the future run on the Executor, or inside wait().
+class Work final : public c10d::Work {
+ public:
+  /// Submits `first`. Use this, not the constructor.
+  static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime,
+                                        std::shared_ptr<Executor> executor);
+  Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime, std::shared_ptr<Executor> executor);
+
+  /// Blocks at most `timeout` (none given: until the operation's own deadline, which the runtime keeps). Throws what
+  /// the operation failed with; DistBackendError when `timeout` passes first, in which case the operation goes on.
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::vector<at::Tensor> result() override;
+  std::uint64_t getSequencenumber() const override { return info_.sequence; }
+
+ private:
+  using Parts = std::vector<std::shared_ptr<runtime::Work>>;
+
+  /// Submits `step`, makes it the current one and asks its operations to call back.
+  void enter(Step step);
+  void part_done(std::uint64_t number, std::atomic<std::size_t>& left);
+  /// Ends step `number` where nobody has yet. All of its parts are done.
+  void advance(std::uint64_t number);
+  void end(std::exception_ptr error);
+  void complete_future();
+  /// One look at the current step: helps it to its end, or waits for whoever does. False at the deadline.
+  bool wait_for_step(Instant deadline);
+  [[noreturn]] void throw_wait_timed_out(std::chrono::milliseconds timeout) const;
+
+  WorkInfo info_;
+  const std::shared_ptr<runtime::Runtime> runtime_;
+  const std::shared_ptr<Executor> executor_;
+  const at::ThreadLocalState caller_state_;  ///< Profiler, grad and inference mode of the caller.
+  // Guarded by mutex_ (c10d::Work's):
+  Parts parts_;                 ///< Of the current step.
+  std::function<Step()> then_;  ///< Of the current step.
+  std::uint64_t step_number_ = 0;
+  std::uint64_t advanced_ = 0;  ///< Steps below this number have been claimed by a thread that ends them.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool future_claimed_ = false;
+};
+
+/// What a failed operation throws: DistBackendError "herring: <title>: <status>".
+std::exception_ptr to_exception(const char* title, const Status& status);
+
+}  // namespace herring::torch_binding
