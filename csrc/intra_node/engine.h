@@ -25,14 +25,14 @@ struct ByteSpan {  ///< A range of a part, in bytes.
 struct LocalOperation {
   OpKey key;
   OpDescriptor descriptor;
-  std::vector<std::uint32_t> members;    ///< Local ranks taking part, in the fixed order of summation; has this rank.
+  std::vector<std::uint32_t> members;      ///< Local ranks taking part, in the fixed order of summation; has this rank.
   std::vector<std::uint32_t> world_ranks;  ///< Their ranks in the job, for messages to people.
   /// Which bytes of the part each member reduces (same order as members); together they cover the part.
   std::vector<std::vector<ByteSpan>> owned;
-  std::span<std::byte> memory;           ///< The caller's part: source and destination.
-  std::uint32_t root = 0;                ///< kBroadcast, kAllGather: index into members.
-  std::uint32_t average_over = 1;        ///< 1 where the network hop averages afterwards.
-  bool network = false;                  ///< After the local reduction: NetworkAction, then distribute its result.
+  std::span<std::byte> memory;     ///< The caller's part: source and destination.
+  std::uint32_t root = 0;          ///< kBroadcast, kAllGather: index into members.
+  std::uint32_t average_over = 1;  ///< 1 where the network hop averages afterwards.
+  bool network = false;            ///< After the local reduction: NetworkAction, then distribute its result.
   Duration timeout{};
 };
 
@@ -50,8 +50,8 @@ struct ReduceLocal {
   std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
   std::vector<std::span<std::byte>> outputs;       ///< May be inputs, never a partial overlap.
 };
-/// This rank's owned bytes of `part` hold the host's partial result: take them over the network, put the final result in
-/// the same place, then call on_network_done(key). `part` has the whole part's size; lies in this rank's arena.
+/// This rank's owned bytes of `part` hold the host's partial result: take them over the network, put the final result
+/// in the same place, then call on_network_done(key). `part` has the whole part's size; lies in this rank's arena.
 struct NetworkAction {
   OpKey key;
   std::span<std::byte> part;
@@ -67,7 +67,7 @@ using LocalActions = std::vector<LocalAction>;
 struct EngineConfig {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
-  std::uint32_t inline_bytes = 0;  ///< Parts up to this travel inside the messages themselves.
+  std::uint32_t inline_bytes = 0;            ///< Parts up to this travel inside the messages themselves.
   std::vector<std::span<std::byte>> arenas;  ///< Each local rank's arena as mapped here; [local_rank] is our own.
   /// Staging memory of our own arena; empty span where full (the operation then fails with kUnavailable, naming
   /// HERRING_ARENA_BYTES). Bounded by what the caller has outstanding: the runtime windows the parts of one operation.
@@ -79,23 +79,23 @@ struct EngineStats {
   std::uint64_t ops_completed = 0;
   std::uint64_t ops_failed = 0;
   std::uint64_t bytes_copied = 0;
-  std::uint64_t bytes_reduced = 0;   ///< Read by reductions.
-  std::uint64_t staging_bytes = 0;   ///< In use now.
+  std::uint64_t bytes_reduced = 0;  ///< Read by reductions.
+  std::uint64_t staging_bytes = 0;  ///< In use now.
   std::uint64_t messages_rejected = 0;
 };
 
 /// How an all-reduce goes, for the member with index i:
 ///  1. memory inside our arena is used in place. Private memory: copy the ranges that others own into staging memory.
-///     Send Ready{descriptor, location} to the other members. (Small parts: Ready carries the data, every member sums for
-///     itself, done.)
+///     Send Ready{descriptor, location} to the other members. (Small parts: Ready carries the data, every member sums
+///     for itself, done.)
 ///  2. All Ready and equal: reduce our own range from everybody's memory. In-place members get the result written where
 ///     they are; for staged members it is written once, into our staging memory, and into our own private memory.
 ///     (network: the partial goes to our slot, then NetworkAction; the rest when the network is done.)
 ///     Send Reduced.
 ///  3. On Reduced from member j: a staged member copies range j out. After all: complete; send Done to those whose
 ///     staging we read. Staging is freed when all who read it are done.
-/// Broadcast: the root's memory is the only source; every other member copies from it when all are Ready. Barrier: Ready
-/// only. Descriptors that differ: every member completes with kMismatch naming each world rank and what it said.
+/// Broadcast: the root's memory is the only source; every other member copies from it when all are Ready. Barrier:
+/// Ready only. Descriptors that differ: every member completes with kMismatch naming each world rank and what it said.
 class Engine final {
  public:
   explicit Engine(EngineConfig config);
@@ -108,6 +108,9 @@ class Engine final {
   void on_network_done(Instant now, const OpKey& key, const Status& status);
   /// A message from another rank; never trusted: bad ones are counted and dropped.
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
+  /// Gives an operation up: completes with `why` here and tells the other members, who complete with it too (those who submit
+  /// it later, at once). Unknown or finished keys are ignored. (The runtime: other parts of the same operation failed.)
+  void abort(Instant now, const OpKey& key, const Status& why);
   /// A local rank is gone: operations that need it fail with kPeerLost (`why` names it).
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
   void on_tick(Instant now);
