@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "runtime/pump.h"
+#include "runtime/validate.h"
 #include "server/reduce.h"
 #include "wire/header.h"
 
@@ -125,7 +126,9 @@ void LaneThread::loop() {
   pump_options.max_body_bytes = std::max<std::size_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   Pump<server::Engine> pump(
       engine, *endpoint_, pump_options,
-      [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
+      [isa = reduction_isa(config)](const ReduceAction& action) {
+        server::reduce(action.spec, action.inputs, action.outputs, isa);
+      },
       [](const CompleteAction&) {});
   const Duration spin = std::chrono::microseconds(config.spin_us);
   Instant busy_until{};

@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "runtime/lane_thread.h"
 #include "runtime/progress_part.h"
+#include "runtime/validate.h"
 
 namespace herring::runtime {
 namespace {
@@ -47,7 +48,7 @@ void poll_until(Instant until, std::span<const int> descriptors) {
 
 }  // namespace
 
-Progress::Progress(ProgressOptions options) : options_(std::move(options)), config_(options_.config) {
+Progress::Progress(ProgressOptions options) : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) {

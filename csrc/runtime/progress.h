@@ -24,6 +24,7 @@
 #include "runtime/placement.h"
 #include "runtime/pump.h"
 #include "runtime/runtime.h"
+#include "server/reduce.h"
 #include "transport/transport.h"
 #include "worker/engine.h"
 
@@ -130,6 +131,7 @@ class Progress final {
 
   ProgressOptions options_;
   const Config& config_;
+  const server::Isa isa_;
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;

@@ -8,7 +8,6 @@
 #include "fusion_buffer/fusion_buffer.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
-#include "server/reduce.h"
 
 namespace herring::runtime {
 namespace {
@@ -148,6 +147,7 @@ void Progress::submit_local(Instant now, Part& part) {
     }
   }
   operation.timeout = std::max(whole.deadline - now, Duration{1});
+  part.operation->staged |= !options_.neighborhood->contains(part.memory);
   part.local = true;
   local_->submit(now, operation);
 }
@@ -193,7 +193,7 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
   } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
     copy(move->from, move->to);
   } else if (auto* sum = std::get_if<intra_node::ReduceLocal>(&action)) {
-    server::reduce(sum->spec, sum->inputs, sum->outputs);
+    server::reduce(sum->spec, sum->inputs, sum->outputs, isa_);
   } else if (auto* network = std::get_if<intra_node::NetworkAction>(&action)) {
     const auto found = parts_.find(network->key);
     if (found != parts_.end()) submit_network(now, *found->second, network->part);
@@ -234,6 +234,7 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   if (operation->in_flight > 0) return;
   std::erase(operations_, operation);
   ++(operation->failure.is_ok() ? counters_.ops_completed : counters_.ops_failed);
+  ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
   publish();
   operation->work->complete(operation->failure);
   if (--pending_ == 0) {

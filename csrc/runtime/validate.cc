@@ -1,11 +1,9 @@
 #include "runtime/validate.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <string>
 
-#include "server/reduce.h"
+#include "core/memory.h"
 
 namespace herring::runtime {
 namespace {
@@ -53,9 +51,17 @@ Status validate(const Request& request, const GroupRoute& route) {
 
 std::uint64_t effective_arena_bytes(const Config& config) {
   if (config.arena_bytes != 0) return config.arena_bytes;
-  const auto pages = static_cast<std::uint64_t>(std::max(sysconf(_SC_PHYS_PAGES), 1L));
-  const auto page_bytes = static_cast<std::uint64_t>(std::max(sysconf(_SC_PAGESIZE), 1L));
-  return std::max<std::uint64_t>(pages * page_bytes / 2, 64u << 20);
+  return std::max<std::uint64_t>(usable_memory_bytes() / 2, 64u << 20);
+}
+
+server::Isa reduction_isa(const Config& config) {
+  const server::Isa best = server::best_isa();
+  if (config.simd == "auto") return best;
+  for (const server::Isa isa : {server::Isa::kScalar, server::Isa::kAvx2, server::Isa::kAvx512}) {
+    if (server::name(isa) == config.simd && isa <= best) return isa;
+  }
+  throw Error(Code::kUnavailable, "HERRING_SIMD=" + config.simd + ": this processor does not have it (its best is " +
+                                      std::string(server::name(best)) + ")");
 }
 
 }  // namespace herring::runtime

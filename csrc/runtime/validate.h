@@ -6,6 +6,7 @@
 #include "core/status.h"
 #include "runtime/placement.h"
 #include "runtime/runtime.h"
+#include "server/reduce.h"
 
 namespace herring::runtime {
 
@@ -14,5 +15,8 @@ Status validate(const Request& request, const GroupRoute& route);
 
 /// Config::arena_bytes, or half of this machine's memory where it is 0.
 std::uint64_t effective_arena_bytes(const Config& config);
+
+/// The instruction set that reductions use. Throws Error(kUnavailable) for one that this processor lacks.
+server::Isa reduction_isa(const Config& config);
 
 }  // namespace herring::runtime
