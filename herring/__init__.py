@@ -1,0 +1,144 @@
+"""Herring: gradient averaging through servers, for any array library on the CPU.
+
+>>> import herring
+>>> herring.init()                              # under herringrun, torchrun or mpirun; alone, a job of one
+>>> mean = herring.allreduce(gradient)          # numpy in, numpy out; torch in, torch out
+>>> herring.shutdown()                          # or at exit
+
+`herring.torch` has the torch.distributed backend and DistributedDataParallel; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+try:
+    from herring import _core  # noqa: F401  (only to say what to do where it is missing)
+except ImportError as error:
+    raise ImportError(
+        f"Herring's native module cannot be loaded ({error}). `pip install .` in Herring's source folder builds it, for the "
+        "Python that runs it"
+    ) from error
+
+from herring._collectives import (
+    ReduceOp,
+    allgather,
+    allreduce,
+    allreduce_,
+    barrier,
+    broadcast,
+    broadcast_,
+    empty,
+    server_counters,
+    stats,
+)
+from herring._context import process as _process
+from herring._errors import (
+    CancelledError,
+    HerringError,
+    HerringTimeoutError,
+    InternalError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    ShutdownError,
+    TransportError,
+    UnavailableError,
+)
+from herring._handle import Handle, to_seconds
+from herring._version import __version__
+
+__all__ = [
+    "CancelledError",
+    "Handle",
+    "HerringError",
+    "HerringTimeoutError",
+    "InternalError",
+    "InvalidArgumentError",
+    "MismatchError",
+    "PeerLostError",
+    "ProtocolError",
+    "ReduceOp",
+    "ShutdownError",
+    "TransportError",
+    "UnavailableError",
+    "__version__",
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "description",
+    "empty",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "server_counters",
+    "shutdown",
+    "size",
+    "stats",
+]
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    timeout: float | timedelta | None = None,
+    **settings: str | float | bool | None,
+) -> None:
+    """Joins the job; returns when every process of it is here and connected.
+
+    Args:
+        rank, size: This worker's place; else from RANK and WORLD_SIZE (torchrun, herringrun), else from MPI's variables
+            (mpirun), else a job of this one process.
+        timeout: Seconds until an operation fails, else the setting timeout_s (600).
+        settings: Any setting of docs/configuration.md, in lower case without HERRING_: servers=2, chunk_bytes="64KB".
+            They win over the environment.
+
+    Calling it again with the same values, or none, does nothing. Raises HerringTimeoutError naming who is missing,
+    MismatchError where processes disagree about the job, InvalidArgumentError for a bad value.
+    """
+    seconds = to_seconds(timeout)
+    if seconds is not None:
+        settings = {"timeout_s": seconds, **settings}
+    _process.start(settings, rank=rank, size=size)
+
+
+def shutdown() -> None:
+    """Finishes what is pending and leaves the job. Runs at exit by itself; calling it twice does nothing."""
+    _process.stop()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job."""
+    return _process.session() is not None
+
+
+def rank() -> int:
+    """This worker's rank, 0 .. size()-1."""
+    return _process.current().job.rank
+
+
+def size() -> int:
+    """Number of workers."""
+    return _process.current().job.size
+
+
+def local_rank() -> int:
+    """This worker's rank among those on its host."""
+    return _process.current().local_rank
+
+
+def local_size() -> int:
+    """Number of workers on this host."""
+    return _process.current().local_size
+
+
+def description() -> str:
+    """How data travels in this job: "shared memory", "tcp (libfabric 2.5, eth0) via 4 embedded servers"."""
+    return _process.current().runtime.description()

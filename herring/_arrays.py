@@ -1,0 +1,78 @@
+"""Arrays of any library: where results are made, and what is copied."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from herring import _core
+from herring._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Below this a copy costs less than a page of shared memory.
+_SHARED_FROM_BYTES = 64 << 10
+
+
+def is_foreign(array: Any) -> bool:
+    """Whether `array` is another library's tensor: it speaks DLPack and is not numpy's."""
+    numpy = sys.modules.get("numpy")
+    return hasattr(array, "__dlpack__") and not (
+        numpy is not None and isinstance(array, (numpy.ndarray, numpy.generic))
+    )
+
+
+def as_input(array: Any) -> Any:
+    """`array` as the runtime can read it: row-major, copied where it was not; numbers and lists become numpy arrays."""
+    if is_foreign(array):
+        contiguous = getattr(array, "contiguous", None)
+        return array if contiguous is None else contiguous()
+    import numpy as np
+
+    return np.asarray(array, order="C")
+
+
+def shared_empty(
+    runtime: _core.Runtime, shape: int | Sequence[int], dtype: npt.DTypeLike, at_least_bytes: int = 1
+) -> np.ndarray[Any, Any]:
+    """An uninitialised array in the runtime's shared memory; in ordinary memory where none is left, or it is small."""
+    import numpy as np
+
+    kind = np.dtype(dtype)
+    dims = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
+    if any(size < 0 for size in dims):
+        raise InvalidArgumentError(f"shape is {dims}; sizes must not be negative")
+    if kind.hasobject:
+        raise InvalidArgumentError(f"dtype {kind} holds Python objects, which have no place in shared memory")
+    nbytes = math.prod(dims) * kind.itemsize
+    memory = runtime.allocate(nbytes) if nbytes >= max(at_least_bytes, 1) else None
+    if memory is None:
+        return np.empty(dims, kind)
+    array: np.ndarray[Any, Any] = np.frombuffer(memoryview(memory), dtype=kind).reshape(dims)
+    return array
+
+
+def new_result(runtime: _core.Runtime, array: Any, shape: Sequence[int] | None = None) -> Any:
+    """Uninitialised memory for a result like `array` (an as_input()), of `shape` where that differs.
+
+    Of numpy where `array` is, of the tensor's own library where it has new_empty() (torch), else of numpy.
+    """
+    dims = tuple(array.shape if shape is None else shape)
+    if not is_foreign(array):
+        return shared_empty(runtime, dims, array.dtype, _SHARED_FROM_BYTES)
+    new_empty = getattr(array, "new_empty", None)
+    if new_empty is not None:
+        return new_empty(dims)
+    import numpy as np
+
+    try:
+        dtype = np.from_dlpack(array).dtype
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"no result like this {type(array).__name__} can be made ({error}); pass out=, or use the call in place"
+        ) from error
+    return shared_empty(runtime, dims, dtype, _SHARED_FROM_BYTES)

@@ -1,0 +1,242 @@
+"""The operations: names, defaults and results; the work is the runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from herring import _core
+from herring._arrays import as_input, new_result, shared_empty
+from herring._context import Session, process
+from herring._errors import InvalidArgumentError
+from herring._handle import Handle, to_seconds
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+ArrayT = TypeVar("ArrayT")
+Timeout = float | timedelta | None
+
+
+class ReduceOp(str, Enum):
+    """How elements of different ranks are combined; the plain strings work as well.
+
+    AVERAGE is a sum divided once, before it is rounded; of integers it truncates toward zero. The bitwise three are for
+    integers and bool. 16-bit floats are added in float32 and rounded once.
+    """
+
+    SUM = "sum"
+    AVERAGE = "average"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+
+def _op(op: ReduceOp | str) -> str:
+    try:
+        return ReduceOp(op).value
+    except ValueError:
+        raise InvalidArgumentError(
+            f"op is {op!r}; it must be one of {', '.join(each.value for each in ReduceOp)}"
+        ) from None
+
+
+def _root(session: Session, root: int) -> int:
+    if not 0 <= root < session.job.size:
+        raise InvalidArgumentError(f"root is {root}; it must be a rank, from 0 to {session.job.size - 1}")
+    return root
+
+
+def _submit(
+    collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
+    source: Any,
+    result: ArrayT,
+    *,
+    timeout: Timeout,
+    name: str | None,
+    op: str = "sum",
+    root: int = 0,
+) -> Handle[ArrayT]:
+    session = process.current()
+    seconds = to_seconds(timeout)
+    work = session.runtime.submit(collective, source, result, op=op, root=root, name=name, timeout=seconds)
+    what = collective if name is None else f"{collective} {name!r}"
+    return Handle(work, result, session.config.timeout_s if seconds is None else seconds, what)
+
+
+@overload
+def allreduce(
+    array: ArrayT,
+    op: ReduceOp | str = ...,
+    *,
+    name: str | None = ...,
+    async_op: Literal[False] = ...,
+    out: ArrayT | None = ...,
+    timeout: Timeout = ...,
+) -> ArrayT: ...
+@overload
+def allreduce(
+    array: ArrayT,
+    op: ReduceOp | str = ...,
+    *,
+    name: str | None = ...,
+    async_op: Literal[True],
+    out: ArrayT | None = ...,
+    timeout: Timeout = ...,
+) -> Handle[ArrayT]: ...
+def allreduce(
+    array: ArrayT,
+    op: ReduceOp | str = ReduceOp.AVERAGE,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    out: ArrayT | None = None,
+    timeout: Timeout = None,
+) -> ArrayT | Handle[ArrayT]:
+    """Combines `array` of all ranks elementwise and gives every rank the result, the same bits on each.
+
+    Args:
+        array: A numpy array (or what numpy.asarray takes), or a CPU tensor of any library with DLPack. Of one shape and
+            dtype on all ranks: float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool.
+        op: A ReduceOp or its string.
+        name: Matches the calls of different ranks, in any order; without names, calls match in the order they are made.
+        async_op: Return a Handle at once; `array` must then not change until it is done.
+        out: Where the result goes (contiguous, like `array`); may be `array` itself.
+        timeout: Seconds until the operation fails on all ranks, else the setting timeout_s.
+
+    Returns `out`, else a new array: numpy for numpy, torch for torch (any library whose tensors have new_empty), numpy
+    for the rest. Raises MismatchError where ranks disagree, HerringTimeoutError that names the ranks that did not come,
+    PeerLostError where one died, InvalidArgumentError for arrays and values that do not work.
+    """
+    session = process.current()
+    source = as_input(array)
+    result: Any = new_result(session.runtime, source) if out is None else out
+    handle = _submit("all_reduce", source, result, timeout=timeout, name=name, op=_op(op))
+    return handle if async_op else handle.wait()
+
+
+@overload
+def allreduce_(
+    array: ArrayT,
+    op: ReduceOp | str = ...,
+    *,
+    name: str | None = ...,
+    async_op: Literal[False] = ...,
+    timeout: Timeout = ...,
+) -> ArrayT: ...
+@overload
+def allreduce_(
+    array: ArrayT,
+    op: ReduceOp | str = ...,
+    *,
+    name: str | None = ...,
+    async_op: Literal[True],
+    timeout: Timeout = ...,
+) -> Handle[ArrayT]: ...
+def allreduce_(
+    array: ArrayT,
+    op: ReduceOp | str = ReduceOp.AVERAGE,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+) -> ArrayT | Handle[ArrayT]:
+    """allreduce() in place: `array` must be contiguous and writable, and is returned.
+
+    With arrays of herring.empty() nothing is copied on this side.
+    """
+    process.current()
+    handle = _submit("all_reduce", None, array, timeout=timeout, name=name, op=_op(op))
+    return handle if async_op else handle.wait()
+
+
+@overload
+def broadcast(
+    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
+) -> ArrayT: ...
+@overload
+def broadcast(
+    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
+) -> Handle[ArrayT]: ...
+def broadcast(
+    array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
+) -> ArrayT | Handle[ArrayT]:
+    """A new array with rank `root`'s elements; on other ranks `array` gives shape and dtype. See allreduce()."""
+    session = process.current()
+    source = as_input(array)
+    result: Any = new_result(session.runtime, source)
+    handle = _submit("broadcast", source, result, timeout=timeout, name=name, root=_root(session, root))
+    return handle if async_op else handle.wait()
+
+
+@overload
+def broadcast_(
+    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
+) -> ArrayT: ...
+@overload
+def broadcast_(
+    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
+) -> Handle[ArrayT]: ...
+def broadcast_(
+    array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
+) -> ArrayT | Handle[ArrayT]:
+    """broadcast() in place: writes rank `root`'s elements into `array` on the others, and returns it."""
+    session = process.current()
+    handle = _submit("broadcast", None, array, timeout=timeout, name=name, root=_root(session, root))
+    return handle if async_op else handle.wait()
+
+
+@overload
+def allgather(
+    array: ArrayT, *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
+) -> ArrayT: ...
+@overload
+def allgather(
+    array: ArrayT, *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
+) -> Handle[ArrayT]: ...
+def allgather(
+    array: ArrayT, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
+) -> ArrayT | Handle[ArrayT]:
+    """The arrays of all ranks, joined along the first axis in order of rank; of numbers, a vector of length size().
+
+    `array` has one shape and dtype on all ranks: (n, ...) gives (size() * n, ...). See allreduce() for the rest.
+    """
+    session = process.current()
+    source: Any = as_input(array)
+    dims = tuple(source.shape)
+    joined = (session.job.size * dims[0], *dims[1:]) if dims else (session.job.size,)
+    result: Any = new_result(session.runtime, source, joined)
+    handle = _submit("all_gather", source, result, timeout=timeout, name=name)
+    return handle if async_op else handle.wait()
+
+
+def barrier(*, name: str | None = None, timeout: Timeout = None) -> None:
+    """Returns when every rank has called it. Raises HerringTimeoutError naming the ranks that did not."""
+    process.current()
+    _submit("barrier", None, None, timeout=timeout, name=name).wait()
+
+
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:
+    """An uninitialised numpy array in memory that this host's ranks share and the network can reach.
+
+    Operations in place on it copy nothing on this side. It stays valid after shutdown(). Where the shared memory
+    (setting arena_bytes) is used up, the array is an ordinary one, which works but is copied; stats() counts both.
+    """
+    return shared_empty(process.current().runtime, shape, dtype)
+
+
+def stats() -> _core.RuntimeStats:
+    """What this rank has done: operations completed and failed, bytes to and from servers, operations with and without
+    a copy."""
+    return process.current().runtime.stats()
+
+
+def server_counters() -> list[_core.ServerCounters]:
+    """What each server has moved so far. Collective: every rank calls it."""
+    return process.current().runtime.server_counters()

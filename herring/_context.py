@@ -1,0 +1,176 @@
+"""The one job that this process may be in: its start and end, and what happens at exit, at fork and on a fatal error."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from herring import _core
+from herring._errors import HerringError, InvalidArgumentError, ShutdownError
+from herring._job import WorkerJob, join_as_worker, read_settings
+from herring._rendezvous import Store
+
+_ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A worker from init() to shutdown()."""
+
+    job: WorkerJob
+    runtime: _core.Runtime
+
+    @property
+    def config(self) -> _core.Config:
+        """The settings in force."""
+        return self.job.config
+
+    @property
+    def local_rank(self) -> int:
+        """As the launcher counts, else as the runtime does (workers that share this host's memory)."""
+        told = self.job.placement.local_rank
+        return self.runtime.local_rank if told is None else told
+
+    @property
+    def local_size(self) -> int:
+        """Workers on this host, counted likewise."""
+        told = self.job.placement.local_size
+        return self.runtime.local_size if told is None else told
+
+
+class Process:
+    """Owns this process's session. There is one, `process` below: a process is a worker of one job at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._session: Session | None = None
+        self._ended = False
+        self._forked_from: int | None = None
+        self._hooks_installed = False
+        self._previous_excepthook: _ExceptHook | None = None
+
+    def session(self) -> Session | None:
+        """The running session, if any."""
+        return self._session
+
+    def current(self) -> Session:
+        """The running session. Raises ShutdownError that says why there is none."""
+        session = self._session
+        if session is not None:
+            return session
+        self._refuse_in_child()
+        if self._ended:
+            raise ShutdownError("herring.shutdown() was called; call herring.init() again first")
+        raise ShutdownError("herring.init() has not been called in this process")
+
+    def start(
+        self,
+        settings: Mapping[str, object],
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+        store: Store | None = None,
+        generation: int = 0,
+    ) -> Session:
+        """Joins the job and connects; where that was done, checks that nothing else is asked for and returns it."""
+        with self._lock:
+            self._refuse_in_child()
+            if self._session is not None:
+                _check_same(self._session, settings, rank, size)
+                return self._session
+            job = join_as_worker(read_settings(settings), rank=rank, size=size, store=store, generation=generation)
+            try:
+                runtime = job.start_runtime()
+            except BaseException as error:
+                # The others wait for this worker to connect; they learn why it does not.
+                with contextlib.suppress(HerringError):
+                    job.client.report_failure(_text_of(type(error), error))
+                job.close()
+                raise
+            self._session = Session(job, runtime)
+            self._ended = False
+            self._install_hooks()
+            return self._session
+
+    def stop(self) -> None:
+        """Finishes what is pending and leaves the job. Idempotent; nothing in a forked child."""
+        with self._lock:
+            session, self._session = self._session, None
+            if session is None:
+                return
+            self._ended = True
+            self._remove_excepthook()
+            try:
+                session.runtime.shutdown()
+            finally:
+                session.job.close()
+
+    def _refuse_in_child(self) -> None:
+        if self._forked_from is not None:
+            raise ShutdownError(
+                f"process {os.getpid()} was forked from process {self._forked_from}, whose connections and threads it "
+                "does not have; start it with the spawn method and call herring.init() there"
+            )
+
+    def _install_hooks(self) -> None:
+        if not self._hooks_installed:
+            atexit.register(self.stop)
+            os.register_at_fork(after_in_child=self._after_fork_in_child)
+            self._hooks_installed = True
+        self._previous_excepthook = sys.excepthook
+        sys.excepthook = self._excepthook
+
+    def _remove_excepthook(self) -> None:
+        # Somebody may have wrapped ours since; theirs then stays, and ours passes through.
+        if sys.excepthook == self._excepthook and self._previous_excepthook is not None:
+            sys.excepthook = self._previous_excepthook
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """Tells the other processes at once that this one goes down; then everything goes on as it would have."""
+        session = self._session
+        if session is not None:
+            text = _text_of(kind, error)
+            with contextlib.suppress(HerringError):
+                session.job.client.report_failure(text)
+            with contextlib.suppress(HerringError):
+                session.runtime.abort(text)
+        (self._previous_excepthook or sys.__excepthook__)(kind, error, traceback)
+
+    def _after_fork_in_child(self) -> None:
+        # The native objects notice by themselves that this is another process, and let go of nothing.
+        if self._session is not None:
+            self._forked_from = os.getppid()
+            self._session = None
+        self._lock = threading.RLock()
+
+
+def _text_of(kind: type[BaseException], error: BaseException) -> str:
+    limit = 500
+    text = f"{kind.__name__}: {error}"
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def _check_same(session: Session, settings: Mapping[str, object], rank: int | None, size: int | None) -> None:
+    """A second init() may repeat what the first one said, or say nothing."""
+    for name, asked, now in (("rank", rank, session.job.rank), ("size", size, session.job.size)):
+        if asked is not None and asked != now:
+            raise InvalidArgumentError(f"herring runs already with {name} {now}, not {asked}; call shutdown() before")
+    given = {name: value for name, value in settings.items() if value is not None}
+    wanted, running = read_settings(given), session.config
+    values = {name: value for name, value, _ in running.origins}
+    for name, value, _ in wanted.origins:
+        if name.removeprefix("HERRING_").lower() in given and values[name] != value:
+            raise InvalidArgumentError(
+                f"herring runs already with {name}={values[name]}, not {value}; call shutdown() before"
+            )
+    if given.get("secret") not in (None, running.secret):
+        raise InvalidArgumentError("herring runs already with another secret; call shutdown() before")
+
+
+process = Process()

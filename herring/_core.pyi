@@ -1,0 +1,220 @@
+"""The C++ runtime (bindings/core). Private. Everything raises the exceptions of herring._errors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, final
+
+from typing_extensions import Buffer, CapsuleType
+
+class ConfigRow(TypedDict):
+    name: str
+    type: str
+    default: str
+    range: str
+    help: str
+
+class ProviderReport(TypedDict):
+    name: str
+    domain: str
+    usable: bool
+    reason: str
+
+class FabricReport(TypedDict):
+    path: str
+    version: str
+    tried: list[str]
+    providers: list[ProviderReport]
+    chosen: int
+
+class ServerCounters(TypedDict):
+    server: int
+    place: str
+    bytes_received: int
+    bytes_sent: int
+    ops: int
+
+class RuntimeStats(TypedDict):
+    ops_completed: int
+    ops_failed: int
+    bytes_to_servers: int
+    bytes_from_servers: int
+    zero_copy_ops: int
+    staged_ops: int
+
+@final
+class Config:
+    """Every setting, typed; see docs/configuration.md. Immutable."""
+
+    @property
+    def servers(self) -> int: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def bucket_bytes(self) -> int: ...
+    @property
+    def chunk_bytes(self) -> int: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def eager_bytes(self) -> int: ...
+    @property
+    def local_part_bytes(self) -> int: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def intra_node(self) -> Literal["auto", "on", "off"]: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def join_timeout_s(self) -> float: ...
+    @property
+    def heartbeat_s(self) -> float: ...
+    @property
+    def dead_after_s(self) -> float: ...
+    @property
+    def spin_us(self) -> int: ...
+    @property
+    def libfabric(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def interface(self) -> str: ...
+    @property
+    def simd(self) -> str: ...
+    @property
+    def secret(self) -> str: ...
+    @property
+    def hub(self) -> str: ...
+    @property
+    def log_level(self) -> Literal["error", "warning", "info", "debug"]: ...
+    @property
+    def origins(self) -> list[tuple[str, str, str]]:
+        """(name, value, source) in table order; a secret reads "(set)"."""
+    def with_secret(self, secret: str) -> Config: ...
+
+def read_config(overrides: Mapping[str, str] = ...) -> Config:
+    """This process's HERRING_* variables; `overrides` (same names) win over them."""
+
+def config_table() -> list[ConfigRow]: ...
+def probe_fabric(config: Config, search: Sequence[str] = ...) -> FabricReport: ...
+def host_identity() -> str:
+    """Equal on processes that can share memory."""
+
+@final
+class Member:
+    @property
+    def role(self) -> Literal["worker", "server"]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def host_identity(self) -> str: ...
+    @property
+    def host_name(self) -> str: ...
+
+@final
+class Hub:
+    """The control plane's meeting place; runs on a thread of its own until close()."""
+
+    def __init__(
+        self, *, listen_host: str, ports: Sequence[int], workers: int, job_id: int, config: Config
+    ) -> None: ...
+    @property
+    def port(self) -> int: ...
+    def close(self) -> None:
+        """Waits up to a second for members that are leaving, then stops."""
+
+@final
+class HubClient:
+    """This process's connection to the hub. The constructor waits until everybody has joined."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        ports: Sequence[int],
+        role: Literal["worker", "server"],
+        rank: int,
+        workers: int,
+        config: Config,
+        timeout: float,
+    ) -> None: ...
+    @property
+    def job_id(self) -> int: ...
+    @property
+    def workers(self) -> list[Member]: ...
+    @property
+    def servers(self) -> list[Member]: ...
+    def exchange(self, name: str, blob: bytes, timeout: float) -> list[bytes]:
+        """All-gather of one blob a member: workers' by rank, then servers'."""
+    def report_failure(self, reason: str) -> None: ...
+    def leave(self) -> None: ...
+
+@final
+class Work:
+    def done(self) -> bool: ...
+    def wait(self, timeout: float) -> bool:
+        """Blocks up to `timeout` seconds; False where it is not done by then (it goes on)."""
+    def check(self) -> None:
+        """Raises why a finished operation failed."""
+
+@final
+class Memory(Buffer):
+    """Shared, registered memory of the runtime: writable bytes, alive as long as something refers to it."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Runtime:
+    """A worker's runtime. Every worker and server of the job constructs its own at the same time."""
+
+    def __init__(
+        self, *, config: Config, hub: HubClient, rank: int, fabric_search: Sequence[str], timeout: float
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def servers(self) -> int: ...
+    def description(self) -> str: ...
+    def add_group(self, group: int, ranks: Sequence[int]) -> None: ...
+    def remove_group(self, group: int) -> None: ...
+    def submit(
+        self,
+        collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
+        input: Any = None,  # noqa: A002
+        output: Any = None,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        group: int = 0,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Work:
+        """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place."""
+    def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
+        """Memory that operations use without a copy; None where there is none left."""
+    def abort(self, reason: str) -> None: ...
+    def shutdown(self) -> None: ...
+    def stats(self) -> RuntimeStats: ...
+    def server_counters(self) -> list[ServerCounters]: ...
+    def capsule(self) -> CapsuleType:
+        """ "herring.runtime": a heap std::shared_ptr<herring::runtime::Runtime>*, for other extensions."""
+
+@final
+class ServerProcess:
+    """A server of its own. Construct it while the workers construct their runtimes."""
+
+    def __init__(
+        self, *, config: Config, hub: HubClient, rank: int, fabric_search: Sequence[str], timeout: float
+    ) -> None: ...
+    def run(self) -> None:
+        """Serves until all workers have left or stop(); raises where the job failed. Signal handlers run meanwhile."""
+    def stop(self) -> None: ...
+    def counters(self) -> ServerCounters: ...
+    def close(self) -> None: ...

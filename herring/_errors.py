@@ -1,0 +1,62 @@
+"""What Herring raises, drawn once::
+
+HerringError (RuntimeError)
++-- InvalidArgumentError (ValueError)    a value is bad; the message names it
++-- MismatchError                        ranks disagree about an operation; the message says who said what
++-- HerringTimeoutError (TimeoutError)   a deadline passed; the message names who is missing
++-- PeerLostError                        a process died, stopped answering, or left
++-- ProtocolError                        a peer sent what no correct peer sends
++-- TransportError                       a network or system call failed
++-- ShutdownError                        before init(), after shutdown(), or in a forked child
++-- UnavailableError                     something needed is not on this machine
++-- CancelledError                       given up on purpose
++-- InternalError                        a bug in Herring
+"""
+
+from __future__ import annotations
+
+import builtins
+
+
+class HerringError(RuntimeError):
+    """Anything that Herring raises."""
+
+
+class InvalidArgumentError(HerringError, ValueError):
+    """A value (argument, setting, array) is bad; the message names it and what is accepted."""
+
+
+class MismatchError(HerringError):
+    """Ranks disagree about an operation or the job; the message says who said what."""
+
+
+class HerringTimeoutError(HerringError, builtins.TimeoutError):
+    """A deadline passed; the message names who is missing."""
+
+
+class PeerLostError(HerringError):
+    """A process of the job died, stopped answering, failed, or left."""
+
+
+class ProtocolError(HerringError):
+    """A peer sent something that no correct peer sends."""
+
+
+class TransportError(HerringError):
+    """A network or system call failed; the message names the call and the peer."""
+
+
+class ShutdownError(HerringError):
+    """Herring is not running in this process: before init(), after shutdown(), or in a forked child."""
+
+
+class UnavailableError(HerringError):
+    """Something needed is not on this machine (a library, a device); the message says what to install."""
+
+
+class CancelledError(HerringError):
+    """The operation was given up on purpose by its owner."""
+
+
+class InternalError(HerringError):
+    """A bug in Herring."""

@@ -1,0 +1,62 @@
+"""A pending operation, as Python sees it."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+from herring import _core
+from herring._errors import HerringTimeoutError, InternalError, InvalidArgumentError
+
+ResultT = TypeVar("ResultT")
+
+# An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
+_GRACE_S = 60.0
+
+
+def to_seconds(timeout: float | timedelta | None) -> float | None:
+    """Seconds of a number or a timedelta. Raises InvalidArgumentError unless above zero."""
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds > 0:
+        raise InvalidArgumentError(f"timeout is {timeout}; it must be above 0 seconds")
+    return seconds
+
+
+class Handle(Generic[ResultT]):
+    """What a call with async_op=True returns. Dropping it does not stop the operation."""
+
+    def __init__(self, work: _core.Work, result: ResultT, timeout: float, what: str) -> None:
+        self._work = work
+        self._result = result
+        self._what = what
+        self._last = time.monotonic() + timeout + _GRACE_S
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Never blocks."""
+        return self._work.done()
+
+    def wait(self, timeout: float | timedelta | None = None) -> ResultT:
+        """Blocks until the operation has ended, and returns its result.
+
+        Raises HerringTimeoutError after `timeout` seconds (the operation goes on; wait again), and what the operation
+        failed with. Without `timeout`, waits as long as the operation's own deadline.
+        """
+        limit = to_seconds(timeout)
+        if not self._work.wait(max(self._last - time.monotonic(), 0.0) if limit is None else limit):
+            if limit is None:
+                raise InternalError(
+                    f"{self._what} did not end at its deadline: this is a bug in Herring, please report it"
+                )
+            raise HerringTimeoutError(f"{self._what} is not done after {limit:g} s; it goes on")
+        self._work.check()
+        return self._result
+
+    def result(self) -> ResultT:
+        """The same as wait() without a limit."""
+        return self.wait()
+
+    def __repr__(self) -> str:
+        return f"<herring Handle of {self._what}, {'done' if self.done() else 'pending'}>"

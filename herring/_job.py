@@ -1,0 +1,264 @@
+"""Joining a job: what workers and servers do before they have a runtime.
+
+`join_as_worker` and `join_as_server` are the only two ways in: of herring.init(), herring.torch and `herring server`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from herring import _core
+from herring._errors import InvalidArgumentError, UnavailableError
+from herring._fabric import fabric_search
+from herring._placement import Placement, find_placement
+from herring._rendezvous import (
+    Meeting,
+    Store,
+    from_hub_setting,
+    from_master,
+    is_loopback,
+    published_address,
+    read_store,
+    store_key,
+)
+
+
+@dataclass
+class WorkerJob:
+    """A worker that has joined.
+
+    `hub` is None except in worker 0's process. `deadline` (time.monotonic()) is that of the whole start, with the runtime.
+    """
+
+    config: _core.Config
+    placement: Placement
+    hub: _core.Hub | None
+    client: _core.HubClient
+    deadline: float
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank, 0 .. size-1."""
+        return self.placement.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.placement.size
+
+    def start_runtime(self) -> _core.Runtime:
+        """Connects the data plane; every worker and server of the job does this at the same time."""
+        return _core.Runtime(
+            config=self.config,
+            hub=self.client,
+            rank=self.rank,
+            fabric_search=fabric_search(),
+            timeout=max(self.deadline - time.monotonic(), 0.0),
+        )
+
+    def close(self) -> None:
+        """Says goodbye; in worker 0's process also ends the hub. Shut the runtime down first. Idempotent."""
+        self.client.leave()
+        if self.hub is not None:
+            self.hub.close()
+            self.hub = None
+
+
+@dataclass
+class ServerJob:
+    """A server process that has joined."""
+
+    config: _core.Config
+    rank: int
+    client: _core.HubClient
+    deadline: float
+
+    def start(self) -> _core.ServerProcess:
+        """Connects the data plane; then call run()."""
+        return _core.ServerProcess(
+            config=self.config,
+            hub=self.client,
+            rank=self.rank,
+            fabric_search=fabric_search(),
+            timeout=max(self.deadline - time.monotonic(), 0.0),
+        )
+
+    def close(self) -> None:
+        """Says goodbye. Idempotent."""
+        self.client.leave()
+
+
+def read_settings(settings: Mapping[str, object]) -> _core.Config:
+    """HERRING_* and the API's settings, which win: `chunk_bytes="64KB"` is HERRING_CHUNK_BYTES=64KB.
+
+    True and False read "on" and "off"; None is as if not given. Raises InvalidArgumentError naming a bad setting.
+    """
+    overrides = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+        overrides["HERRING_" + name.upper()] = text
+    return _core.read_config(overrides)
+
+
+def join_as_worker(
+    config: _core.Config | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    store: Store | None = None,
+    generation: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> WorkerJob:
+    """Finds this worker's place and the others, and waits until all workers and servers are there.
+
+    Args:
+        config: Settings; read from the environment where not given.
+        rank, size: This worker's place; else the launcher's variables (herring._placement).
+        store: A torch Store, or anything with its set(key, text) and get(key): carries the hub's address.
+        generation: Distinguishes successive joins over one store; the same on every rank.
+        environment: Instead of os.environ, for the launcher's variables.
+
+    Raises HerringTimeoutError past HERRING_JOIN_TIMEOUT_S, naming who is missing; MismatchError where processes
+    disagree about the job's size; InvalidArgumentError for bad settings and a wrong secret.
+    """
+    env = os.environ if environment is None else environment
+    config = _core.read_config() if config is None else config
+    deadline = time.monotonic() + config.join_timeout_s
+    placement = find_placement(rank, size, env)
+    fixed = _fixed_meeting(config, placement, store, env)
+    if placement.rank == 0:
+        return _lead(config, placement, store if fixed is None else None, generation, fixed, env, deadline)
+    if fixed is None and store is not None:
+        fixed = read_store(store, generation, deadline)
+    elif fixed is None:
+        fixed = Meeting.from_text(_mpi_broadcast("", deadline))
+    config = config.with_secret(fixed.secret)
+    return WorkerJob(
+        config, placement, None, _join(config, "worker", placement.rank, placement.size, fixed, deadline), deadline
+    )
+
+
+def join_as_server(
+    rank: int,
+    config: _core.Config | None = None,
+    *,
+    workers: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ServerJob:
+    """Joins as server `rank` of HERRING_SERVERS; `workers` is WORLD_SIZE where not given.
+
+    Finds the hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT. Raises as join_as_worker does.
+    """
+    env = os.environ if environment is None else environment
+    config = _core.read_config() if config is None else config
+    deadline = time.monotonic() + config.join_timeout_s
+    if config.servers == 0:
+        raise InvalidArgumentError("HERRING_SERVERS is 0: set it to the number of servers, here and for the workers")
+    if not 0 <= rank < config.servers:
+        raise InvalidArgumentError(
+            f"server rank {rank} is not from 0 to {config.servers - 1} (HERRING_SERVERS={config.servers})"
+        )
+    if workers is None:
+        text = env.get("WORLD_SIZE", "")
+        if not text.isdigit() or int(text) < 1:
+            raise InvalidArgumentError(f"WORLD_SIZE is {text!r}; a server needs the number of workers there")
+        workers = int(text)
+    meeting = from_hub_setting(config.hub, config.secret) if config.hub else from_master(env, config.secret)
+    if meeting is None:
+        raise InvalidArgumentError(
+            "a server finds its job through MASTER_ADDR and MASTER_PORT, or HERRING_HUB: set one"
+        )
+    return ServerJob(config, rank, _join(config, "server", rank, workers, meeting, deadline), deadline)
+
+
+def _fixed_meeting(
+    config: _core.Config, placement: Placement, store: Store | None, env: Mapping[str, str]
+) -> Meeting | None:
+    """The place that every process can work out by itself; None where worker 0 has to tell the others (or is alone)."""
+    if config.hub:
+        return from_hub_setting(config.hub, config.secret)
+    if config.servers == 0 and (store is not None or placement.size == 1):
+        return None
+    meeting = from_master(env, config.secret)
+    if meeting is not None:
+        return meeting
+    if config.servers > 0:
+        raise InvalidArgumentError(
+            f"HERRING_SERVERS is {config.servers}, but server processes could not find the workers: "
+            "set MASTER_ADDR and MASTER_PORT (or HERRING_HUB) for all of them"
+        )
+    if not placement.is_mpi:
+        raise InvalidArgumentError(
+            f"worker {placement.rank} of {placement.size} does not know where the others are: set MASTER_ADDR and "
+            "MASTER_PORT (torchrun and herringrun do), or HERRING_HUB=host:port, or launch with mpirun"
+        )
+    return None
+
+
+def _lead(
+    config: _core.Config,
+    placement: Placement,
+    store: Store | None,
+    generation: int,
+    fixed: Meeting | None,
+    env: Mapping[str, str],
+    deadline: float,
+) -> WorkerJob:
+    """Worker 0: starts the hub, tells the others where it is, and joins it like everybody."""
+    is_all_local = config.servers == 0 and placement.local_size == placement.size
+    if fixed is None and not config.secret:
+        config = config.with_secret(secrets.token_hex(32))
+    if fixed is None:
+        listen_host = "127.0.0.1" if is_all_local else ""
+    else:
+        # MASTER_ADDR may be a name that this host resolves to loopback and others to its real address: listen on all.
+        listen_host = fixed.host if is_loopback(fixed.host) else ""
+    hub = _core.Hub(
+        listen_host=listen_host,
+        ports=list(fixed.ports) if fixed is not None else [],
+        workers=placement.size,
+        job_id=secrets.randbits(63) + 1,
+        config=config,
+    )
+    try:
+        if fixed is None and placement.size > 1:
+            host = published_address(is_all_local, config.interface, env.get("MASTER_ADDR"))
+            text = Meeting(host, (hub.port,), config.secret).to_text()
+            if store is not None:
+                store.set(store_key(generation), text)
+            else:
+                _mpi_broadcast(text, deadline)
+        here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
+        return WorkerJob(config, placement, hub, _join(config, "worker", 0, placement.size, here, deadline), deadline)
+    except BaseException:
+        hub.close()
+        raise
+
+
+def _join(
+    config: _core.Config, role: str, rank: int, workers: int, meeting: Meeting, deadline: float
+) -> _core.HubClient:
+    return _core.HubClient(
+        host=meeting.host,
+        ports=list(meeting.ports),
+        role="server" if role == "server" else "worker",
+        rank=rank,
+        workers=workers,
+        config=config,
+        timeout=max(deadline - time.monotonic(), 0.0),
+    )
+
+
+def _mpi_broadcast(text: str, deadline: float) -> str:
+    from herring._mpi import broadcast_text
+
+    try:
+        return broadcast_text(text, deadline)
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; or set MASTER_ADDR and MASTER_PORT for every process") from error

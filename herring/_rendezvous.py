@@ -1,0 +1,182 @@
+"""How processes find the hub, which runs in worker 0's process.
+
+In this order:
+
+1. ``HERRING_HUB=host:port``: there. The secret is ``HERRING_SECRET``, or empty.
+2. A store that the framework already has (torch's): worker 0 publishes ``host:port:secret`` in it. Server processes do
+   not see the store, so this is for jobs without them.
+3. ``MASTER_ADDR`` and ``MASTER_PORT``: on that host, at the first free of ``derived_ports(MASTER_PORT)``. Everybody
+   tries them in turn; the handshake tells which is the hub of this job. The secret is ``HERRING_SECRET``, or empty.
+4. MPI, where mpirun launched the job: worker 0 broadcasts ``host:port:secret``.
+5. A job of one process: loopback, any port.
+
+With 2 and 4 the secret is ``HERRING_SECRET`` where that is set, else random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+from herring._errors import HerringTimeoutError, InvalidArgumentError
+
+_PORT_STEP = 1111
+_PORT_CANDIDATES = 4
+_FIRST_PORT, _PORT_END = 1024, 65536
+_LOOPBACK = "127.0.0.1"
+
+
+class Store(Protocol):
+    """What Herring uses of torch.distributed.Store. `wait(keys, timedelta)` is used as well where there is one."""
+
+    def set(self, key: str, value: str) -> Any: ...
+    def get(self, key: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A place where a hub listens or is looked for: any of `ports` on `host`."""
+
+    host: str
+    ports: tuple[int, ...]
+    secret: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{' or '.join(map(str, self.ports))}"
+
+    def to_text(self) -> str:
+        """`host:port:secret in hexadecimal`, for a store or a broadcast."""
+        return f"{self.host}:{self.ports[0]}:{self.secret.encode().hex()}"
+
+    @staticmethod
+    def from_text(text: str) -> Meeting:
+        """The inverse of to_text(); raises InvalidArgumentError for anything else."""
+        try:
+            host, port, secret = text.rsplit(":", 2)
+            return Meeting(host, (_port(port, "the published hub address"),), bytes.fromhex(secret).decode())
+        except ValueError:
+            raise InvalidArgumentError(
+                f"the hub's address was published as {text[:80]!r}, which is not host:port:secret"
+            ) from None
+
+
+def derived_ports(master_port: int) -> tuple[int, ...]:
+    """MASTER_PORT + 1111, + 2222, + 3333, + 4444, wrapped into 1024..65535: where the hub listens, the first free one.
+
+    MASTER_PORT itself belongs to the launcher or to torch's store.
+    """
+    span = _PORT_END - _FIRST_PORT
+    steps = range(1, _PORT_CANDIDATES + 1)
+    return tuple(_FIRST_PORT + (master_port - _FIRST_PORT + _PORT_STEP * step) % span for step in steps)
+
+
+def from_hub_setting(hub: str, secret: str) -> Meeting:
+    """HERRING_HUB's host:port; IPv6 addresses in brackets. Raises InvalidArgumentError."""
+    host, separator, port = hub.rpartition(":")
+    if not separator or not host:
+        raise InvalidArgumentError(f"HERRING_HUB is {hub!r}; it must be host:port")
+    return Meeting(host.strip("[]"), (_port(port, "HERRING_HUB"),), secret)
+
+
+def from_master(environment: Mapping[str, str], secret: str) -> Meeting | None:
+    """MASTER_ADDR and the ports derived from MASTER_PORT; None where neither is set."""
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if not host and not port:
+        return None
+    if not host or not port:
+        missing = "MASTER_ADDR" if not host else "MASTER_PORT"
+        raise InvalidArgumentError(f"{missing} is not set, but MASTER_ADDR and MASTER_PORT go together: set both")
+    return Meeting(host, derived_ports(_port(port, "MASTER_PORT")), secret)
+
+
+def _port(text: str, name: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < _PORT_END:
+        raise InvalidArgumentError(f"the port in {name} is {text!r}; it must be a number from 1 to 65535")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is written as this machine's own ("localhost", 127.x, ::1); names are not looked up."""
+    if host.lower() == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def own_address(host: str) -> str | None:
+    """The numeric address of `host` where it is one of this machine's that others can reach, else None."""
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
+            numeric = str(address[0])
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((numeric, 0))
+                if not is_loopback(numeric):
+                    return numeric
+    return None
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of an interface ("eth0"); an address is returned as it is. Raises InvalidArgumentError."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(interface))
+    try:
+        import fcntl
+
+        siocgifaddr = 0x8915
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), siocgifaddr, request)[20:24])
+    except OSError as error:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise InvalidArgumentError(
+            f"HERRING_INTERFACE is {interface!r}, which has no IPv4 address here ({error}); interfaces: {names}"
+        ) from None
+
+
+def primary_address() -> str:
+    """The address from which this machine reaches others; loopback where it reaches none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only asks the routing table. 192.0.2.x is for documentation.
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return own_address(socket.gethostname()) or _LOOPBACK
+
+
+def published_address(is_all_local: bool, interface: str, master_host: str | None) -> str:
+    """The address of this host that worker 0 tells the others."""
+    if is_all_local:
+        return _LOOPBACK
+    if interface:
+        return interface_address(interface)
+    if master_host and (address := own_address(master_host)):
+        return address
+    return primary_address()
+
+
+def store_key(generation: int) -> str:
+    """Where the hub's address lies in a store; each start of Herring over one store has its own generation."""
+    return f"herring/hub/{generation}"
+
+
+def read_store(store: Store, generation: int, deadline: float) -> Meeting:
+    """Waits for worker 0's address. `deadline` is on time.monotonic(); raises HerringTimeoutError."""
+    key = store_key(generation)
+    remaining = max(deadline - time.monotonic(), 0.001)
+    wait = getattr(store, "wait", None)
+    try:
+        if wait is not None:
+            wait([key], timedelta(seconds=remaining))
+        value = store.get(key)
+    except Exception as error:
+        raise HerringTimeoutError(
+            f"worker 0 did not publish its hub in the store within {remaining:.0f} s (key {key}): {error}"
+        ) from error
+    return Meeting.from_text(value.decode() if isinstance(value, bytes) else str(value))

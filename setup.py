@@ -1,0 +1,104 @@
+"""Runs CMake and puts what it builds into the package; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+# Runs in the target environment's interpreter with -I, which pip's build isolation does not reach: argv is the folder
+# that holds the package `herring` and the folder that takes the binding. Loaded by path: importing herring.torch would
+# itself look for a binding.
+BUILD_TORCH_BINDING = """
+import importlib.util, sys
+from pathlib import Path
+package_parent, target = sys.argv[1:]
+sys.path.insert(0, package_parent)
+source = Path(package_parent, "herring", "torch", "_build.py")
+spec = importlib.util.spec_from_file_location("herring_torch_build", source)
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+spec.loader.exec_module(module)
+print(module.build_into(Path(target), sys.executable))
+"""
+
+
+class CMakeBuild(build_ext):
+    """Builds libherring.so and herring._core with CMake, and the torch binding where torch is installed."""
+
+    def run(self) -> None:
+        is_in_place = self.inplace or getattr(self, "editable_mode", False)
+        package = ROOT / "herring" if is_in_place else Path(self.build_lib).resolve() / "herring"
+        built = self.build_native()
+        (package / "lib").mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built / "lib" / "libherring.so", package / "lib")
+        for module in built.glob("_core.*.so"):
+            shutil.copy2(module, package)
+        if not is_in_place:
+            self.copy_sources(package)
+            self.build_torch_binding(package)
+
+    def build_native(self) -> Path:
+        """Runs CMake; returns the folder with lib/libherring.so and _core.*.so."""
+        build = Path(self.build_temp).resolve() / "cmake"
+        build.mkdir(parents=True, exist_ok=True)
+        configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DHERRING_PYTHON=ON"]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={self.pybind11_folder()}"]
+        try:
+            subprocess.run(configure, check=True)
+            subprocess.run(["ninja", "-C", str(build), "herring_shared", "herring_python"], check=True)
+        except FileNotFoundError as missing:
+            raise SystemExit(f"{missing.filename} was not found: pip install {missing.filename}") from None
+        except subprocess.CalledProcessError as failed:
+            raise SystemExit(f"building Herring's native parts failed (exit {failed.returncode}); see above") from None
+        return build / "bindings" / "package"
+
+    @staticmethod
+    def pybind11_folder() -> str:
+        import pybind11
+
+        return pybind11.get_cmake_dir()
+
+    @staticmethod
+    def copy_sources(package: Path) -> None:
+        """Headers and sources from which the torch binding is built later, against the user's torch."""
+        headers = [*ROOT.glob("csrc/core/*.h"), ROOT / "csrc" / "runtime" / "runtime.h"]
+        for header in headers:
+            target = package / "include" / header.relative_to(ROOT / "csrc")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(header, target)
+        for source in sorted((ROOT / "bindings" / "torch").glob("*.*")):
+            if source.suffix in {".h", ".cc"}:
+                (package / "_torch_src").mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, package / "_torch_src")
+
+    def build_torch_binding(self, package: Path) -> None:
+        """Best effort: the first `import herring.torch` builds it as well."""
+        if not (package / "torch" / "_build.py").exists():
+            return
+        python = [sys.executable, "-I", "-c"]
+        probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+        if subprocess.run([*python, probe], check=False).returncode != 0:
+            return
+        command = [*python, BUILD_TORCH_BINDING, str(package.parent), str(package / "torch")]
+        outcome = subprocess.run(command, check=False)
+        if outcome.returncode != 0:
+            self.warn(
+                "the torch binding could not be built now (see above); the first `import herring.torch` tries again"
+            )
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+# The extension only tells setuptools that the wheel is not pure; CMake knows its sources.
+setup(ext_modules=[Extension("herring._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
