@@ -48,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-np", "-n", "--num-proc", type=int, required=True, metavar="N", help="number of workers")
     parser.add_argument(
-        "--servers", type=int, default=0, metavar="K", help="server processes (default 0: servers are inside the workers)"
+        "--servers",
+        type=int,
+        default=0,
+        metavar="K",
+        help="server processes (default 0: servers are inside the workers)",
     )
     parser.add_argument("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
     parser.add_argument(

@@ -1,0 +1,112 @@
+"""The `herring` command: server, doctor, config."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from types import FrameType
+
+from herring._errors import HerringError
+from herring._version import __version__
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
+    )
+    parser.add_argument("--version", action="version", version=f"herring {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    server = commands.add_parser(
+        "server",
+        help="run a server process",
+        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT, WORLD_SIZE and "
+        "HERRING_SERVERS, the same as the workers have; processes may start in any order.",
+    )
+    server.add_argument("--rank", type=int, required=True, help="0 to HERRING_SERVERS - 1, each once")
+    server.add_argument("--quiet", action="store_true", help="do not print what was served at the end")
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this machine has, and what Herring would choose and why",
+        description="Looks at libfabric and its providers, EFA, CUDA, torch, TensorFlow, MPI and memory limits. "
+        "Exits 0 where Herring can run here (at least on one host), 1 where it cannot.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+    commands.add_parser("config", help="every setting with its value here and where it came from")
+    return parser
+
+
+def _server(args: argparse.Namespace) -> int:
+    from herring._job import join_as_server
+
+    job = join_as_server(args.rank)
+    process = job.start()
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+        process.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        process.run()
+    except HerringError as error:
+        if stopped.is_set():
+            print(f"herring server {args.rank}: stopped by a signal", file=sys.stderr)
+            return 1
+        print(f"herring server {args.rank}: {error}", file=sys.stderr)
+        return 1
+    finally:
+        counters = process.counters()
+        process.close()
+        job.close()
+    if not args.quiet:
+        received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
+        print(
+            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, {sent:.2f} MB sent",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from herring import _doctor
+
+    return _doctor.run(as_json=args.json)
+
+
+def _config() -> int:
+    from herring._job import read_settings
+
+    rows = [("setting", "value", "source"), *read_settings({}).origins]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for name, value, source in rows:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {source}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``herring``; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "server":
+            return _server(args)
+        if args.command == "doctor":
+            return _doctor(args)
+        return _config()
+    except HerringError as error:
+        print(f"herring {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

