@@ -15,42 +15,44 @@ enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug };
 /// Everything that can be set, typed, with its default. Read once by read_config(); passed to what needs it; never
 /// changed afterwards. csrc/core/config.cc is the only reader of HERRING_*; docs/configuration.md is generated from it.
 struct Config {
-  std::uint32_t servers = 0;            ///< HERRING_SERVERS: server processes to wait for; 0: servers embedded in workers.
-  std::uint32_t lanes = 1;              ///< HERRING_LANES: lanes (threads) of each server.
-  std::uint64_t bucket_bytes = 25 << 20;   ///< HERRING_BUCKET_BYTES: larger operations cross the network in parts of this.
-  std::uint32_t chunk_bytes = 128 << 10;   ///< HERRING_CHUNK_BYTES: unit on the wire.
-  std::uint32_t window = 8;             ///< HERRING_WINDOW: chunks of one worker in flight to one lane.
-  std::uint32_t eager_bytes = 16 << 10;    ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
+  std::uint32_t servers = 0;  ///< HERRING_SERVERS: server processes to wait for; 0: servers embedded in workers.
+  std::uint32_t lanes = 1;    ///< HERRING_LANES: lanes (threads) of each server.
+  std::uint64_t bucket_bytes =
+      25 << 20;  ///< HERRING_BUCKET_BYTES: larger operations cross the network in parts of this.
+  std::uint32_t chunk_bytes = 128 << 10;     ///< HERRING_CHUNK_BYTES: unit on the wire.
+  std::uint32_t window = 8;                  ///< HERRING_WINDOW: chunks of one worker in flight to one lane.
+  std::uint32_t eager_bytes = 16 << 10;      ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
   std::uint64_t local_part_bytes = 1 << 20;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
-  std::uint64_t arena_bytes = 0;        ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
+  std::uint64_t arena_bytes = 0;  ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
   IntraNode intra_node = IntraNode::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
-  double timeout_s = 600;               ///< HERRING_TIMEOUT_S: default deadline of an operation.
-  double join_timeout_s = 120;          ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
-  double heartbeat_s = 1;               ///< HERRING_HEARTBEAT_S
-  double dead_after_s = 5;              ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
-  std::uint32_t spin_us = 20;           ///< HERRING_SPIN_US: polling before blocking.
-  std::string libfabric;                ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";        ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
-  std::string interface;                ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
-  std::string simd = "auto";            ///< HERRING_SIMD: auto, avx512, avx2, scalar.
-  std::string secret;                   ///< HERRING_SECRET: authenticates the job's processes to each other.
-  std::string hub;                      ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
+  double timeout_s = 600;                   ///< HERRING_TIMEOUT_S: default deadline of an operation.
+  double join_timeout_s = 120;              ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
+  double heartbeat_s = 1;                   ///< HERRING_HEARTBEAT_S
+  double dead_after_s = 5;                  ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
+  std::uint32_t spin_us = 20;               ///< HERRING_SPIN_US: polling before blocking.
+  std::string libfabric;                    ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
+  std::string provider = "auto";            ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
+  std::string interface;      ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
+  std::string simd = "auto";  ///< HERRING_SIMD: auto, avx512, avx2, scalar.
+  std::string secret;         ///< HERRING_SECRET: authenticates the job's processes to each other.
+  std::string hub;            ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
   LogLevel log_level = LogLevel::kWarning;  ///< HERRING_LOG: error, warning, info, debug.
 };
 
 /// One row of the table that reads, checks, logs and documents the settings.
 struct ConfigRow {
-  std::string_view name;           ///< "HERRING_CHUNK_BYTES"
-  std::string_view type;           ///< "bytes", "count", "seconds", "choice", "text"
-  std::string default_text;
-  std::string_view range;          ///< What is accepted, for people.
+  std::string_view name;     ///< "HERRING_CHUNK_BYTES"
+  std::string_view type;     ///< "bytes", "count", "seconds", "choice", "text"
+  std::string default_text;  ///< As it could be written: "128KB". Empty: nothing set.
+  std::string range;         ///< What is accepted, for people: "64 to 64MB, a multiple of 64".
   std::string_view help;
 };
 
-/// A value and where it came from ("default", "environment", "argument").
+/// A value and where it came from: "default", "environment", "argument", or "adjusted" (it followed from another
+/// value).
 struct ConfigOrigin {
   std::string_view name;
-  std::string value;               ///< A secret is shown as "(set)".
+  std::string value;  ///< A secret is shown as "(set)".
   std::string_view source;
 };
 
@@ -59,14 +61,22 @@ struct ConfigResult {
   std::vector<ConfigOrigin> origins;  ///< In table order.
 };
 
-/// Environment as name=value pairs; entries that do not start with HERRING_ are skipped. Overrides (API arguments, same
-/// names) win over it. Byte sizes take suffixes: 64KB = 64KiB = 65536, MB, GB. Throws Error(kInvalidArgument) that names the
-/// variable, its value, and what is accepted; also for an unknown HERRING_* (suggesting the nearest name).
+/// "HERRING_LANES=2 (environment)": one line for the log.
+std::string to_string(const ConfigOrigin& origin);
+
+/// Environment as name=value pairs; entries that do not start with HERRING_ are skipped, and so are those that start
+/// with HERRING_TEST_, which belong to the test programs. Overrides (API arguments, same names) win over it. Byte sizes
+/// take suffixes: 64KB = 64KiB = 65536, MB, GB. Throws Error(kInvalidArgument) with a line for everything that is
+/// wrong, each naming the variable, its value, and what is accepted; also for an unknown HERRING_* (suggesting the
+/// nearest name).
 ConfigResult read_config(std::span<const std::pair<std::string, std::string>> environment,
                          std::span<const std::pair<std::string, std::string>> overrides = {});
 /// This process's environment.
 std::vector<std::pair<std::string, std::string>> process_environment();
 
 std::vector<ConfigRow> config_table();
+
+/// Config::arena_bytes, or where that is 0 half of the memory that this process may use (core/memory.h).
+std::uint64_t resolve_arena_bytes(const Config& config);
 
 }  // namespace herring

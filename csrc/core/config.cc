@@ -1,0 +1,410 @@
+#include "core/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <variant>
+
+#include "core/config_value.h"
+#include "core/memory.h"
+#include "core/status.h"
+
+namespace herring {
+namespace {
+
+constexpr std::string_view kPrefix = "HERRING_";
+constexpr std::string_view kTestPrefix = "HERRING_TEST_";
+
+constexpr std::string_view kFromDefault = "default";
+constexpr std::string_view kFromEnvironment = "environment";
+constexpr std::string_view kFromArgument = "argument";
+constexpr std::string_view kFromAdjustment = "adjusted";
+
+constexpr std::uint64_t kKiB = 1024;
+constexpr std::uint64_t kMiB = 1024 * kKiB;
+constexpr std::uint64_t kTiB = 1024 * 1024 * kMiB;
+constexpr std::uint64_t kWireAlignment = 64;
+
+constexpr std::array<std::string_view, 3> kIntraNodeChoices = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
+constexpr std::array<std::string_view, 4> kProviderChoices = {"auto", "efa", "verbs", "tcp"};
+constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx2", "scalar"};
+
+enum class Type : std::uint8_t { kBytes, kCount, kMicroseconds, kSeconds, kChoice, kText, kHostPort, kSecret };
+
+using Field = std::variant<std::uint32_t Config::*, std::uint64_t Config::*, double Config::*, std::string Config::*,
+                           IntraNode Config::*, LogLevel Config::*>;
+
+/// One setting: all that reading, checking, logging and documenting it need. Limits are inclusive and in the field's
+/// unit; `zero` says what 0 means where it is taken though it lies below `low`.
+struct Setting {
+  std::string_view name;
+  Type type;
+  Field field;
+  std::string_view help;
+  double low = 0;
+  double high = 0;
+  std::uint64_t multiple = 1;
+  std::string_view zero = {};
+  std::span<const std::string_view> choices = {};
+};
+
+constexpr double kMaxSeconds = 4'000'000;  // Milliseconds of it fit the 32 bits that they have on the wire.
+
+constexpr auto kSettings = std::to_array<Setting>({
+    {"HERRING_SERVERS", Type::kCount, &Config::servers,
+     "Server processes that the job waits for. 0: servers are embedded in the workers.", 0, 4096},
+    {"HERRING_LANES", Type::kCount, &Config::lanes, "Lanes (threads) of each server.", 1, 64},
+    {"HERRING_BUCKET_BYTES", Type::kBytes, &Config::bucket_bytes,
+     "Larger operations cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
+    {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
+     "Unit on the wire: push, sum and pull of different chunks overlap. At most HERRING_BUCKET_BYTES.", kWireAlignment,
+     64 * kMiB, kWireAlignment},
+    {"HERRING_WINDOW", Type::kCount, &Config::window, "Chunks of one worker in flight to one lane.", 1, 1024},
+    {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
+     "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},
+    {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
+     "Unit of the shared-memory path. At most half of HERRING_ARENA_BYTES.", 4 * kKiB, 1024 * kMiB, kWireAlignment},
+    {"HERRING_ARENA_BYTES", Type::kBytes, &Config::arena_bytes,
+     "Address space for shared buckets; memory is taken only when used.", 1 * kMiB, 256 * kTiB, 1,
+     "half of the memory that this process may use"},
+    {"HERRING_INTRA_NODE",
+     Type::kChoice,
+     &Config::intra_node,
+     "Whether ranks of one host reduce through shared memory before the network.",
+     0,
+     0,
+     1,
+     {},
+     kIntraNodeChoices},
+    {"HERRING_TIMEOUT_S", Type::kSeconds, &Config::timeout_s,
+     "Default deadline of an operation; after it, the error names who is missing.", 0.001, kMaxSeconds},
+    {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,
+     "How long to wait for all processes of the job at start.", 0.001, kMaxSeconds},
+    {"HERRING_HEARTBEAT_S", Type::kSeconds, &Config::heartbeat_s,
+     "Time between two signs of life of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
+    {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
+     "Silence after which a process counts as lost. More than HERRING_HEARTBEAT_S.", 0.002, 86'400},
+    {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us, "How long to poll before blocking. 0: block at once.", 0,
+     1'000'000},
+    {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
+    {"HERRING_PROVIDER",
+     Type::kChoice,
+     &Config::provider,
+     "libfabric provider. auto: the best one present.",
+     0,
+     0,
+     1,
+     {},
+     kProviderChoices},
+    {"HERRING_INTERFACE", Type::kText, &Config::interface,
+     "Network interface, or an address of it, to bind to. Empty: choose."},
+    {"HERRING_SIMD",
+     Type::kChoice,
+     &Config::simd,
+     "Instructions for the reduction. auto: the best the processor has.",
+     0,
+     0,
+     1,
+     {},
+     kSimdChoices},
+    {"HERRING_SECRET", Type::kSecret, &Config::secret,
+     "Authenticates the job's processes to each other; the same on all of them. Never shown."},
+    {"HERRING_HUB", Type::kHostPort, &Config::hub,
+     "Where worker 0's hub listens. Empty: learned through the launcher."},
+    {"HERRING_LOG", Type::kChoice, &Config::log_level, "What is logged to stderr.", 0, 0, 1, {}, kLogChoices},
+});
+using Sources = std::array<std::string_view, kSettings.size()>;
+
+std::string_view type_text(Type type) {
+  switch (type) {
+    case Type::kBytes:
+      return "bytes";
+    case Type::kCount:
+      return "count";
+    case Type::kMicroseconds:
+      return "microseconds";
+    case Type::kSeconds:
+      return "seconds";
+    case Type::kChoice:
+      return "choice";
+    case Type::kText:
+    case Type::kHostPort:
+    case Type::kSecret:
+      return "text";
+  }
+  return "unknown";
+}
+
+std::string number_text(Type type, double value) {
+  if (type == Type::kSeconds) return seconds_text(value);
+  const auto whole = static_cast<std::uint64_t>(value);
+  return type == Type::kBytes ? bytes_text(whole) : std::to_string(whole);
+}
+
+std::string range_text(const Setting& setting) {
+  switch (setting.type) {
+    case Type::kChoice:
+      return choices_text(setting.choices);
+    case Type::kText:
+    case Type::kSecret:
+      return "any text";
+    case Type::kHostPort:
+      return "host:port with a port of 1 to 65535, an IPv6 host in brackets";
+    case Type::kBytes:
+    case Type::kCount:
+    case Type::kMicroseconds:
+    case Type::kSeconds:
+      break;
+  }
+  std::string text;
+  if (!setting.zero.empty()) text += "0 (" + std::string(setting.zero) + ") or ";
+  text += number_text(setting.type, setting.low) + " to " + number_text(setting.type, setting.high);
+  if (setting.type == Type::kSeconds) text += " seconds";
+  if (setting.type == Type::kMicroseconds) text += " microseconds";
+  if (setting.type == Type::kCount) text = "a whole number, " + text;
+  if (setting.type == Type::kBytes) {
+    if (setting.multiple > 1) text += ", a multiple of " + std::to_string(setting.multiple);
+    text += " (bytes, or with KB, MB or GB)";
+  }
+  return text;
+}
+
+std::string value_text(const Setting& setting, const Config& config) {
+  if (setting.type == Type::kSecret) return config.secret.empty() ? "" : "(set)";
+  const auto text = [&](auto field) -> std::string {
+    const auto& value = config.*field;
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, std::string>) {
+      return value;
+    } else if constexpr (std::is_enum_v<Value>) {
+      return std::string(setting.choices[static_cast<std::size_t>(value)]);
+    } else if constexpr (std::is_floating_point_v<Value>) {
+      return seconds_text(value);
+    } else {
+      return setting.type == Type::kBytes ? bytes_text(value) : std::to_string(value);
+    }
+  };
+  return std::visit(text, setting.field);
+}
+
+bool is_host_port(std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const std::string_view host = text.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (!bracketed && host.find_first_of(":[] /") != std::string_view::npos) return false;
+  const auto port = parse_count(text.substr(colon + 1));
+  return port && *port >= 1 && *port <= std::numeric_limits<std::uint16_t>::max();
+}
+
+template <class Integer>
+bool assign_integer(const Setting& setting, std::string_view text, Integer& value) {
+  const auto read = setting.type == Type::kBytes ? parse_bytes(text) : parse_count(text);
+  if (!read) return false;
+  const bool in_range = static_cast<double>(*read) >= setting.low && static_cast<double>(*read) <= setting.high &&
+                        *read % setting.multiple == 0 && *read <= std::numeric_limits<Integer>::max();
+  const bool is_special = *read == 0 && !setting.zero.empty();
+  if (!in_range && !is_special) return false;
+  value = static_cast<Integer>(*read);
+  return true;
+}
+
+bool assign_text(const Setting& setting, std::string_view text, std::string& value) {
+  if (setting.type == Type::kChoice) {
+    const auto choice = parse_choice(text, setting.choices);
+    if (!choice) return false;
+    text = setting.choices[*choice];
+  }
+  if (setting.type == Type::kHostPort && !text.empty() && !is_host_port(text)) return false;
+  value = text;
+  return true;
+}
+
+/// Puts `text` into the setting's field; false, and nothing done, where it is not what the setting takes.
+bool assign(const Setting& setting, std::string_view text, Config& config) {
+  const auto into = [&](auto field) {
+    auto& value = config.*field;
+    using Value = std::remove_cvref_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, std::string>) {
+      return assign_text(setting, text, value);
+    } else if constexpr (std::is_enum_v<Value>) {
+      const auto choice = parse_choice(text, setting.choices);
+      if (choice) value = static_cast<Value>(*choice);
+      return choice.has_value();
+    } else if constexpr (std::is_floating_point_v<Value>) {
+      const auto read = parse_seconds(text);
+      if (!read || *read < setting.low || *read > setting.high) return false;
+      value = *read;
+      return true;
+    } else {
+      return assign_integer(setting, text, value);
+    }
+  };
+  return std::visit(into, setting.field);
+}
+
+/// What somebody wrote, short enough for an error message.
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kLongest = 80;
+  std::string out = "'";
+  out += text.substr(0, kLongest);
+  out += text.size() > kLongest ? "...'" : "'";
+  return out;
+}
+
+std::string unknown_text(std::string_view name, std::string_view source) {
+  std::array<std::string_view, kSettings.size()> known;
+  std::transform(kSettings.begin(), kSettings.end(), known.begin(),
+                 [](const Setting& setting) { return setting.name.substr(kPrefix.size()); });
+  std::string text = quoted(name) + " (" + std::string(source) + ") is not a setting of Herring";
+  // Not the value: it may be a secret under a mistyped name.
+  const std::string_view bare = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
+  const std::string_view nearest = nearest_name(bare, known);
+  if (!nearest.empty()) return text + "; did you mean " + std::string(kPrefix) + std::string(nearest) + "?";
+  text += "; there are";
+  for (const Setting& setting : kSettings)
+    text += (&setting == kSettings.data() ? " " : ", ") + std::string(setting.name);
+  return text;
+}
+
+/// Collects values and everything that is wrong with them.
+class Builder {
+ public:
+  Builder() { sources_.fill(kFromDefault); }
+
+  void set(std::string_view name, std::string_view value, std::string_view source) {
+    const auto setting =
+        std::find_if(kSettings.begin(), kSettings.end(), [&](const Setting& s) { return s.name == name; });
+    if (setting == kSettings.end()) {
+      problems_.push_back(unknown_text(name, source));
+      return;
+    }
+    std::string_view& known_source = sources_[static_cast<std::size_t>(setting - kSettings.begin())];
+    // A variable that is in the environment twice: the first counts, as it does for getenv().
+    if (source == kFromEnvironment && known_source == kFromEnvironment) return;
+    if (!assign(*setting, value, config_)) {
+      problems_.push_back(std::string(name) + " is " + quoted(value) + " (" + std::string(source) + "); it takes " +
+                          range_text(*setting));
+      return;
+    }
+    known_source = source;
+  }
+
+  /// Values that must fit each other. One that nobody set follows the one that somebody did.
+  void reconcile() {
+    Config& c = config_;
+    if (c.chunk_bytes > c.bucket_bytes && may_adjust(&Config::chunk_bytes)) {
+      c.chunk_bytes = static_cast<std::uint32_t>(c.bucket_bytes);
+    }
+    require(c.chunk_bytes <= c.bucket_bytes, &Config::chunk_bytes, "at most", &Config::bucket_bytes);
+
+    if (c.eager_bytes > c.chunk_bytes && may_adjust(&Config::eager_bytes)) c.eager_bytes = c.chunk_bytes;
+    require(c.eager_bytes <= c.chunk_bytes, &Config::eager_bytes, "at most", &Config::chunk_bytes);
+
+    if (c.dead_after_s <= c.heartbeat_s) {
+      constexpr double kBeats = 5;  // Heartbeats that may be lost before a process is given up.
+      if (may_adjust(&Config::heartbeat_s)) {
+        c.heartbeat_s = c.dead_after_s / kBeats;
+      } else if (may_adjust(&Config::dead_after_s)) {
+        c.dead_after_s = c.heartbeat_s * kBeats;
+      }
+    }
+    require(c.dead_after_s > c.heartbeat_s, &Config::dead_after_s, "more than", &Config::heartbeat_s);
+
+    if (c.arena_bytes == 0) return;
+    const std::uint64_t half = c.arena_bytes / 2 / kWireAlignment * kWireAlignment;
+    if (c.local_part_bytes > half && may_adjust(&Config::local_part_bytes)) c.local_part_bytes = half;
+    require(c.local_part_bytes <= half, &Config::local_part_bytes, "at most half of", &Config::arena_bytes);
+  }
+
+  ConfigResult finish() {
+    if (problems_.empty()) reconcile();
+    if (!problems_.empty()) {
+      std::string text;
+      for (const std::string& problem : problems_) text += (text.empty() ? "" : "\n") + problem;
+      throw Error(Code::kInvalidArgument, text);
+    }
+    ConfigResult result;
+    result.config = config_;
+    for (std::size_t i = 0; i < kSettings.size(); ++i) {
+      result.origins.push_back({kSettings[i].name, value_text(kSettings[i], config_), sources_[i]});
+    }
+    return result;
+  }
+
+ private:
+  static std::size_t index_of(Field field) {
+    const auto setting =
+        std::find_if(kSettings.begin(), kSettings.end(), [&](const Setting& s) { return s.field == field; });
+    return static_cast<std::size_t>(setting - kSettings.begin());
+  }
+
+  bool may_adjust(Field field) {
+    std::string_view& source = sources_[index_of(field)];
+    if (source != kFromDefault && source != kFromAdjustment) return false;
+    source = kFromAdjustment;
+    return true;
+  }
+
+  void require(bool holds, Field field, std::string_view relation, Field other) {
+    if (holds) return;
+    problems_.push_back(described(field) + "; it must be " + std::string(relation) + " " + described(other));
+  }
+
+  std::string described(Field field) const {
+    const std::size_t i = index_of(field);
+    return std::string(kSettings[i].name) + "=" + value_text(kSettings[i], config_) + " (" + std::string(sources_[i]) +
+           ")";
+  }
+
+  Config config_;
+  Sources sources_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+std::string to_string(const ConfigOrigin& origin) {
+  return std::string(origin.name) + "=" + origin.value + " (" + std::string(origin.source) + ")";
+}
+
+ConfigResult read_config(std::span<const std::pair<std::string, std::string>> environment,
+                         std::span<const std::pair<std::string, std::string>> overrides) {
+  Builder builder;
+  for (const auto& [name, value] : environment) {
+    if (name.starts_with(kPrefix) && !name.starts_with(kTestPrefix)) builder.set(name, value, kFromEnvironment);
+  }
+  for (const auto& [name, value] : overrides) builder.set(name, value, kFromArgument);
+  return builder.finish();
+}
+
+std::vector<std::pair<std::string, std::string>> process_environment() {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals == std::string_view::npos) continue;
+    pairs.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return pairs;
+}
+
+std::vector<ConfigRow> config_table() {
+  const Config defaults;
+  std::vector<ConfigRow> rows;
+  for (const Setting& setting : kSettings) {
+    rows.push_back(
+        {setting.name, type_text(setting.type), value_text(setting, defaults), range_text(setting), setting.help});
+  }
+  return rows;
+}
+
+std::uint64_t resolve_arena_bytes(const Config& config) {
+  return config.arena_bytes != 0 ? config.arena_bytes : usable_memory_bytes() / 2;
+}
+
+}  // namespace herring
