@@ -15,14 +15,24 @@ namespace herring::intra_node {
 struct NeighborhoodOptions {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
-  std::uint64_t token = 0;          ///< Random, the same on all ranks of this host in this job, secret to others.
-  std::uint64_t arena_bytes = 0;    ///< Address space of each rank's arena; memory is taken only when touched.
-  std::uint32_t ring_bytes = 0;     ///< Capacity of the message ring between two ranks; a power of two.
+  std::uint64_t token = 0;        ///< Random, the same on all ranks of this host in this job, secret to others.
+  std::uint64_t arena_bytes = 0;  ///< Address space of each rank's arena; memory is taken only when touched.
+  std::uint32_t ring_bytes = 0;   ///< Capacity of the message ring between two ranks; a power of two.
 };
 
-/// The ranks of one host, joined by shared memory: each has an arena (memfd, passed over an abstract UNIX socket; nothing in
-/// /dev/shm or the file system) that all map, a message ring to every other, and a doorbell.
-/// Everything except wake() belongs to one thread; allocate/deallocate may be called from any.
+/// Counters; read by the thread that owns the neighborhood.
+struct NeighborhoodStats {
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t doorbells_rung = 0;  ///< System calls to wake a peer.
+  std::uint64_t times_asleep = 0;    ///< prepare_sleep() said yes.
+  std::uint64_t rings_broken = 0;    ///< Peers that wrote what no correct peer writes; their rings are dead.
+};
+
+/// The ranks of one host, joined by shared memory: each has an arena (memfd, passed over an abstract UNIX socket;
+/// nothing in /dev/shm or the file system) that all map, a message ring to every other, and a doorbell. Everything
+/// except wake() belongs to one thread; allocate/deallocate may be called from any. In a fork()ed child all calls do
+/// nothing (allocate: empty, send: kUnavailable); the memory stays readable there.
 class Neighborhood final {
  public:
   /// Blocks until all local ranks are connected; throws Error(kTimeout) naming the local ranks that did not come.
@@ -33,15 +43,16 @@ class Neighborhood final {
 
   /// A rank's arena as mapped here. Offsets into it mean the same on every rank.
   std::span<std::byte> arena(std::uint32_t local_rank) const;
-  /// Memory of this rank's arena, 4096-byte aligned, on huge pages where the kernel allows; empty span where it is full.
-  /// Recently freed memory is reused first (it is warm); large freed ranges go back to the system.
+  /// Memory of this rank's arena, 4096-byte aligned, on huge pages where the kernel allows; empty span where it is
+  /// full. Recently freed memory is reused first (it is warm); large freed ranges go back to the system.
   std::span<std::byte> allocate(std::size_t bytes);
   void deallocate(std::span<std::byte> memory);
   /// Offset of memory inside this rank's arena, or nothing where it lies elsewhere.
   bool contains(std::span<const std::byte> memory) const;
   std::uint64_t offset_of(std::span<const std::byte> memory) const;
 
-  /// Appends a message to the ring to a rank. kAgain where the ring is full. Visible to the peer after flush().
+  /// Appends a message to the ring to a rank. kAgain where the ring is full: flush(), and prepare_sleep() will not
+  /// sleep through the peer's making room. Visible to the peer after flush(). kProtocol: the peer corrupted its ring.
   Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second = {});
   std::size_t max_message_bytes() const;
   /// Publishes and rings the doorbell of each rank that was sent to and is asleep (no system call where it is awake).
@@ -58,16 +69,19 @@ class Neighborhood final {
   int doorbell_fd() const;
   bool prepare_sleep();
   void end_sleep();
-  /// Rings this rank's own doorbell. Any thread.
+  /// Ends this rank's sleep, or the next one before it begins: check what other threads queued after end_sleep() or a
+  /// false prepare_sleep(). No system call where the rank is awake. Any thread.
   void wake();
+
+  const NeighborhoodStats& stats() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Identifies the machine as seen by this process: ranks with equal strings can share memory. Includes the boot id and the
-/// network and IPC namespaces, so that emulated hosts on one machine count as different.
+/// Identifies the machine as seen by this process: ranks with equal strings can share memory. Includes the boot id and
+/// the network and IPC namespaces, so that emulated hosts on one machine count as different.
 std::string host_identity();
 
 }  // namespace herring::intra_node
