@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -12,42 +13,58 @@
 
 /// The control plane: worker 0's process runs the hub, every process keeps one TCP connection to it. It brings the job
 /// together (authenticated), exchanges small blobs, and tells everybody at once when a process is lost. The data plane
-/// does not go through it. docs/wire.md, "Control plane", specifies the bytes.
+/// does not go through it. docs/wire-control.md specifies the bytes.
 namespace herring::runtime {
 
 enum class Role : std::uint8_t { kWorker = 1, kServer = 2 };
 
 struct Member {
   Role role = Role::kWorker;
-  std::uint32_t rank = 0;           ///< Among the members of its role.
+  std::uint32_t rank = 0;  ///< Among the members of its role.
   std::uint32_t pid = 0;
-  std::string host_identity;        ///< intra_node::host_identity(): equal means shared memory works.
-  std::string host_name;            ///< For messages to people.
+  std::string host_identity;  ///< intra_node::host_identity(): equal means shared memory works.
+  std::string host_name;      ///< For messages to people.
   friend bool operator==(const Member&, const Member&) = default;
 };
 /// "worker 3 (pid 812 on node-b)"
 std::string to_string(const Member& member);
 
 struct HubOptions {
-  std::string listen_host;             ///< Address to bind; empty: all.
-  std::vector<std::uint16_t> ports;    ///< Candidates in order; the first free one is taken. Empty or {0}: any.
+  std::string listen_host;           ///< Address to bind; empty: all.
+  std::vector<std::uint16_t> ports;  ///< Candidates in order; the first free one is taken. Empty or {0}: any.
   std::uint32_t workers = 1;
   std::uint32_t servers = 0;
-  std::string secret;                  ///< HMAC key of the handshake; may be empty (documented: unauthenticated).
-  std::uint64_t job_id = 0;            ///< Random; given to members when they join.
-  Duration heartbeat{};
-  Duration dead_after{};
+  std::string secret;        ///< HMAC key of the handshake; may be empty (documented: unauthenticated).
+  std::uint64_t job_id = 0;  ///< Random; given to members when they join.
+  Duration heartbeat = std::chrono::seconds(1);   ///< Between pings of a member; positive.
+  Duration dead_after = std::chrono::seconds(5);  ///< Silence after which a member is lost; more than heartbeat.
 };
 
-/// Runs on its own thread from construction to destruction.
+/// What a hub has seen so far. "Strangers" are connections that did not authenticate.
+struct HubCounters {
+  std::uint64_t accepted = 0;           ///< Connections.
+  std::uint64_t bad_strangers = 0;      ///< Dropped for bytes that are not the handshake.
+  std::uint64_t slow_strangers = 0;     ///< Dropped because the handshake took too long, or to make room.
+  std::uint64_t failed_handshakes = 0;  ///< Ended after the challenge: most likely another secret.
+  std::uint64_t joined = 0;
+  std::uint64_t refused = 0;          ///< Another version, size or rank, or the job had started.
+  std::uint64_t lost = 0;             ///< Members whose connection ended without a goodbye.
+  std::uint64_t protocol_errors = 0;  ///< Members dropped for what they sent.
+  std::uint64_t exchanges = 0;        ///< Completed.
+};
+
+/// Runs on its own thread from construction to destruction. Raises the process's soft limit of open files where the job
+/// needs more. Destroyed in a forked child, it only closes the child's copies of its descriptors.
 class Hub final {
  public:
   explicit Hub(const HubOptions& options);  ///< Throws Error where no port can be bound, naming them.
-  /// Waits up to a second for members that are still leaving, then stops.
+  /// Where the job has started: waits up to a second for the members to leave. Then tells those who remain (they see
+  /// kHubLost: "worker 0 has finished") and stops.
   ~Hub();
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
   std::uint16_t port() const;
+  HubCounters counters() const;  ///< Any thread.
 
  private:
   class Impl;
@@ -56,10 +73,10 @@ class Hub final {
 
 struct HubClientOptions {
   std::string host;
-  std::vector<std::uint16_t> ports;    ///< Tried in turn until one answers as the hub of this job.
+  std::vector<std::uint16_t> ports;  ///< Tried in turn until one answers as the hub of this job.
   std::string secret;
   Member self;
-  std::uint32_t workers = 1;           ///< What this process believes; the hub refuses who disagrees, saying both numbers.
+  std::uint32_t workers = 1;  ///< What this process believes; the hub refuses who disagrees, saying both numbers.
   std::uint32_t servers = 0;
 };
 
@@ -76,16 +93,18 @@ struct HubEvent {
   std::string reason;  ///< For people: "connection closed", "silent for 5.0 s".
 };
 
-/// One member's connection. Has a thread that answers heartbeats, so a busy (GIL-bound, computing) process counts as alive
-/// and a stopped or cut-off one does not. Calls are safe from any thread.
+/// One member's connection. Has a thread that answers heartbeats, so a busy (GIL-bound, computing) process counts as
+/// alive and a stopped or cut-off one does not. Calls are safe from any thread.
 class HubClient final {
  public:
   /// Connects, authenticates both ways, and waits until all workers and servers have joined. Keeps trying until the
   /// deadline; then throws Error(kTimeout) naming who is missing (by role and rank) or, where no hub answered, where it
-  /// looked. Throws kMismatch for a refused join (another size, a rank taken, version or features), kInvalidArgument for a
-  /// wrong secret.
+  /// looked. Throws kMismatch for a refused join (another size, a rank taken, version or features), kInvalidArgument
+  /// for a wrong secret: after 2 s where there is one port, at the deadline where there are several (another job's hub
+  /// may sit on one of them).
   HubClient(const HubClientOptions& options, Instant deadline);
-  ~HubClient();  ///< Says goodbye where leave() was not called.
+  /// Says goodbye where leave() was not called. In a forked child it only closes the child's copies.
+  ~HubClient();
   HubClient(const HubClient&) = delete;
   HubClient& operator=(const HubClient&) = delete;
 
@@ -93,9 +112,13 @@ class HubClient final {
   const std::vector<Member>& workers() const;  ///< By rank.
   const std::vector<Member>& servers() const;  ///< By rank.
 
-  /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'. Blocks;
-  /// throws Error(kTimeout) naming who has not brought theirs, kPeerLost where one of them is gone.
-  std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob, Instant deadline);
+  /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'.
+  /// Blocks; throws Error(kTimeout) naming who has not brought theirs (half a second after the deadline at most),
+  /// kPeerLost where one of them is gone, kShutdown after leave(). Any number of names at once, from any threads. A
+  /// name that all have gathered may be used again, as a new round; one that is under way or has timed out in this
+  /// process may not (kInvalidArgument).
+  std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
+                                               Instant deadline);
 
   /// Becomes readable when next_event() has something.
   int event_fd() const;
@@ -103,7 +126,7 @@ class HubClient final {
 
   /// Tells everybody that this member cannot go on (they see kFailed).
   void report_failure(const std::string& reason);
-  /// Orderly goodbye: others see kLeft. The connection ends. Idempotent.
+  /// Orderly goodbye: others see kLeft. The connection ends, within a second. Idempotent. No events come after it.
   void leave();
 
  private:

@@ -1,0 +1,319 @@
+#include "runtime/hub_protocol.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+namespace herring::runtime {
+
+std::string to_string(const Member& member) {
+  return std::string(member.role == Role::kServer ? "server " : "worker ") + std::to_string(member.rank) + " (pid " +
+         std::to_string(member.pid) + " on " + member.host_name + ")";
+}
+
+namespace control {
+namespace {
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+Digest labelled(std::string_view secret, std::string_view label, const Digest& transcript) {
+  BodyWriter input;
+  input.raw(bytes_of(label)).raw(transcript);
+  return hmac_sha256(bytes_of(secret), input.take());
+}
+
+void put_challenge_opening(BodyWriter& writer, const Challenge& challenge) {
+  writer.u32(challenge.version).u64(challenge.features).raw(challenge.nonce);
+}
+
+template <std::size_t kSize>
+void copy_to(std::span<const std::byte> from, std::array<std::byte, kSize>& to) {
+  if (from.size() == kSize) std::copy(from.begin(), from.end(), to.begin());
+}
+
+}  // namespace
+
+std::vector<std::byte> encode(const Hello& hello) {
+  BodyWriter writer;
+  writer.u32(hello.version).u64(hello.features).raw(hello.nonce);
+  return writer.take();
+}
+
+std::optional<Hello> decode_hello(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Hello hello;
+  hello.version = reader.u32();
+  if (!reader.ok()) return std::nullopt;
+  if (hello.version != kProtocolVersion) return Hello{hello.version, 0, {}};
+  hello.features = reader.u64();
+  copy_to(reader.raw(kNonceBytes), hello.nonce);
+  if (!reader.done()) return std::nullopt;
+  return hello;
+}
+
+std::vector<std::byte> encode(const Challenge& challenge) {
+  BodyWriter writer;
+  put_challenge_opening(writer, challenge);
+  writer.raw(challenge.proof);
+  return writer.take();
+}
+
+std::optional<Challenge> decode_challenge(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Challenge challenge;
+  challenge.version = reader.u32();
+  challenge.features = reader.u64();
+  copy_to(reader.raw(kNonceBytes), challenge.nonce);
+  copy_to(reader.raw(challenge.proof.size()), challenge.proof);
+  if (!reader.done()) return std::nullopt;
+  return challenge;
+}
+
+Digest transcript(const Hello& hello, const Challenge& challenge) {
+  BodyWriter writer;
+  writer.raw(bytes_of("herring control transcript")).raw(encode(hello));
+  put_challenge_opening(writer, challenge);
+  return sha256(writer.take());
+}
+
+Digest hub_proof(std::string_view secret, const Digest& transcript) {
+  return labelled(secret, "herring hub proof", transcript);
+}
+
+SessionKeys session_keys(std::string_view secret, const Digest& transcript) {
+  return {labelled(secret, "herring member to hub", transcript), labelled(secret, "herring hub to member", transcript)};
+}
+
+std::vector<std::byte> encode(const Refuse& refuse) {
+  BodyWriter writer;
+  writer.u8(static_cast<std::uint8_t>(refuse.code)).text(refuse.text, kMaxHandshakeBody - 16);
+  return writer.take();
+}
+
+std::optional<Refuse> decode_refuse(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  const std::uint8_t code = reader.u8();
+  Refuse refuse{static_cast<RefuseCode>(code), reader.text(kMaxText)};
+  if (!reader.done() || code < 1 || code > static_cast<std::uint8_t>(RefuseCode::kClosing)) return std::nullopt;
+  return refuse;
+}
+
+std::vector<std::byte> encode(const Join& join) {
+  BodyWriter writer;
+  writer.u8(static_cast<std::uint8_t>(join.member.role)).u32(join.member.rank).u32(join.workers).u32(join.servers);
+  writer.u32(join.member.pid).text(join.member.host_identity, kMaxIdentity).text(join.member.host_name, kMaxIdentity);
+  return writer.take();
+}
+
+std::optional<Join> decode_join(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Join join;
+  const std::uint8_t role = reader.u8();
+  join.member.role = static_cast<Role>(role);
+  join.member.rank = reader.u32();
+  join.workers = reader.u32();
+  join.servers = reader.u32();
+  join.member.pid = reader.u32();
+  join.member.host_identity = reader.text(kMaxIdentity);
+  join.member.host_name = reader.text(kMaxIdentity);
+  if (!reader.done() || (role != 1 && role != 2)) return std::nullopt;
+  return join;
+}
+
+std::vector<std::byte> encode(const Welcome& welcome) {
+  BodyWriter writer;
+  writer.u64(static_cast<std::uint64_t>(welcome.heartbeat.count()));
+  writer.u64(static_cast<std::uint64_t>(welcome.dead_after.count()));
+  return writer.take();
+}
+
+std::optional<Welcome> decode_welcome(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  const std::uint64_t heartbeat = reader.u64();
+  const std::uint64_t dead_after = reader.u64();
+  // A year keeps every later sum of times far from overflow.
+  constexpr std::uint64_t kYear = 365ull * 24 * 3600 * 1'000'000'000;
+  if (!reader.done() || heartbeat == 0 || dead_after == 0 || heartbeat > kYear || dead_after > kYear) {
+    return std::nullopt;
+  }
+  return Welcome{Duration(static_cast<std::int64_t>(heartbeat)), Duration(static_cast<std::int64_t>(dead_after))};
+}
+
+std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::span<const Member> members) {
+  constexpr std::size_t kMaxEntry = 4 + 2 * (2 + kMaxIdentity);
+  std::vector<std::vector<std::byte>> frames;
+  std::size_t first = 0;
+  while (first < members.size()) {
+    BodyWriter entries;
+    std::size_t count = 0;
+    for (; first + count < members.size() && entries.size() + kMaxEntry <= kMaxBlob; ++count) {
+      const Member& member = members[first + count];
+      entries.u32(member.pid).text(member.host_identity, kMaxIdentity).text(member.host_name, kMaxIdentity);
+    }
+    BodyWriter writer;
+    writer.u64(job_id).u32(static_cast<std::uint32_t>(members.size())).u32(static_cast<std::uint32_t>(first));
+    writer.u32(static_cast<std::uint32_t>(count)).raw(entries.take());
+    frames.push_back(writer.take());
+    first += count;
+  }
+  return frames;
+}
+
+std::optional<Roster> decode_roster(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Roster roster;
+  roster.job_id = reader.u64();
+  roster.total = reader.u32();
+  roster.first = reader.u32();
+  const std::uint32_t count = reader.u32();
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    Member member;
+    member.pid = reader.u32();
+    member.host_identity = reader.text(kMaxIdentity);
+    member.host_name = reader.text(kMaxIdentity);
+    if (reader.ok()) roster.members.push_back(std::move(member));
+  }
+  if (!reader.done() || count == 0 || std::uint64_t{roster.first} + count > roster.total) return std::nullopt;
+  return roster;
+}
+
+std::vector<std::byte> encode(const Event& event) {
+  BodyWriter writer;
+  writer.u8(static_cast<std::uint8_t>(static_cast<int>(event.kind) + 1)).u32(event.index).text(event.reason, kMaxText);
+  return writer.take();
+}
+
+std::optional<Event> decode_event(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  const std::uint8_t kind = reader.u8();
+  Event event;
+  event.index = reader.u32();
+  event.reason = reader.text(kMaxText);
+  if (!reader.done() || kind < 1 || kind > 3) return std::nullopt;
+  event.kind = static_cast<HubEvent::Kind>(kind - 1);
+  return event;
+}
+
+std::vector<std::byte> encode(const Exchange& exchange) {
+  BodyWriter writer;
+  writer.text(exchange.name, kMaxName).raw(exchange.blob);
+  return writer.take();
+}
+
+std::optional<Exchange> decode_exchange(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Exchange exchange;
+  exchange.name = reader.text(kMaxName);
+  exchange.blob = reader.rest();
+  if (!reader.done() || exchange.name.empty() || exchange.blob.size() > kMaxBlob) return std::nullopt;
+  return exchange;
+}
+
+std::vector<std::vector<std::byte>> encode_gathered(const std::string& name,
+                                                    std::span<const std::vector<std::byte>> blobs) {
+  std::vector<std::vector<std::byte>> frames;
+  std::size_t first = 0;
+  while (first < blobs.size()) {
+    std::size_t count = 0;
+    std::size_t bytes = 0;
+    // At least one; more while the frame stays within what a single largest blob needs.
+    while (first + count < blobs.size() && (count == 0 || bytes + 4 + blobs[first + count].size() <= kMaxBlob)) {
+      bytes += 4 + blobs[first + count].size();
+      ++count;
+    }
+    BodyWriter writer;
+    writer.text(name, kMaxName).u32(static_cast<std::uint32_t>(first)).u32(static_cast<std::uint32_t>(count));
+    for (const auto& blob : blobs.subspan(first, count)) {
+      writer.u32(static_cast<std::uint32_t>(blob.size())).raw(blob);
+    }
+    frames.push_back(writer.take());
+    first += count;
+  }
+  return frames;
+}
+
+std::optional<Gathered> decode_gathered(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Gathered gathered;
+  gathered.name = reader.text(kMaxName);
+  gathered.first = reader.u32();
+  const std::uint32_t count = reader.u32();
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    const std::uint32_t bytes = reader.u32();
+    const auto blob = reader.raw(bytes);
+    if (bytes > kMaxBlob || !reader.ok()) return std::nullopt;
+    gathered.blobs.push_back(blob);
+  }
+  if (!reader.done() || count == 0 ||
+      std::uint64_t{gathered.first} + count > std::numeric_limits<std::uint32_t>::max()) {
+    return std::nullopt;
+  }
+  return gathered;
+}
+
+std::vector<std::byte> encode(const ExchangeFailed& failed) {
+  BodyWriter writer;
+  writer.text(failed.name, kMaxName).u32(failed.index).text(failed.text, kMaxText);
+  return writer.take();
+}
+
+std::optional<ExchangeFailed> decode_exchange_failed(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  ExchangeFailed failed;
+  failed.name = reader.text(kMaxName);
+  failed.index = reader.u32();
+  failed.text = reader.text(kMaxText);
+  if (!reader.done()) return std::nullopt;
+  return failed;
+}
+
+std::vector<std::byte> encode_missing(std::string_view name, std::string_view text) {
+  BodyWriter writer;
+  writer.text(name, kMaxName).text(text, kMaxText);
+  return writer.take();
+}
+
+std::optional<std::pair<std::string, std::string>> decode_missing(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  std::string name = reader.text(kMaxName);
+  std::string text = reader.text(kMaxText);
+  if (!reader.done()) return std::nullopt;
+  return std::pair(std::move(name), std::move(text));
+}
+
+std::vector<std::byte> encode_serial(std::uint64_t serial) {
+  BodyWriter writer;
+  writer.u64(serial);
+  return writer.take();
+}
+
+std::optional<std::uint64_t> decode_serial(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  const std::uint64_t serial = reader.u64();
+  if (!reader.done()) return std::nullopt;
+  return serial;
+}
+
+std::vector<std::byte> encode_text(std::string_view text) {
+  BodyWriter writer;
+  writer.text(text, kMaxText);
+  return writer.take();
+}
+
+std::optional<std::string> decode_text(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  std::string text = reader.text(kMaxText);
+  if (!reader.done()) return std::nullopt;
+  return text;
+}
+
+std::string seconds_text(Duration duration) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text.data();
+}
+
+}  // namespace control
+}  // namespace herring::runtime

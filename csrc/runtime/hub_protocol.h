@@ -1,0 +1,148 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/hmac.h"
+#include "core/types.h"
+#include "runtime/hub.h"
+#include "runtime/hub_frame.h"
+
+/// Bodies and handshake of the control plane: docs/wire-control.md. Everything here is pure. Decoders return nothing
+/// for a body that no correct peer sends: short, long, or with a value out of range.
+namespace herring::runtime::control {
+
+inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint64_t kProtocolFeatures = 1;  ///< Bit 0: frames carry macs.
+inline constexpr std::size_t kMaxIdentity = 512;
+inline constexpr std::size_t kMaxText = 4096;
+inline constexpr std::size_t kMaxName = 255;
+inline constexpr std::size_t kMaxBlob = 1 << 20;
+inline constexpr std::size_t kNonceBytes = 32;
+using Nonce = std::array<std::byte, kNonceBytes>;
+
+struct Hello {
+  std::uint32_t version = kProtocolVersion;
+  std::uint64_t features = kProtocolFeatures;  ///< 0 where the version is not ours: the rest is not looked at.
+  Nonce nonce{};
+};
+std::vector<std::byte> encode(const Hello& hello);
+std::optional<Hello> decode_hello(std::span<const std::byte> body);
+
+struct Challenge {
+  std::uint32_t version = kProtocolVersion;
+  std::uint64_t features = kProtocolFeatures;
+  Nonce nonce{};
+  Digest proof{};
+};
+std::vector<std::byte> encode(const Challenge& challenge);
+std::optional<Challenge> decode_challenge(std::span<const std::byte> body);
+
+/// What both sides believe was said; equal only where it was.
+Digest transcript(const Hello& hello, const Challenge& challenge);
+/// Shows that the hub knows the secret.
+Digest hub_proof(std::string_view secret, const Digest& transcript);
+struct SessionKeys {
+  Digest to_hub;
+  Digest to_member;
+};
+SessionKeys session_keys(std::string_view secret, const Digest& transcript);
+
+/// Numbers are part of the wire format and are never reused.
+enum class RefuseCode : std::uint8_t {
+  kVersion = 1,
+  kFeatures = 2,
+  kSizes = 3,
+  kRankTaken = 4,
+  kRankRange = 5,
+  kStarted = 6,
+  kClosing = 7,
+};
+struct Refuse {
+  RefuseCode code = RefuseCode::kVersion;
+  std::string text;
+};
+std::vector<std::byte> encode(const Refuse& refuse);
+std::optional<Refuse> decode_refuse(std::span<const std::byte> body);
+
+struct Join {
+  Member member;
+  std::uint32_t workers = 0;
+  std::uint32_t servers = 0;
+};
+std::vector<std::byte> encode(const Join& join);
+std::optional<Join> decode_join(std::span<const std::byte> body);
+
+struct Welcome {
+  Duration heartbeat{};
+  Duration dead_after{};
+};
+std::vector<std::byte> encode(const Welcome& welcome);
+std::optional<Welcome> decode_welcome(std::span<const std::byte> body);
+
+/// One frame's part of the roster. Roles and ranks follow from the index.
+struct Roster {
+  std::uint64_t job_id = 0;
+  std::uint32_t total = 0;
+  std::uint32_t first = 0;
+  std::vector<Member> members;
+};
+/// Cuts the roster (by index) into frames.
+std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::span<const Member> members);
+std::optional<Roster> decode_roster(std::span<const std::byte> body);
+
+struct Event {
+  HubEvent::Kind kind = HubEvent::Kind::kLost;  ///< Never kHubLost.
+  std::uint32_t index = 0;
+  std::string reason;
+};
+std::vector<std::byte> encode(const Event& event);
+std::optional<Event> decode_event(std::span<const std::byte> body);
+
+/// Views into the body that was decoded.
+struct Exchange {
+  std::string name;
+  std::span<const std::byte> blob;
+};
+std::vector<std::byte> encode(const Exchange& exchange);
+std::optional<Exchange> decode_exchange(std::span<const std::byte> body);
+
+struct Gathered {
+  std::string name;
+  std::uint32_t first = 0;
+  std::vector<std::span<const std::byte>> blobs;
+};
+/// Cuts the blobs (by index) into frames.
+std::vector<std::vector<std::byte>> encode_gathered(const std::string& name,
+                                                    std::span<const std::vector<std::byte>> blobs);
+std::optional<Gathered> decode_gathered(std::span<const std::byte> body);
+
+struct ExchangeFailed {
+  std::string name;
+  std::uint32_t index = 0;
+  std::string text;
+};
+std::vector<std::byte> encode(const ExchangeFailed& failed);
+std::optional<ExchangeFailed> decode_exchange_failed(std::span<const std::byte> body);
+
+/// Missing{name, text}.
+std::vector<std::byte> encode_missing(std::string_view name, std::string_view text);
+std::optional<std::pair<std::string, std::string>> decode_missing(std::span<const std::byte> body);
+
+/// Ping, Pong.
+std::vector<std::byte> encode_serial(std::uint64_t serial);
+std::optional<std::uint64_t> decode_serial(std::span<const std::byte> body);
+/// Query (a name), Fail, Closing (a text).
+std::vector<std::byte> encode_text(std::string_view text);
+std::optional<std::string> decode_text(std::span<const std::byte> body);
+
+/// "silent for 5.0 s" and other durations for people.
+std::string seconds_text(Duration duration);
+
+}  // namespace herring::runtime::control
