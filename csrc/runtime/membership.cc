@@ -1,0 +1,352 @@
+#include "runtime/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/status.h"
+
+namespace herring::runtime::control {
+namespace {
+
+/// "worker 3", "workers 1-5, 9"; at most 8 ranges are spelled out.
+std::string ranks_text(std::string_view role, const std::vector<std::uint32_t>& ranks) {
+  constexpr std::size_t kMaxRanges = 8;
+  std::string text(role);
+  if (ranks.size() > 1) text += 's';
+  std::size_t ranges = 0;
+  for (std::size_t i = 0; i < ranks.size(); ++ranges) {
+    if (ranges == kMaxRanges) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (i == 0 ? " " : ", ") + std::to_string(ranks[i]);
+    if (last > i) text += (last == i + 1 ? ", " : "-") + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string sizes_text(std::uint32_t workers, std::uint32_t servers) {
+  return std::to_string(workers) + " workers and " + std::to_string(servers) + " servers";
+}
+
+}  // namespace
+
+std::string waiting_text(const std::vector<bool>& here, std::uint32_t workers, std::string_view verb) {
+  std::vector<std::uint32_t> missing_workers;
+  std::vector<std::uint32_t> missing_servers;
+  for (std::uint32_t i = 0; i < here.size(); ++i) {
+    if (here[i]) continue;
+    if (i < workers) {
+      missing_workers.push_back(i);
+    } else {
+      missing_servers.push_back(i - workers);
+    }
+  }
+  const std::size_t missing = missing_workers.size() + missing_servers.size();
+  if (missing == 0) return "nobody is missing any more; all " + std::to_string(here.size()) + " " + std::string(verb);
+  std::string text = "waiting for ";
+  if (!missing_workers.empty()) text += ranks_text("worker", missing_workers);
+  if (!missing_workers.empty() && !missing_servers.empty()) text += " and ";
+  if (!missing_servers.empty()) text += ranks_text("server", missing_servers);
+  return text + "; " + std::to_string(here.size() - missing) + " of " + std::to_string(here.size()) + " " +
+         std::string(verb);
+}
+
+Membership::Membership(const Options& options)
+    : options_(options), slots_(std::size_t{options.workers} + options.servers) {}
+
+std::vector<Membership::Action> Membership::take_actions() { return std::exchange(actions_, {}); }
+
+void Membership::send(ConnectionId connection, FrameType type, SharedBody body) {
+  actions_.push_back({Action::Kind::kSend, connection, type, std::move(body)});
+}
+
+void Membership::send_all(FrameType type, const SharedBody& body) {
+  for (const Slot& slot : slots_) {
+    if (slot.connection != 0) send(slot.connection, type, body);
+  }
+}
+
+void Membership::close_connection(Slot& slot) {
+  index_of_.erase(slot.connection);
+  actions_.push_back({Action::Kind::kClose, slot.connection, FrameType::kClosing, nullptr});
+  slot.connection = 0;
+}
+
+std::size_t Membership::index_of(const Member& member) const {
+  return member.role == Role::kWorker ? member.rank : std::size_t{options_.workers} + member.rank;
+}
+
+std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
+  if (closing_) return Refuse{RefuseCode::kClosing, "the hub is closing"};
+  if (started_) {
+    return Refuse{RefuseCode::kStarted, "the job of this hub has already started with all its " +
+                                            sizes_text(options_.workers, options_.servers)};
+  }
+  if (join.workers != options_.workers || join.servers != options_.servers) {
+    return Refuse{RefuseCode::kSizes, to_string(join.member) + " was started for " +
+                                          sizes_text(join.workers, join.servers) + ", but worker 0 for " +
+                                          sizes_text(options_.workers, options_.servers) +
+                                          "; start all processes with the same numbers"};
+  }
+  if (join.member.rank >= (join.member.role == Role::kWorker ? options_.workers : options_.servers)) {
+    return Refuse{RefuseCode::kRankRange, to_string(join.member) + " has a rank that does not exist: the job has " +
+                                              sizes_text(options_.workers, options_.servers) + ", counted from 0"};
+  }
+  const Slot& slot = slots_[index_of(join.member)];
+  if (slot.state != State::kAbsent) {
+    return Refuse{RefuseCode::kRankTaken, to_string(join.member) + " came, but this rank is taken by " +
+                                              to_string(slot.member) + "; give every process a rank of its own"};
+  }
+  return std::nullopt;
+}
+
+void Membership::join(ConnectionId connection, const Join& join, Instant now) {
+  if (const auto refuse = reason_to_refuse(join)) {
+    ++counters_.refused;
+    send(connection, FrameType::kRefuse, make_body(encode(*refuse)));
+    actions_.push_back({Action::Kind::kClose, connection, FrameType::kClosing, nullptr});
+    return;
+  }
+  if (index_of_.empty()) {
+    // The first one starts the clock: nobody was watched until now.
+    last_tick_ = now;
+    next_ping_ = now + options_.heartbeat;
+  }
+  const std::size_t index = index_of(join.member);
+  slots_[index] = Slot{join.member, State::kHere, connection, now};
+  index_of_[connection] = index;
+  next_silence_ = std::min(next_silence_, now + options_.dead_after);
+  ++counters_.joined;
+  send(connection, FrameType::kWelcome, make_body(encode(Welcome{options_.heartbeat, options_.dead_after})));
+  if (index_of_.size() == slots_.size()) start();
+}
+
+void Membership::start() {
+  started_ = true;
+  std::vector<Member> members;
+  members.reserve(slots_.size());
+  for (const Slot& slot : slots_) members.push_back(slot.member);
+  for (auto& frame : encode_roster(options_.job_id, members)) {
+    send_all(FrameType::kRoster, make_body(std::move(frame)));
+  }
+}
+
+void Membership::receive(ConnectionId connection, const Frame& frame, Instant now) {
+  const auto found = index_of_.find(connection);
+  if (found == index_of_.end()) return;
+  const std::size_t index = found->second;
+  slots_[index].heard = now;
+  switch (frame.type) {
+    case FrameType::kPong:
+      if (!decode_serial(frame.body)) violation(index, "a bad Pong");
+      return;
+    case FrameType::kExchange:
+      if (const auto body = decode_exchange(frame.body); body && started_) return exchange(index, *body);
+      return violation(index, "a bad Exchange");
+    case FrameType::kQuery:
+      if (const auto name = decode_text(frame.body)) return answer_query(index, *name);
+      return violation(index, "a bad Query");
+    case FrameType::kFail:
+      if (const auto reason = decode_text(frame.body); reason && started_) {
+        return gone(index, State::kFailed, HubEvent::Kind::kFailed, *reason);
+      }
+      return violation(index, "a bad Fail");
+    case FrameType::kLeave:
+      close_connection(slots_[index]);
+      return gone(index, State::kLeft, HubEvent::Kind::kLeft, "left");
+    default:
+      return violation(index, "a frame of type " + std::to_string(static_cast<int>(frame.type)));
+  }
+}
+
+void Membership::disconnected(ConnectionId connection, const std::string& reason) {
+  const auto found = index_of_.find(connection);
+  if (found == index_of_.end()) return;
+  const std::size_t index = found->second;
+  index_of_.erase(found);
+  slots_[index].connection = 0;
+  ++counters_.lost;
+  gone(index, State::kLost, HubEvent::Kind::kLost, reason);
+}
+
+void Membership::violation(std::size_t index, const std::string& what) {
+  ++counters_.protocol_errors;
+  ++counters_.lost;
+  const std::string reason = "dropped: it sent " + what + ", which no correct member sends at that point";
+  send(slots_[index].connection, FrameType::kClosing, make_body(encode_text(reason)));
+  close_connection(slots_[index]);
+  gone(index, State::kLost, HubEvent::Kind::kLost, reason);
+}
+
+void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason) {
+  Slot& slot = slots_[index];
+  if (!started_) {
+    slot.state = State::kAbsent;  // Its place is free again: a restarted process may take it.
+    return;
+  }
+  if (slot.state != State::kHere) return;  // One event a member: the first says why.
+  slot.state = state;
+  if (!first_gone_) {
+    first_gone_ = index;
+    first_gone_reason_ = reason;
+  }
+  const SharedBody body = make_body(encode(Event{kind, static_cast<std::uint32_t>(index), reason}));
+  for (const Slot& other : slots_) {
+    if (other.connection != 0 && &other != &slot) send(other.connection, FrameType::kEvent, body);
+  }
+  fail_rounds_without(index);
+}
+
+std::string Membership::gone_text(std::size_t index) const {
+  const Slot& slot = slots_[index];
+  if (slot.state == State::kLeft) return to_string(slot.member) + " has left";
+  const std::string why = first_gone_ == index ? ": " + first_gone_reason_ : "";
+  return to_string(slot.member) + (slot.state == State::kFailed ? " has failed" : " is lost") + why;
+}
+
+void Membership::fail_rounds_without(std::size_t gone) {
+  for (auto it = rounds_.begin(); it != rounds_.end();) {
+    const Round& round = it->second;
+    if (round.brought[gone]) {
+      ++it;
+      continue;
+    }
+    const SharedBody body =
+        make_body(encode(ExchangeFailed{it->first, static_cast<std::uint32_t>(gone), gone_text(gone)}));
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (round.brought[i] && slots_[i].connection != 0) send(slots_[i].connection, FrameType::kExchangeFailed, body);
+    }
+    it = rounds_.erase(it);
+  }
+}
+
+void Membership::exchange(std::size_t index, const Exchange& exchange) {
+  auto it = rounds_.find(exchange.name);
+  if (it == rounds_.end()) {
+    if (first_gone_) {
+      // A new round needs everybody.
+      send(slots_[index].connection, FrameType::kExchangeFailed,
+           make_body(encode(
+               ExchangeFailed{exchange.name, static_cast<std::uint32_t>(*first_gone_), gone_text(*first_gone_)})));
+      return;
+    }
+    if (rounds_.size() >= kMaxOpenRounds) return violation(index, "more names at once than the hub keeps");
+    it = rounds_.emplace(exchange.name, Round{}).first;
+    it->second.blobs.resize(slots_.size());
+    it->second.brought.resize(slots_.size(), false);
+  }
+  Round& round = it->second;
+  if (round.brought[index]) return violation(index, "a second blob for exchange \"" + exchange.name + "\"");
+  round.brought[index] = true;
+  round.blobs[index].assign(exchange.blob.begin(), exchange.blob.end());
+  if (++round.count < slots_.size()) return;
+  complete(it->first, round);
+  rounds_.erase(it);
+}
+
+void Membership::complete(const std::string& name, const Round& round) {
+  ++counters_.exchanges;
+  for (auto& frame : encode_gathered(name, round.blobs)) {
+    send_all(FrameType::kGathered, make_body(std::move(frame)));
+  }
+}
+
+void Membership::answer_query(std::size_t index, const std::string& name) {
+  std::vector<bool> here(slots_.size(), true);
+  std::string text;
+  if (name.empty()) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) here[i] = slots_[i].state != State::kAbsent;
+    text = waiting_text(here, options_.workers, "are here");
+    if (failed_handshakes_ > 0 && !started_) {
+      text += ". " + std::to_string(failed_handshakes_) +
+              " connections ended in the handshake: does HERRING_SECRET differ somewhere?";
+    }
+  } else {
+    if (const auto it = rounds_.find(name); it != rounds_.end()) here = it->second.brought;
+    text = waiting_text(here, options_.workers, "have brought theirs");
+  }
+  send(slots_[index].connection, FrameType::kMissing, make_body(encode_missing(name, text)));
+}
+
+void Membership::tick(Instant now) {
+  if (index_of_.empty()) return;
+  if (now - last_tick_ > options_.heartbeat + options_.dead_after / 2) {
+    // The hub itself did not run: nobody's silence can be told from its own.
+    for (Slot& slot : slots_) slot.heard = now;
+    next_silence_ = now + options_.dead_after;
+  }
+  last_tick_ = now;
+  if (now >= next_silence_) {
+    next_silence_ = Instant::max();
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[i];
+      if (slot.connection == 0) continue;
+      if (now - slot.heard < options_.dead_after) {
+        next_silence_ = std::min(next_silence_, slot.heard + options_.dead_after);
+        continue;
+      }
+      const std::string reason = "silent for " + seconds_text(now - slot.heard);
+      ++counters_.lost;
+      send(slot.connection, FrameType::kClosing,
+           make_body(encode_text("this process was " + reason + " and counts as lost")));
+      close_connection(slot);
+      gone(i, State::kLost, HubEvent::Kind::kLost, reason);
+    }
+  }
+  if (now >= next_ping_) {
+    send_all(FrameType::kPing, make_body(encode_serial(++ping_serial_)));
+    next_ping_ = now + options_.heartbeat;
+  }
+}
+
+Instant Membership::next_wakeup() const {
+  return index_of_.empty() ? Instant::max() : std::min(next_ping_, next_silence_);
+}
+
+void Membership::close() {
+  closing_ = true;
+  const Slot& first = slots_.front();
+  std::string reason = "worker 0's process has closed the hub";
+  if (first.state == State::kLeft) reason = "worker 0 has finished";
+  if (first.state == State::kFailed) reason = gone_text(0);
+  const SharedBody body = make_body(encode_text(reason));
+  for (Slot& slot : slots_) {
+    if (slot.connection == 0) continue;
+    send(slot.connection, FrameType::kClosing, body);
+    close_connection(slot);
+  }
+}
+
+std::optional<ConnectionId> Lobby::enter(ConnectionId connection, Instant now) {
+  std::optional<ConnectionId> evicted;
+  if (guests_.size() >= capacity_) {
+    evicted = guests_.begin()->second.connection;
+    leave(*evicted);
+  }
+  ticket_of_[connection] = next_ticket_;
+  guests_[next_ticket_++] = Guest{connection, now};
+  return evicted;
+}
+
+void Lobby::leave(ConnectionId connection) {
+  const auto found = ticket_of_.find(connection);
+  if (found == ticket_of_.end()) return;
+  guests_.erase(found->second);
+  ticket_of_.erase(found);
+}
+
+std::vector<ConnectionId> Lobby::overdue(Instant now) {
+  std::vector<ConnectionId> result;
+  while (!guests_.empty() && now - guests_.begin()->second.since >= patience_) {
+    result.push_back(guests_.begin()->second.connection);
+    leave(result.back());
+  }
+  return result;
+}
+
+Instant Lobby::next_wakeup() const {
+  return guests_.empty() ? Instant::max() : guests_.begin()->second.since + patience_;
+}
+
+}  // namespace herring::runtime::control

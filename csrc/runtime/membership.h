@@ -1,0 +1,150 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/types.h"
+#include "runtime/hub.h"
+#include "runtime/hub_frame.h"
+#include "runtime/hub_protocol.h"
+
+/// What the hub decides, without a socket, a clock or a thread: (event, now) -> actions. docs/wire-control.md, "Life of
+/// a job". The caller carries out the actions in their order.
+namespace herring::runtime::control {
+
+/// Names one connection; chosen by the caller, never reused. 0 names none.
+using ConnectionId = std::uint64_t;
+
+/// "waiting for worker 3 and servers 0-2; 6 of 10 are here". `here` is by index. `verb`: "are here".
+std::string waiting_text(const std::vector<bool>& here, std::uint32_t workers, std::string_view verb);
+
+class Membership final {
+ public:
+  struct Options {
+    std::uint32_t workers = 1;
+    std::uint32_t servers = 0;
+    Duration heartbeat = std::chrono::seconds(1);
+    Duration dead_after = std::chrono::seconds(5);
+    std::uint64_t job_id = 0;
+  };
+  struct Action {
+    enum class Kind : std::uint8_t {
+      kSend,   ///< `type` and `body` to the connection.
+      kClose,  ///< Close it when what was sent is out. No disconnected() is expected any more.
+    };
+    Kind kind = Kind::kSend;
+    ConnectionId connection = 0;
+    FrameType type = FrameType::kPing;
+    SharedBody body;
+  };
+  struct Counters {
+    std::uint64_t joined = 0;
+    std::uint64_t refused = 0;
+    std::uint64_t lost = 0;             ///< Connections of members that ended without a goodbye, before the start too.
+    std::uint64_t protocol_errors = 0;  ///< Members dropped for what they sent.
+    std::uint64_t exchanges = 0;        ///< Completed rounds.
+  };
+  static constexpr std::size_t kMaxOpenRounds = 4096;
+
+  explicit Membership(const Options& options);
+
+  /// An authenticated process asks for its place. Answered with Welcome, or Refuse and a close.
+  void join(ConnectionId connection, const Join& join, Instant now);
+  /// An authenticated frame of a member.
+  void receive(ConnectionId connection, const Frame& frame, Instant now);
+  /// The connection ended by itself, or its bytes were not frames (`reason` says so).
+  void disconnected(ConnectionId connection, const std::string& reason);
+  /// Sends what is due and finds who is silent. Call it when next_wakeup() has come; earlier does no harm. Deliver what
+  /// was received first.
+  void tick(Instant now);
+  /// Instant::max() where nothing is due.
+  Instant next_wakeup() const;
+  /// The hub goes: says so to everybody and closes.
+  void close();
+  /// Handshakes that ended because the secret differed; named in the texts about who is missing.
+  void note_failed_handshake() { ++failed_handshakes_; }
+
+  bool is_member(ConnectionId connection) const { return index_of_.contains(connection); }
+  bool started() const { return started_; }
+  std::size_t connected() const { return index_of_.size(); }
+  const Counters& counters() const { return counters_; }
+  /// Hands over what is to be done.
+  std::vector<Action> take_actions();
+
+ private:
+  enum class State : std::uint8_t { kAbsent, kHere, kLost, kLeft, kFailed };
+  struct Slot {
+    Member member;
+    State state = State::kAbsent;
+    ConnectionId connection = 0;
+    Instant heard{};
+  };
+  struct Round {
+    std::vector<std::vector<std::byte>> blobs;
+    std::vector<bool> brought;
+    std::size_t count = 0;
+  };
+
+  std::optional<Refuse> reason_to_refuse(const Join& join) const;
+  void start();
+  void exchange(std::size_t index, const Exchange& exchange);
+  void complete(const std::string& name, const Round& round);
+  void fail_rounds_without(std::size_t gone);
+  void answer_query(std::size_t index, const std::string& name);
+  void violation(std::size_t index, const std::string& what);
+  void gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason);
+  void send(ConnectionId connection, FrameType type, SharedBody body);
+  void send_all(FrameType type, const SharedBody& body);
+  void close_connection(Slot& slot);
+  std::size_t index_of(const Member& member) const;
+  std::string gone_text(std::size_t index) const;
+
+  Options options_;
+  std::vector<Slot> slots_;  // Workers by rank, then servers by rank.
+  std::unordered_map<ConnectionId, std::size_t> index_of_;
+  std::map<std::string, Round> rounds_;
+  std::vector<Action> actions_;
+  std::optional<std::size_t> first_gone_;
+  std::string first_gone_reason_;
+  bool started_ = false;
+  bool closing_ = false;
+  std::uint64_t ping_serial_ = 0;
+  std::uint64_t failed_handshakes_ = 0;
+  Instant last_tick_{};
+  Instant next_ping_{};
+  Instant next_silence_ = Instant::max();  // No member can be overdue before.
+  Counters counters_;
+};
+
+/// Connections that have not authenticated yet: few, and not for long.
+class Lobby final {
+ public:
+  Lobby(std::size_t capacity, Duration patience) : capacity_(capacity), patience_(patience) {}
+  /// Takes one in; returns the oldest where it has to make room.
+  std::optional<ConnectionId> enter(ConnectionId connection, Instant now);
+  void leave(ConnectionId connection);
+  bool contains(ConnectionId connection) const { return ticket_of_.contains(connection); }
+  /// Removes and returns those whose time is up.
+  std::vector<ConnectionId> overdue(Instant now);
+  /// Instant::max() where it is empty.
+  Instant next_wakeup() const;
+  std::size_t size() const { return ticket_of_.size(); }
+
+ private:
+  struct Guest {
+    ConnectionId connection = 0;
+    Instant since{};
+  };
+  std::size_t capacity_;
+  Duration patience_;
+  std::uint64_t next_ticket_ = 0;
+  std::map<std::uint64_t, Guest> guests_;  // By ticket: the oldest first.
+  std::unordered_map<ConnectionId, std::uint64_t> ticket_of_;
+};
+
+}  // namespace herring::runtime::control

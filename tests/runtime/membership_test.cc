@@ -1,0 +1,348 @@
+#include "runtime/membership.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace herring::runtime::control {
+namespace {
+
+using namespace std::chrono_literals;
+using Action = Membership::Action;
+
+/// A membership under virtual time; remembers what each connection was sent.
+class Job {
+ public:
+  Job(std::uint32_t workers, std::uint32_t servers)
+      : workers_(workers), servers_(servers), membership({workers, servers, 100ms, 300ms, 77}) {}
+
+  static Member worker(std::uint32_t rank) { return {Role::kWorker, rank, 100 + rank, "id", "node"}; }
+  static Member server(std::uint32_t rank) { return {Role::kServer, rank, 200 + rank, "id", "node"}; }
+
+  void join(ConnectionId connection, const Member& member) {
+    membership.join(connection, Join{member, workers_, servers_}, now);
+    collect();
+  }
+  /// Workers on connections 1.., then servers.
+  void join_all() {
+    ConnectionId connection = 0;
+    for (std::uint32_t i = 0; i < workers_; ++i) join(++connection, worker(i));
+    for (std::uint32_t i = 0; i < servers_; ++i) join(++connection, server(i));
+    ASSERT_TRUE(membership.started());
+    sent.clear();
+  }
+  void receive(ConnectionId connection, FrameType type, std::vector<std::byte> body = {}) {
+    Frame frame;
+    frame.type = type;
+    frame.body = std::move(body);
+    membership.receive(connection, frame, now);
+    collect();
+  }
+  void exchange(ConnectionId connection, const std::string& name, std::string_view blob) {
+    receive(connection, FrameType::kExchange, encode(Exchange{name, std::as_bytes(std::span(blob))}));
+  }
+  void disconnect(ConnectionId connection) {
+    membership.disconnected(connection, "connection closed");
+    collect();
+  }
+  void tick() {
+    membership.tick(now);
+    collect();
+  }
+  /// Lets time pass, ticking when asked to; the named connections answer each ping.
+  void pass(Duration time, const std::vector<ConnectionId>& alive) {
+    const Instant until = now + time;
+    while (membership.next_wakeup() <= until) {
+      now = std::max(now, membership.next_wakeup());
+      tick();
+      for (const ConnectionId id : alive) {
+        if (membership.is_member(id)) receive(id, FrameType::kPong, encode_serial(1));
+      }
+    }
+    now = until;
+  }
+  std::vector<Frame> frames(ConnectionId connection, FrameType type) const {
+    std::vector<Frame> result;
+    for (const auto& [id, frame] : sent) {
+      if (id == connection && frame.type == type) result.push_back(frame);
+    }
+    return result;
+  }
+  std::vector<Event> events(ConnectionId connection) const {
+    std::vector<Event> result;
+    for (const Frame& frame : frames(connection, FrameType::kEvent)) result.push_back(decode_event(frame.body).value());
+    return result;
+  }
+  std::string missing(ConnectionId connection, const std::string& name) {
+    sent.clear();
+    receive(connection, FrameType::kQuery, encode_text(name));
+    const auto answers = frames(connection, FrameType::kMissing);
+    return answers.size() == 1 ? decode_missing(answers[0].body).value().second : "no answer";
+  }
+  Refuse refusal(ConnectionId connection) const {
+    const auto refusals = frames(connection, FrameType::kRefuse);
+    return refusals.size() == 1 ? decode_refuse(refusals[0].body).value() : Refuse{RefuseCode::kVersion, "none"};
+  }
+
+ private:
+  std::uint32_t workers_;
+  std::uint32_t servers_;
+
+ public:
+  void collect() {
+    for (const Action& action : membership.take_actions()) {
+      if (action.kind == Action::Kind::kClose) {
+        closed.push_back(action.connection);
+        continue;
+      }
+      Frame frame;
+      frame.type = action.type;
+      frame.body.assign(action.body->bytes().begin(), action.body->bytes().end());
+      sent.emplace_back(action.connection, std::move(frame));
+    }
+  }
+  Instant now{1h};
+  Membership membership;
+  std::vector<std::pair<ConnectionId, Frame>> sent;
+  std::vector<ConnectionId> closed;
+};
+
+TEST(Membership, StartsWhenTheLastHasJoinedWhateverTheOrder) {
+  Job job(2, 1);
+  job.join(10, Job::server(0));
+  job.join(11, Job::worker(1));
+  EXPECT_FALSE(job.membership.started());
+  EXPECT_TRUE(job.frames(10, FrameType::kRoster).empty());
+  job.join(12, Job::worker(0));
+  EXPECT_TRUE(job.membership.started());
+  for (const ConnectionId id : {10, 11, 12}) {
+    const auto rosters = job.frames(id, FrameType::kRoster);
+    ASSERT_EQ(rosters.size(), 1u);
+    const auto roster = decode_roster(rosters[0].body);
+    ASSERT_TRUE(roster);
+    EXPECT_EQ(roster->job_id, 77u);
+    ASSERT_EQ(roster->members.size(), 3u);
+    EXPECT_EQ(roster->members[0].pid, 100u);
+    EXPECT_EQ(roster->members[2].pid, 200u);
+  }
+}
+
+TEST(Membership, NamesWhoIsMissing) {
+  Job job(6, 2);
+  job.join(1, Job::worker(0));
+  job.join(2, Job::worker(5));
+  job.join(3, Job::server(1));
+  EXPECT_EQ(job.missing(1, ""), "waiting for workers 1-4 and server 0; 3 of 8 are here");
+  job.membership.note_failed_handshake();
+  EXPECT_NE(job.missing(1, "").find("HERRING_SECRET"), std::string::npos);
+}
+
+TEST(Membership, ManyMissingRanksStayReadable) {
+  std::vector<bool> here(200, false);
+  for (std::size_t i = 0; i < here.size(); i += 2) here[i] = true;
+  const std::string text = waiting_text(here, 200, "are here");
+  EXPECT_EQ(text, "waiting for workers 1, 3, 5, 7, 9, 11, 13, 15 and 92 more; 100 of 200 are here");
+}
+
+TEST(Membership, RefusesWithBothValues) {
+  Job job(2, 0);
+  job.join(1, Job::worker(0));
+  job.membership.join(2, Join{Job::worker(1), 4, 3}, job.now);
+  job.collect();
+  EXPECT_EQ(job.refusal(2).code, RefuseCode::kSizes);
+  EXPECT_NE(job.refusal(2).text.find("4 workers and 3 servers"), std::string::npos) << job.refusal(2).text;
+  EXPECT_NE(job.refusal(2).text.find("2 workers and 0 servers"), std::string::npos) << job.refusal(2).text;
+
+  Member twin = Job::worker(0);
+  twin.pid = 555;
+  job.join(3, twin);
+  EXPECT_EQ(job.refusal(3).code, RefuseCode::kRankTaken);
+  EXPECT_NE(job.refusal(3).text.find("pid 555"), std::string::npos);
+  EXPECT_NE(job.refusal(3).text.find("pid 100"), std::string::npos);
+
+  job.join(4, Job::worker(9));
+  EXPECT_EQ(job.refusal(4).code, RefuseCode::kRankRange);
+  job.join(5, Job::server(0));
+  EXPECT_EQ(job.refusal(5).code, RefuseCode::kRankRange);
+  EXPECT_EQ(job.closed, (std::vector<ConnectionId>{2, 3, 4, 5}));
+
+  job.join(6, Job::worker(1));
+  EXPECT_TRUE(job.membership.started());
+  job.join(7, Job::worker(1));
+  EXPECT_EQ(job.refusal(7).code, RefuseCode::kStarted);
+  EXPECT_EQ(job.membership.counters().refused, 5u);
+}
+
+TEST(Membership, AProcessThatDiesWhileJoiningMayComeBack) {
+  Job job(2, 0);
+  job.join(1, Job::worker(0));
+  job.disconnect(1);
+  EXPECT_EQ(job.membership.connected(), 0u);
+  job.join(2, Job::worker(1));
+  EXPECT_FALSE(job.membership.started());
+  job.join(3, Job::worker(0));
+  EXPECT_TRUE(job.membership.started());
+  EXPECT_TRUE(job.events(2).empty());
+}
+
+TEST(Membership, EverySurvivorSeesTheSameEventsInTheSameOrder) {
+  Job job(5, 0);
+  job.join_all();
+  job.receive(3, FrameType::kFail, encode_text("out of memory"));
+  job.disconnect(2);
+  job.receive(4, FrameType::kLeave);
+  job.disconnect(3);  // Failed before: no second event.
+  const auto one = job.events(1);
+  const auto five = job.events(5);
+  ASSERT_EQ(one.size(), 3u);
+  EXPECT_EQ(one[0].kind, HubEvent::Kind::kFailed);
+  EXPECT_EQ(one[0].index, 2u);
+  EXPECT_EQ(one[0].reason, "out of memory");
+  EXPECT_EQ(one[1].kind, HubEvent::Kind::kLost);
+  EXPECT_EQ(one[1].index, 1u);
+  EXPECT_EQ(one[2].kind, HubEvent::Kind::kLeft);
+  EXPECT_EQ(one[2].index, 3u);
+  ASSERT_EQ(five.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(five[i].index, one[i].index);
+}
+
+TEST(Membership, ASilentMemberIsLostAndAnAnsweringOneIsNot) {
+  Job job(3, 0);
+  job.join_all();
+  job.pass(2s, {1, 2, 3});
+  EXPECT_TRUE(job.events(1).empty());
+  const Instant silent_from = job.now;
+  job.pass(250ms, {1, 3});
+  EXPECT_TRUE(job.events(1).empty());
+  job.pass(150ms, {1, 3});
+  const auto events = job.events(1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].index, 1u);
+  EXPECT_EQ(events[0].reason, "silent for 0.3 s");
+  EXPECT_LE(job.now - silent_from, 400ms);
+  EXPECT_EQ(job.closed, std::vector<ConnectionId>{2});
+  EXPECT_EQ(job.frames(2, FrameType::kClosing).size(), 1u);
+}
+
+TEST(Membership, AStalledHubBlamesNobody) {
+  Job job(2, 0);
+  job.join_all();
+  job.pass(500ms, {1, 2});
+  job.now += 1h;  // The hub's process was stopped.
+  job.tick();
+  EXPECT_TRUE(job.events(1).empty());
+  job.pass(350ms, {1});  // Now it counts again.
+  ASSERT_EQ(job.events(1).size(), 1u);
+  EXPECT_EQ(job.events(1)[0].index, 1u);
+}
+
+TEST(Membership, PingsEachMemberOncePerHeartbeat) {
+  Job job(4, 0);
+  job.join_all();
+  job.pass(1s, {1, 2, 3, 4});
+  for (const ConnectionId id : {1, 2, 3, 4}) EXPECT_EQ(job.frames(id, FrameType::kPing).size(), 10u);
+}
+
+TEST(Membership, GathersBlobsInIndexOrder) {
+  Job job(2, 1);
+  job.join_all();
+  job.exchange(3, "a", "server");
+  job.exchange(2, "a", "");
+  EXPECT_EQ(job.missing(2, "a"), "waiting for worker 0; 2 of 3 have brought theirs");
+  job.exchange(1, "b", "x");  // Another name does not disturb it.
+  job.exchange(1, "a", "zero");
+  for (const ConnectionId id : {1, 2, 3}) {
+    const auto frames = job.frames(id, FrameType::kGathered);
+    ASSERT_EQ(frames.size(), 1u);
+    const auto gathered = decode_gathered(frames[0].body);
+    ASSERT_TRUE(gathered);
+    EXPECT_EQ(gathered->name, "a");
+    ASSERT_EQ(gathered->blobs.size(), 3u);
+    EXPECT_EQ(gathered->blobs[0].size(), 4u);
+    EXPECT_EQ(gathered->blobs[1].size(), 0u);
+    EXPECT_EQ(gathered->blobs[2].size(), 6u);
+  }
+  // The name is free again.
+  for (const ConnectionId id : {1, 2, 3}) job.exchange(id, "a", "second");
+  EXPECT_EQ(job.membership.counters().exchanges, 2u);
+}
+
+TEST(Membership, ALostMemberFailsTheRoundsThatNeedIt) {
+  Job job(3, 0);
+  job.join_all();
+  job.exchange(1, "needs-2", "x");
+  job.exchange(2, "has-2", "x");
+  job.exchange(1, "has-2", "x");
+  job.disconnect(2);
+  ASSERT_EQ(job.frames(1, FrameType::kExchangeFailed).size(), 1u);
+  const auto failed = decode_exchange_failed(job.frames(1, FrameType::kExchangeFailed)[0].body);
+  ASSERT_TRUE(failed);
+  EXPECT_EQ(failed->name, "needs-2");
+  EXPECT_EQ(failed->index, 1u);
+  EXPECT_EQ(failed->text, "worker 1 (pid 101 on node) is lost: connection closed");
+  EXPECT_TRUE(job.frames(3, FrameType::kExchangeFailed).empty()) << "worker 2 does not wait for it";
+  job.exchange(3, "has-2", "x");  // All three have brought theirs: it completes for those who are here.
+  EXPECT_EQ(job.frames(1, FrameType::kGathered).size(), 1u);
+  EXPECT_EQ(job.frames(3, FrameType::kGathered).size(), 1u);
+  job.exchange(3, "needs-2", "x");  // Late: told at once.
+  EXPECT_EQ(job.frames(3, FrameType::kExchangeFailed).size(), 1u);
+}
+
+TEST(Membership, AMemberThatBreaksTheProtocolIsDropped) {
+  Job job(3, 0);
+  job.join_all();
+  job.exchange(1, "a", "x");
+  job.exchange(1, "a", "again");
+  job.receive(2, FrameType::kWelcome);
+  job.receive(2, FrameType::kPing);  // Gone already: ignored.
+  EXPECT_EQ(job.closed, (std::vector<ConnectionId>{1, 2}));
+  EXPECT_EQ(job.membership.counters().protocol_errors, 2u);
+  ASSERT_EQ(job.events(3).size(), 2u);
+  EXPECT_NE(job.events(3)[0].reason.find("second blob"), std::string::npos);
+}
+
+TEST(Membership, ClosingSaysWhy) {
+  Job finished(2, 0);
+  finished.join_all();
+  finished.receive(1, FrameType::kLeave);
+  finished.membership.close();
+  finished.collect();
+  ASSERT_EQ(finished.frames(2, FrameType::kClosing).size(), 1u);
+  EXPECT_EQ(decode_text(finished.frames(2, FrameType::kClosing)[0].body), "worker 0 has finished");
+  EXPECT_EQ(finished.membership.connected(), 0u);
+
+  Job joining(2, 0);
+  joining.join(1, Job::worker(1));
+  joining.membership.close();
+  joining.join(2, Job::worker(0));
+  EXPECT_EQ(joining.refusal(2).code, RefuseCode::kClosing);
+}
+
+TEST(Membership, HeartbeatsOfThousandsStayLinear) {
+  Job job(3000, 0);
+  job.join_all();
+  job.pass(100ms, {});
+  EXPECT_EQ(job.sent.size(), 3000u);
+  job.sent.clear();
+  job.disconnect(1);
+  EXPECT_EQ(job.sent.size(), 2999u);
+}
+
+TEST(Lobby, MakesRoomByTheOldestAndTimesOut) {
+  const Instant start{1h};
+  Lobby lobby(2, 5s);
+  EXPECT_EQ(lobby.next_wakeup(), Instant::max());
+  EXPECT_FALSE(lobby.enter(7, start));
+  EXPECT_FALSE(lobby.enter(5, start + 1s));
+  EXPECT_EQ(lobby.enter(6, start + 2s), ConnectionId{7});
+  EXPECT_EQ(lobby.next_wakeup(), start + 6s);
+  lobby.leave(99);
+  EXPECT_TRUE(lobby.overdue(start + 5s).empty());
+  EXPECT_EQ(lobby.overdue(start + 6s), std::vector<ConnectionId>{5});
+  lobby.leave(6);
+  EXPECT_EQ(lobby.size(), 0u);
+}
+
+}  // namespace
+}  // namespace herring::runtime::control
