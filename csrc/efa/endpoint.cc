@@ -142,6 +142,8 @@ FabricEndpoint::FabricEndpoint(std::shared_ptr<const Library> library, ProviderK
 }
 
 FabricEndpoint::~FabricEndpoint() {
+  // A last push: the tcp provider may hold a few completed small sends back until their socket has room.
+  static_cast<void>(fi_cq_read(objects_.queue.get(), nullptr, 0));
   // The endpoint goes first: from here on libfabric touches no memory of a pending post.
   objects_.endpoint.reset();
 }

@@ -114,7 +114,7 @@ std::shared_ptr<const Library> Library::load(const FabricOptions& options, std::
       return library;
     }
     tried.push_back(file + ": version " + library->version_text() +
-                    ", taken if none is newer (before 1.18 tcp goes through the slower ofi_rxm)");
+                    ", taken if none is newer (tcp is better from 1.18 on)");
     if (fallback == nullptr) fallback = std::move(library);
   }
   return fallback;

@@ -17,7 +17,7 @@
 namespace herring::efa {
 namespace {
 
-constexpr std::array kKinds{ProviderKind::kEfa, ProviderKind::kVerbs, ProviderKind::kTcp, ProviderKind::kTcpOverRxm};
+constexpr std::array kKinds{ProviderKind::kEfa, ProviderKind::kVerbs, ProviderKind::kTcp, ProviderKind::kNet, ProviderKind::kTcpOverRxm};
 constexpr std::uint64_t kModes = FI_CONTEXT | FI_CONTEXT2;
 constexpr int kMemoryModes = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
 constexpr std::size_t kLargestMessage = std::size_t{64} << 20;
@@ -36,7 +36,8 @@ int score(const Candidate& candidate, bool named) {
   int value = 0;
   if (candidate.kind == ProviderKind::kEfa) value += 4000;
   if (candidate.kind == ProviderKind::kVerbs) value += 3000;
-  if (candidate.kind == ProviderKind::kTcp) value += 1;
+  if (candidate.kind == ProviderKind::kTcp) value += 2;
+  if (candidate.kind == ProviderKind::kNet) value += 1;
   if (rdma) return value;
   // fe80:: addresses mean nothing on another host without naming its interface.
   if (candidate.link_local) return named ? value : -1;
@@ -175,6 +176,8 @@ std::string_view fabric_name(ProviderKind kind) noexcept {
       return "tcp";
     case ProviderKind::kTcpOverRxm:
       return "tcp;ofi_rxm";
+    case ProviderKind::kNet:
+      return "net";
   }
   return "unknown";
 }
@@ -187,6 +190,7 @@ std::string_view option_name(ProviderKind kind) noexcept {
       return "verbs";
     case ProviderKind::kTcp:
     case ProviderKind::kTcpOverRxm:
+    case ProviderKind::kNet:
       return "tcp";
   }
   return "unknown";

@@ -15,9 +15,10 @@
 namespace herring::efa {
 
 /// Numbers are part of an endpoint's address and are never reused.
-enum class ProviderKind : std::uint8_t { kEfa = 1, kVerbs = 2, kTcp = 3, kTcpOverRxm = 4 };
+enum class ProviderKind : std::uint8_t { kEfa = 1, kVerbs = 2, kTcp = 3, kTcpOverRxm = 4, kNet = 5 };
 
-/// libfabric's name: "efa", "verbs;ofi_rxm", "tcp", "tcp;ofi_rxm"; "unknown" for a number that names none.
+/// libfabric's name: "efa", "verbs;ofi_rxm", "tcp", "net" (what became tcp's own RDM endpoint, in 1.16 and 1.17),
+/// "tcp;ofi_rxm"; "unknown" for a number that names none.
 std::string_view fabric_name(ProviderKind kind) noexcept;
 /// The name that HERRING_PROVIDER takes: "efa", "verbs", "tcp".
 std::string_view option_name(ProviderKind kind) noexcept;

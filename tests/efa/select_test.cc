@@ -1,0 +1,195 @@
+#include "efa/select.h"
+
+#include <gtest/gtest.h>
+
+#include "efa/fabric_under_test.h"
+#include "efa/memory_table.h"
+
+namespace herring::efa {
+namespace {
+
+Candidate tcp(const std::string& domain, const std::string& address) {
+  Candidate candidate;
+  candidate.kind = ProviderKind::kTcp;
+  candidate.domain = domain;
+  candidate.address = address;
+  candidate.interface.loopback = domain == "lo";
+  candidate.ipv6 = address.find(':') != std::string::npos;
+  candidate.link_local = address.starts_with("fe80");
+  return candidate;
+}
+
+Candidate efa_device() {
+  Candidate candidate;
+  candidate.kind = ProviderKind::kEfa;
+  candidate.domain = "rdmap0s6-rdm";
+  return candidate;
+}
+
+int pick(const std::vector<Candidate>& candidates, const std::string& provider = "auto",
+         const std::string& interface = "") {
+  FabricOptions options;
+  options.provider = provider;
+  options.interface = interface;
+  std::vector<std::string> reasons;
+  const int chosen = choose(candidates, options, reasons);
+  EXPECT_EQ(reasons.size(), candidates.size());
+  for (const std::string& reason : reasons) EXPECT_FALSE(reason.empty());
+  return chosen;
+}
+
+TEST(Choose, TakesEfaThenVerbsThenTcp) {
+  Candidate verbs;
+  verbs.kind = ProviderKind::kVerbs;
+  verbs.domain = "mlx5_0";
+  const auto eth = tcp("eth0", "10.0.0.1");
+  EXPECT_EQ(pick({eth, verbs, efa_device()}), 2);
+  EXPECT_EQ(pick({eth, verbs}), 1);
+  EXPECT_EQ(pick({eth}), 0);
+  EXPECT_EQ(pick({eth, verbs, efa_device()}, "tcp"), 0);
+  EXPECT_EQ(pick({eth, verbs}, "efa"), -1);
+  EXPECT_EQ(pick({}), -1);
+}
+
+TEST(Choose, PrefersAnInterfaceThatOtherHostsCanReach) {
+  auto down = tcp("eth1", "10.0.0.2");
+  down.interface.up = false;
+  auto bridge = tcp("docker0", "172.17.0.1");
+  bridge.interface.local_only = true;
+  auto routed = tcp("eth2", "10.0.0.3");
+  routed.interface.default_route = true;
+  const auto lo = tcp("lo", "127.0.0.1"), plain = tcp("eth0", "10.0.0.1"), v6 = tcp("eth0", "fd00::2"),
+             local = tcp("eth0", "fe80::1");
+  EXPECT_EQ(pick({lo, local, v6, plain}), 3);
+  EXPECT_EQ(pick({lo, bridge, plain}), 2);
+  EXPECT_EQ(pick({plain, routed}), 1);
+  EXPECT_EQ(pick({lo, v6}), 1);
+  EXPECT_EQ(pick({lo, down, local}), 0);
+  EXPECT_EQ(pick({down}), -1);
+}
+
+TEST(Choose, AnInterfaceIsNamedByNameOrAddress) {
+  const std::vector<Candidate> all{tcp("eth0", "10.0.0.1"), tcp("eth0", "fd00::2"), tcp("lo", "127.0.0.1"),
+                                   tcp("lo", "::1"), efa_device()};
+  EXPECT_EQ(pick(all, "auto", "lo"), 2);
+  EXPECT_EQ(pick(all, "auto", "::1"), 3);
+  EXPECT_EQ(pick(all, "auto", "fd00::2"), 1);
+  EXPECT_EQ(pick(all, "auto", "eth0"), 0);
+  EXPECT_EQ(pick(all, "auto", "rdmap0s6"), 4);
+  EXPECT_EQ(pick(all, "auto", "eth9"), -1);
+}
+
+TEST(Choose, PrefersTheProviderWithoutALayerBetween) {
+  auto layered = tcp("eth0", "10.0.0.1"), net = layered;
+  layered.kind = ProviderKind::kTcpOverRxm;
+  net.kind = ProviderKind::kNet;
+  EXPECT_EQ(pick({layered, tcp("eth0", "10.0.0.1"), net}), 1);
+  EXPECT_EQ(pick({layered, net}), 1);
+  EXPECT_EQ(pick({layered}), 0);
+}
+
+TEST(Choose, LeavesOutWhatCannotCarryOurMessages) {
+  auto broken = efa_device();
+  broken.problem = "takes fewer than 2 buffers in one message";
+  EXPECT_EQ(pick({broken, tcp("eth0", "10.0.0.1")}), 1);
+}
+
+TEST(Choose, RefusesAnUnknownProviderByName) {
+  FabricOptions options;
+  options.provider = "infiniband";
+  std::vector<std::string> reasons;
+  try {
+    choose({}, options, reasons);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), Code::kInvalidArgument);
+    EXPECT_NE(error.status().message().find("infiniband"), std::string::npos);
+    EXPECT_NE(error.status().message().find("verbs"), std::string::npos);
+  }
+}
+
+TEST(Probe, ReportsWhatItTriedWhereThereIsNothing) {
+  FabricOptions options;
+  options.library = "/nonexistent/libfabric.so.1";
+  const FabricReport report = probe(options);
+  EXPECT_EQ(report.path, "");
+  EXPECT_EQ(report.chosen, -1);
+  ASSERT_EQ(report.tried.size(), 1u);
+  EXPECT_NE(report.tried[0].find("/nonexistent/libfabric.so.1"), std::string::npos);
+  try {
+    Fabric fabric(options);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), Code::kUnavailable);
+    EXPECT_NE(std::string(error.what()).find("/nonexistent/libfabric.so.1"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("HERRING_LIBFABRIC"), std::string::npos);
+  }
+}
+
+TEST(Probe, RefusesALibraryThatIsNotLibfabric) {
+  FabricOptions options;
+  options.library = "libm.so.6";
+  const FabricReport report = probe(options);
+  EXPECT_EQ(report.path, "");
+  ASSERT_EQ(report.tried.size(), 1u);
+  EXPECT_NE(report.tried[0].find("not libfabric"), std::string::npos) << report.tried[0];
+}
+
+TEST(Probe, ListsProvidersAndSaysWhyOneWasChosen) {
+  const FabricReport report = probe(options_under_test());
+  if (report.path.empty()) GTEST_SKIP() << "no libfabric here";
+  EXPECT_FALSE(report.version.empty());
+  ASSERT_GE(report.chosen, 0);
+  const ProviderReport& chosen = report.providers[static_cast<std::size_t>(report.chosen)];
+  EXPECT_TRUE(chosen.usable);
+  EXPECT_NE(chosen.reason.find("chosen"), std::string::npos);
+  EXPECT_NE(chosen.domain.find("lo"), std::string::npos);
+  for (const ProviderReport& provider : report.providers) {
+    EXPECT_FALSE(provider.reason.empty());
+    std::cout << provider.name << ' ' << provider.domain << ": " << provider.reason << '\n';
+  }
+}
+
+TEST(Probe, NeverThrowsAndAFabricSaysWhatIsThere) {
+  FabricOptions options = options_under_test();
+  options.interface = "nosuchif0";
+  const FabricReport report = probe(options);
+  if (report.path.empty()) GTEST_SKIP() << "no libfabric here";
+  EXPECT_EQ(report.chosen, -1);
+  try {
+    Fabric fabric(options);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), Code::kUnavailable);
+    EXPECT_NE(std::string(error.what()).find("nosuchif0"), std::string::npos) << error.what();
+  }
+  options.provider = "nonsense";
+  EXPECT_EQ(probe(options).chosen, -1);
+}
+
+TEST(MemoryTable, FindsTheRegionThatCoversASpan) {
+  std::vector<std::byte> memory(1000);
+  const std::span<const std::byte> all(memory);
+  int one = 0, two = 0, whole = 0;
+  MemoryTable table;
+  const auto first = table.insert(all.first(100), &one);
+  table.insert(all.subspan(100, 100), &two);
+  ASSERT_NE(table.find(all.first(100)), nullptr);
+  EXPECT_EQ(table.find(all.first(100))->descriptor, &one);
+  EXPECT_EQ(table.find(all.subspan(99, 1))->descriptor, &one);
+  EXPECT_EQ(table.find(all.subspan(100, 1))->descriptor, &two);
+  EXPECT_EQ(table.find(all.subspan(50, 100)), nullptr) << "no single region covers it";
+  EXPECT_EQ(table.find(all.subspan(200, 1)), nullptr);
+  const auto everything = table.insert(all, &whole);
+  EXPECT_EQ(table.find(all.subspan(50, 100))->descriptor, &whole);
+  EXPECT_EQ(table.find(all.subspan(900, 100))->descriptor, &whole);
+  table.erase(first);
+  EXPECT_EQ(table.find(all.first(100))->descriptor, &whole);
+  table.erase(everything);
+  EXPECT_EQ(table.find(all.first(100)), nullptr);
+  table.erase(everything);
+  EXPECT_EQ(table.size(), 1u);
+}
+
+}  // namespace
+}  // namespace herring::efa
