@@ -21,6 +21,14 @@ struct EngineConfig {
   std::uint32_t max_ops_per_worker = 65536;    ///< Announced and not finished; one more is an error to that worker.
   std::uint32_t max_eager_bytes = 0;  ///< Largest eager payload of one announce.
   std::uint32_t announce_credits = 0; ///< Announces one worker may have sent that this lane has not yet credited back.
+                                      ///< 0: no limit, no Credit messages.
+  std::uint32_t eager_window = 4096;  ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
+                                      ///< workers * eager_window * max_eager_bytes.
+  Duration mismatch_grace = std::chrono::seconds(2);  ///< How long a disagreement waits for the others to say theirs.
+  Duration drain_grace = std::chrono::seconds(5);     ///< How long a failed operation waits for pushes on their way.
+  Duration min_tombstone = std::chrono::seconds(60);  ///< How long a failure is remembered for those who announce
+  Duration max_tombstone = std::chrono::seconds(600); ///< late: the operation's time-out, within these limits,
+  std::size_t max_tombstones = 4096;                  ///< and at most so many of them.
 };
 
 /// Counters; read by the owner of the lane, exact at any time between calls.
@@ -41,6 +49,16 @@ struct EngineStats {
 /// ready; ready operations are granted in order of readiness, chunk by chunk, as slots are free, so bounded memory cannot
 /// deadlock whatever order workers announce in. A chunk is reduced when all its pushers' data is there and sent to all its
 /// pullers at once. Contributors that disagree each get an Error that says who said what.
+///
+/// What the messages carry beyond docs/wire.md's table, so that nothing is sent that finds no receive, also on failure:
+/// - Announce: offset = its number among this worker's announces to this lane, from 0; count = how many processes of its
+///   contributor announce to this lane.
+/// - Grant: offset = the announce's tag. Error: tag = the announce's tag, count = how many Results were sent for it
+///   (0xFFFFFFFF: all).
+/// - Cancel: tag, offset = the announce's; count = how many Pushes were sent for it; chunk = 1 where this lane's Error has
+///   come already, else the lane answers with one. tag 0, for an operation not announced here: chunk = contributor,
+///   offset = contributor_count, count = announcers.
+/// - Bodies of Error and Cancel: one byte of Code, then the text, at most 1024 bytes.
 class Engine final {
  public:
   Engine(const EngineConfig& config, std::span<std::byte> slots);

@@ -23,10 +23,13 @@ struct EngineConfig {
   std::uint32_t chunk_bytes = 0;       ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;   ///< Shards up to this travel inside the announce.
   std::uint32_t eager_window = 0;      ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
-  std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits.
+  std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
   Duration lane_grace{};               ///< After an operation's own time-out, how long to wait for a lane's verdict.
 };
+
+/// Operation::pusher where every rank is a contributor of its own: the contributor with the number descriptor.root.
+inline constexpr std::uint32_t kPusherIsRoot = 0xFFFF'FFFF;
 
 /// One part of one operation, for the network hops. `memory` is both source and destination, borrowed until its
 /// CompleteAction.
@@ -39,6 +42,7 @@ struct Operation {
   std::uint32_t first_rank = 0;
   std::uint32_t rank_count = 1;
   std::uint32_t average_over = 1;
+  std::uint32_t pusher = kPusherIsRoot;  ///< kBroadcast, kAllGather: the contributor that stands for descriptor.root.
   std::uint32_t owner = 0;               ///< Several processes may share a contributor (the ranks of one host): this one
   std::uint32_t owner_count = 1;         ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
   Duration timeout{};

@@ -1,0 +1,251 @@
+#include "server/engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "server/engine_impl.h"
+
+namespace herring::server {
+namespace {
+
+constexpr std::uint32_t kMaxRetries = 8;
+
+}  // namespace
+
+Engine::Engine(const EngineConfig& config, std::span<std::byte> slots) : impl_(std::make_unique<Impl>(config, slots)) {}
+Engine::~Engine() = default;
+
+void Engine::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  impl_->on_control(now, header, body);
+}
+void Engine::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+  impl_->on_received(now, token, status, header);
+}
+void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
+void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
+void Engine::on_tick(Instant now) { impl_->on_tick(now); }
+Instant Engine::next_deadline() const { return impl_->next_deadline(); }
+void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
+bool Engine::is_idle() const { return impl_->is_idle(); }
+const EngineStats& Engine::stats() const { return impl_->stats(); }
+
+Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots) : config_(config), slots_(slots) {
+  if (config.workers == 0 || config.max_chunk_bytes == 0 || config.window == 0) {
+    throw Error(Code::kInvalidArgument, "server engine: workers, max_chunk_bytes and window must be at least 1");
+  }
+  const std::size_t count = slots.size() / config.max_chunk_bytes;
+  if (count < config.workers) {
+    throw Error(Code::kInvalidArgument, "server engine: " + std::to_string(slots.size()) + " bytes hold " +
+                                            std::to_string(count) + " chunks of " +
+                                            std::to_string(config.max_chunk_bytes) + "; " +
+                                            std::to_string(config.workers) + " workers need one each");
+  }
+  slot_count_ = static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1));
+  for (std::uint32_t slot = slot_count_; slot > 0; --slot) free_slots_.push_back(slot - 1);
+  workers_.resize(config.workers);
+}
+
+bool Engine::Impl::is_from_job(const wire::Header& header) const {
+  return header.job_id == config_.job_id && header.epoch == config_.epoch.value && header.sender < config_.workers &&
+         !workers_[header.sender].lost;
+}
+
+void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  if (!is_from_job(header) || header.payload_bytes != body.size()) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  switch (header.type) {
+    case wire::MessageType::kAnnounce:
+      handle_announce(now, header, body);
+      break;
+    case wire::MessageType::kCancel:
+      handle_cancel(now, header, body);
+      break;
+    default:
+      ++stats_.messages_rejected;
+      return;
+  }
+  settle(now);
+}
+
+/// What became possible: announces that had to wait for an earlier operation of their key, then grants.
+void Engine::Impl::settle(Instant now) {
+  while (!replay_.empty()) {
+    const Deferred next = std::move(replay_.front());
+    replay_.pop_front();
+    if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
+  }
+  schedule(now);
+}
+
+void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+  const auto found = receives_.find(token.value);
+  if (found == receives_.end()) return;  // Cancelled meanwhile.
+  const Receive receive = found->second;
+  receives_.erase(found);
+  Op& op = *find_op(receive.op);
+  Participant& participant = op.participants[receive.participant];
+  Chunk& chunk = op.in_flight.at(receive.chunk);
+  Input& input = chunk.inputs[receive.input];
+  const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kPush &&
+                    header.key() == op.key && header.sender == participant.peer.value &&
+                    header.chunk == receive.chunk && header.offset == op.chunk_offset(receive.chunk) &&
+                    header.payload_bytes == op.chunk_size(receive.chunk);
+  if (!good) {
+    ++stats_.messages_rejected;
+    Receive again = receive;
+    if (++again.retries <= kMaxRetries) {
+      post(op, again, input.data);
+      return;
+    }
+    // The network does not take receives any more; posting for ever would be a loop without an end.
+    input.token = 0;
+    --participant.outstanding;
+    --workers_[participant.peer.value].granted;
+    if (op.state == OpState::kFailed) {
+      drain(now, op, false);
+    } else {
+      fail(now, op,
+           Status(Code::kTransport, "a server could not receive " + std::to_string(input.data.size()) +
+                                        " bytes from rank " + std::to_string(participant.peer.value) + ": " +
+                                        (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+    }
+    settle(now);
+    return;
+  }
+  input.token = 0;
+  --participant.outstanding;
+  ++participant.pushed;
+  --workers_[participant.peer.value].granted;
+  stats_.bytes_received += header.payload_bytes;
+  if (op.state == OpState::kFailed) {
+    drain(now, op, false);
+  } else if (--chunk.missing == 0) {
+    finish_chunk(now, op, receive.chunk);
+  }
+  settle(now);
+}
+
+void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
+  const auto found = sends_.find(token.value);
+  if (found == sends_.end()) return;
+  const Send sent = found->second;
+  sends_.erase(found);
+  Op* op = find_op(sent.op);
+  if (op == nullptr) return;
+  if (sent.is_result) {
+    --op->sends;
+    if (sent.chunk != kNone) {
+      const auto chunk = op->in_flight.find(sent.chunk);
+      if (--chunk->second.sends == 0) {
+        for (const Input& input : chunk->second.inputs) release_slot(input.slot);
+        op->in_flight.erase(chunk);
+      }
+    }
+  }
+  if (!status.is_ok() && op->is_live() && !workers_[sent.peer.value].lost) {
+    fail(now, *op, Status(status.code(), "a server could not reach rank " + std::to_string(sent.peer.value) + ": " +
+                                             status.message()));
+  } else if (op->state == OpState::kFailed) {
+    drain(now, *op, false);
+  } else if (op->state == OpState::kFinishing && op->sends == 0) {
+    --undrained_;
+    erase_op(op->id);
+  }
+  settle(now);
+}
+
+void Engine::Impl::on_tick(Instant now) {
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    Op& op = *find_op(timers_.begin()->second);
+    if (op.state == OpState::kFailed) {
+      if (op.drained) {
+        erase_op(op.id);
+      } else {
+        // A worker that should have said how many pushes it sent did not: its receives are withdrawn.
+        drain(now, op, true);
+        if (Op* left = find_op(op.id); left != nullptr && !left->drained) set_timer(*left, Instant::max());
+      }
+    } else if (op.disagreed) {
+      fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
+    } else {
+      fail(now, op, Status(Code::kTimeout, timeout_text(op)));
+    }
+  }
+  settle(now);
+}
+
+void Engine::Impl::set_timer(Op& op, Instant when) {
+  if (op.timer != Instant::max()) timers_.erase({op.timer, op.id});
+  op.timer = when;
+  if (when != Instant::max()) timers_.insert({when, op.id});
+}
+
+Op& Engine::Impl::create_op(const OpKey& key, Instant now) {
+  auto op = std::make_unique<Op>();
+  op->id = next_op_++;
+  op->key = key;
+  op->first_announce = now;
+  ++undrained_;
+  return *ops_.emplace(op->id, std::move(op)).first->second;
+}
+
+void Engine::Impl::erase_op(std::uint64_t id) {
+  const auto found = ops_.find(id);
+  set_timer(*found->second, Instant::max());
+  if (const auto failed = failed_.find(found->second->key); failed != failed_.end()) {
+    if (std::erase(failed->second, id) > 0) std::erase(failed_order_, id);
+    if (failed->second.empty()) failed_.erase(failed);
+  }
+  ops_.erase(found);
+}
+
+Op* Engine::Impl::find_op(std::uint64_t id) {
+  const auto found = ops_.find(id);
+  return found == ops_.end() ? nullptr : found->second.get();
+}
+
+Op* Engine::Impl::find_live(const OpKey& key) {
+  const auto found = live_.find(key);
+  return found == live_.end() ? nullptr : find_op(found->second);
+}
+
+wire::Header Engine::Impl::header_to(const OpKey& key, wire::MessageType type) const {
+  wire::Header header;
+  header.type = type;
+  header.job_id = config_.job_id;
+  header.epoch = config_.epoch.value;
+  header.sender = config_.self.value;
+  header.op = key.op;
+  header.group = key.group.value;
+  header.part = key.part;
+  return header;
+}
+
+void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
+                        std::span<const std::byte> payload, const Send& record) {
+  SendAction action{to, tag, header, std::move(body), payload, Token{next_token_++}};
+  action.header.payload_bytes = static_cast<std::uint32_t>(action.body.size() + payload.size());
+  sends_.emplace(action.token.value, record);
+  actions_.emplace_back(std::move(action));
+}
+
+void Engine::Impl::send_error(PeerId to, const OpKey& key, std::uint64_t tag, std::uint32_t results,
+                              const Status& status) {
+  wire::Header header = header_to(key, wire::MessageType::kError);
+  header.tag = tag;
+  header.count = results;
+  const std::size_t length = std::min(status.message().size(), kMaxErrorText);
+  std::vector<std::byte> body(1 + length);
+  body[0] = static_cast<std::byte>(status.code());
+  std::memcpy(body.data() + 1, status.message().data(), length);
+  send(to, kControlTag, header, std::move(body), {}, {0, kNone, to, false});
+}
+
+void Engine::Impl::take_actions(Actions& out) {
+  out.insert(out.end(), std::make_move_iterator(actions_.begin()), std::make_move_iterator(actions_.end()));
+  actions_.clear();
+}
+
+}  // namespace herring::server

@@ -1,0 +1,286 @@
+#include <algorithm>
+#include <string>
+
+#include "server/engine_impl.h"
+#include "server/reduce.h"
+
+namespace herring::server {
+namespace {
+
+/// How far ahead of the oldest missing announce one may arrive; more is not reordering.
+constexpr std::uint64_t kMaxAhead = 65536;
+constexpr std::size_t kMaxGroups = 4096;
+
+bool same_shape(const wire::Announce& a, const wire::Announce& b) {
+  return a.descriptor == b.descriptor && a.contributor_count == b.contributor_count && a.pusher == b.pusher &&
+         a.average_over == b.average_over && a.shard_offset == b.shard_offset && a.shard_bytes == b.shard_bytes &&
+         a.chunk_bytes == b.chunk_bytes;
+}
+
+std::uint32_t chunk_count(const wire::Announce& announce) {
+  if (announce.shard_bytes == 0) return 0;
+  return static_cast<std::uint32_t>((announce.shard_bytes - 1) / announce.chunk_bytes + 1);
+}
+
+std::uint64_t owned_bytes(const wire::Announce& announce) {
+  const std::uint64_t first = std::uint64_t{announce.owned_first} * announce.chunk_bytes;
+  const std::uint64_t end = first + std::uint64_t{announce.owned_count} * announce.chunk_bytes;
+  return std::min(end, announce.shard_bytes) - std::min(first, announce.shard_bytes);
+}
+
+bool is_pusher(const wire::Announce& announce) {
+  const Collective collective = announce.descriptor.collective;
+  const bool one_pusher = collective == Collective::kBroadcast || collective == Collective::kAllGather;
+  return !one_pusher || announce.contributor == announce.pusher;
+}
+
+}  // namespace
+
+void Engine::Impl::handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  WorkerState& worker = workers_[header.sender];
+  if (!take_sequence(worker, header.offset)) {
+    ++stats_.messages_rejected;  // A copy of one that was taken in, or nonsense.
+    return;
+  }
+  credit(PeerId{header.sender}, worker);
+  process_announce(now, header, body);
+  const auto held = worker.held_cancels.find(header.offset);
+  if (held == worker.held_cancels.end()) return;
+  const Deferred cancel = std::move(held->second);
+  worker.held_cancels.erase(held);
+  handle_cancel(now, cancel.header, cancel.body);
+}
+
+bool Engine::Impl::take_sequence(WorkerState& worker, std::uint64_t sequence) {
+  if (worker.has_seen(sequence) || sequence - worker.next_sequence > kMaxAhead) return false;
+  worker.early.insert(sequence);
+  while (!worker.early.empty() && *worker.early.begin() == worker.next_sequence) {
+    worker.early.erase(worker.early.begin());
+    ++worker.next_sequence;
+  }
+  return true;
+}
+
+void Engine::Impl::credit(PeerId peer, WorkerState& worker) {
+  if (config_.announce_credits == 0) return;
+  if (++worker.uncredited < std::max(1u, config_.announce_credits / 2)) return;
+  wire::Header header = header_to({}, wire::MessageType::kCredit);
+  header.count = worker.uncredited;
+  worker.uncredited = 0;
+  send(peer, kControlTag, header, {}, {}, {0, kNone, peer, false});
+}
+
+void Engine::Impl::process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  const PeerId peer{header.sender};
+  const auto refuse = [&](const Status& status) {
+    ++stats_.messages_rejected;
+    send_error(peer, header.key(), header.tag, 0, status);
+  };
+  const std::optional<wire::Announce> announce =
+      body.size() < wire::kAnnounceBytes ? std::nullopt : wire::decode_announce(body.first(wire::kAnnounceBytes));
+  if (!announce) {
+    refuse(Status(Code::kProtocol, "a server refused an announce of rank " + std::to_string(peer.value) +
+                                       ": its fields are out of range or contradict each other"));
+    return;
+  }
+  const std::span<const std::byte> data = body.subspan(wire::kAnnounceBytes);
+  if (const Status status = check_announce(header, *announce, data); !status.is_ok()) {
+    refuse(status);
+    return;
+  }
+  if (join_tombstone(header, *announce)) return;
+  Op* op = find_live(header.key());
+  if (op != nullptr) {
+    const auto mine = std::find_if(op->participants.begin(), op->participants.end(),
+                                   [peer](const Participant& participant) { return participant.peer == peer; });
+    if (mine != op->participants.end() && mine->has_everything()) {
+      // Its share of this one is over and it has started the next one of the same name.
+      op->deferred.push_back({header, {body.begin(), body.end()}});
+      return;
+    }
+    if (const Status status = check_place(*op, header, *announce); !status.is_ok()) {
+      refuse(status);
+      return;
+    }
+  } else {
+    op = &create_op(header.key(), now);
+    op->shape = *announce;
+    op->chunks = chunk_count(*announce);
+    op->deadline = now + std::chrono::milliseconds(announce->timeout_ms);
+    live_.emplace(op->key, op->id);
+    set_timer(*op, op->deadline);
+  }
+  add_participant(*op, header, *announce, data);
+  after_announce(now, *op);
+}
+
+Status Engine::Impl::check_announce(const wire::Header& header, const wire::Announce& announce,
+                                    std::span<const std::byte> data) const {
+  const std::string who = "announce of rank " + std::to_string(header.sender) + ": ";
+  const auto wrong = [&](const std::string& what) { return Status(Code::kProtocol, who + what); };
+  const std::uint32_t chunks = chunk_count(announce);
+  if (header.tag == 0 || (header.tag >> 63) != 0 || ((header.tag + chunks) >> 63) != 0) return wrong("bad result tag");
+  if (header.count == 0 || header.count > config_.workers) return wrong("bad number of announcers");
+  if (announce.contributor_count > config_.workers) {
+    return wrong(std::to_string(announce.contributor_count) + " contributors in a job of " +
+                 std::to_string(config_.workers) + " workers");
+  }
+  if (announce.first_rank >= config_.workers || announce.rank_count > config_.workers - announce.first_rank) {
+    return wrong("ranks outside the job");
+  }
+  if (chunks > 0 && announce.chunk_bytes > config_.max_chunk_bytes) {
+    return Status(Code::kInvalidArgument, who + "chunks of " + std::to_string(announce.chunk_bytes) +
+                                              " bytes; this server takes at most " +
+                                              std::to_string(config_.max_chunk_bytes) +
+                                              ". Set HERRING_CHUNK_BYTES to the same value everywhere");
+  }
+  const bool eager = (header.flags & wire::kFlagEager) != 0;
+  if (!eager && !data.empty()) return wrong("data without the eager flag");
+  if (eager) {
+    if (announce.owned_count == 0 || !is_pusher(announce)) return wrong("eager data where none belongs");
+    if (data.size() != owned_bytes(announce)) return wrong("eager data of the wrong size");
+    if (data.size() > config_.max_eager_bytes) return wrong("eager data beyond the limit");
+    if (workers_[header.sender].eager >= config_.eager_window) return wrong("too many unfinished eager announces");
+  }
+  if (workers_[header.sender].ops >= config_.max_ops_per_worker) {
+    return Status(Code::kInvalidArgument, who + "more than " + std::to_string(config_.max_ops_per_worker) +
+                                              " operations in flight; wait for some before starting more");
+  }
+  if (announce.descriptor.collective == Collective::kAllReduce) {
+    return check({announce.descriptor.dtype, announce.descriptor.reduce, announce.average_over});
+  }
+  return Status::ok();
+}
+
+/// An operation of this key that failed and that this process has not yet heard of: it does now.
+bool Engine::Impl::join_tombstone(const wire::Header& header, const wire::Announce& announce) {
+  const auto failed = failed_.find(header.key());
+  if (failed == failed_.end()) return false;
+  for (const std::uint64_t id : failed->second) {
+    Op& op = *find_op(id);
+    const bool known = std::any_of(op.participants.begin(), op.participants.end(), [&](const Participant& participant) {
+      return participant.peer.value == header.sender;
+    });
+    if (known) continue;
+    add_participant(op, header, announce, {});
+    send_error(PeerId{header.sender}, op.key, header.tag, 0, op.failure);
+    return true;
+  }
+  return false;
+}
+
+/// Whether there is room for this process in an operation that others have announced.
+Status Engine::Impl::check_place(const Op& op, const wire::Header& header, const wire::Announce& announce) const {
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::kProtocol, "rank " + std::to_string(header.sender) + " announced " +
+                                       to_string(announce.descriptor) + " " + what);
+  };
+  for (const Participant& other : op.participants) {
+    if (other.peer.value == header.sender) return wrong("twice");
+  }
+  if (announce.contributor >= op.owners.size()) return Status::ok();
+  const auto& owners = op.owners[announce.contributor];
+  if (owners.empty()) return Status::ok();
+  const Participant& first = op.participants[owners.front()];
+  if (owners.size() >= first.announcers || header.count != first.announcers) {
+    return wrong("as contributor " + std::to_string(announce.contributor) + ", which rank " +
+                 std::to_string(first.peer.value) + " stands for");
+  }
+  if (op.disagreed || !same_shape(announce, op.shape)) return Status::ok();
+  for (const std::uint32_t index : owners) {
+    const wire::Announce& other = op.participants[index].announce;
+    if (announce.owned_count > 0 && other.owned_count > 0 &&
+        announce.owned_first < other.owned_first + other.owned_count &&
+        other.owned_first < announce.owned_first + announce.owned_count) {
+      return wrong("with chunks that rank " + std::to_string(op.participants[index].peer.value) + " owns");
+    }
+  }
+  return Status::ok();
+}
+
+void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
+                                   std::span<const std::byte> data) {
+  Participant participant;
+  participant.peer = PeerId{header.sender};
+  participant.announce = announce;
+  participant.tag = header.tag;
+  participant.announcers = header.count;
+  if (!data.empty()) {
+    participant.eager = true;
+    participant.data.assign(data.begin(), data.end());
+    stats_.bytes_received += data.size();
+  }
+  if (op.is_live()) {
+    WorkerState& worker = workers_[header.sender];
+    ++worker.ops;
+    if (participant.eager) ++worker.eager;
+    if (!same_shape(announce, op.shape)) op.disagreed = true;
+  }
+  op.participants.push_back(std::move(participant));
+  place_participant(op, static_cast<std::uint32_t>(op.participants.size() - 1));
+}
+
+void Engine::Impl::place_participant(Op& op, std::uint32_t index) {
+  const Participant& participant = op.participants[index];
+  const wire::Announce& announce = participant.announce;
+  if (op.owners.size() < announce.contributor_count) op.owners.resize(announce.contributor_count);
+  auto& owners = op.owners[announce.contributor];
+  const auto place = std::upper_bound(owners.begin(), owners.end(), index, [&op](std::uint32_t a, std::uint32_t b) {
+    return op.participants[a].announce.owned_first < op.participants[b].announce.owned_first;
+  });
+  owners.insert(place, index);
+  if (owners.size() == op.participants[owners.front()].announcers) ++op.contributors_complete;
+}
+
+void Engine::Impl::after_announce(Instant now, Op& op) {
+  for (const PeerId peer : lost_) {
+    if (needs(op, peer)) {
+      fail(now, op, Status(Code::kPeerLost, workers_[peer.value].why_lost));
+      return;
+    }
+  }
+  if (op.disagreed) {
+    if (op.everyone_announced()) {
+      fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
+    } else {
+      // The others follow soon, and the text should name them too.
+      set_timer(op, std::min({op.timer, op.deadline, now + config_.mismatch_grace}));
+    }
+    return;
+  }
+  if (op.everyone_announced()) make_ready(now, op);
+}
+
+void Engine::Impl::make_ready(Instant now, Op& op) {
+  GroupMembers ranks;
+  for (const auto& owners : op.owners) {
+    std::uint64_t covered = 0;
+    for (const std::uint32_t index : owners) covered += op.participants[index].announce.owned_count;
+    const Participant& first = op.participants[owners.front()];
+    if (covered != op.chunks) {
+      fail(now, op, Status(Code::kProtocol, "the processes of contributor " +
+                                                std::to_string(first.announce.contributor) + " (" +
+                                                rank_list(ranks_of(first)) + ") cover " + std::to_string(covered) +
+                                                " of " + std::to_string(op.chunks) + " chunks"));
+      return;
+    }
+    ranks.emplace_back(first.announce.first_rank, first.announce.rank_count);
+  }
+  if (groups_.size() < kMaxGroups || groups_.contains(op.key.group)) groups_[op.key.group] = std::move(ranks);
+  op.state = OpState::kReady;
+  for (Participant& participant : op.participants) {
+    if (participant.announce.owned_count == 0) {
+      send_result(op, participant, kNone, {});
+    } else if (!participant.eager && is_pusher(participant.announce)) {
+      participant.push_tag = next_tag_;
+      next_tag_ += op.chunks;
+    }
+  }
+  if (op.chunks == 0) {
+    finish_op(op);
+  } else {
+    ready_.push_back(op.id);
+  }
+}
+
+}  // namespace herring::server

@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <string>
+
+#include "server/engine_impl.h"
+
+namespace herring::server {
+namespace {
+
+/// How many Cancels of one worker may wait for the announce that they overtook.
+constexpr std::size_t kMaxHeldCancels = 1024;
+
+/// Code and text of an Error or Cancel; a body that is none of ours becomes a protocol error.
+Status decode_reason(std::span<const std::byte> body) {
+  if (body.empty()) return Status(Code::kProtocol, "a worker gave up without a reason");
+  const auto number = std::to_integer<std::uint8_t>(body.front());
+  const bool known = number > static_cast<std::uint8_t>(Code::kAgain) &&
+                     number <= static_cast<std::uint8_t>(Code::kInternal);
+  std::string text;
+  for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
+    const char c = static_cast<char>(b);
+    text += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return Status(known ? static_cast<Code>(number) : Code::kProtocol, std::move(text));
+}
+
+}  // namespace
+
+/// Tells everybody who has announced, and keeps the operation to tell those who announce later. The first reason wins.
+void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
+  if (!op.is_live()) return;
+  retire_announces(op);
+  std::erase(ready_, op.id);
+  live_.erase(op.key);
+  op.state = OpState::kFailed;
+  op.failure = why;
+  ++stats_.ops_failed;
+  for (const Participant& participant : op.participants) {
+    if (participant.silent || workers_[participant.peer.value].lost) continue;
+    send_error(participant.peer, op.key, participant.tag, participant.results, op.failure);
+  }
+  failed_[op.key].push_back(op.id);
+  failed_order_.push_back(op.id);
+  for (Deferred& deferred : op.deferred) replay_.push_back(std::move(deferred));
+  op.deferred.clear();
+  set_timer(op, now + config_.drain_grace);
+  drain(now, op, false);
+  while (failed_order_.size() > config_.max_tombstones) {
+    const auto oldest = std::find_if(failed_order_.begin(), failed_order_.end(),
+                                     [this](std::uint64_t id) { return find_op(id)->drained; });
+    if (oldest == failed_order_.end()) return;
+    erase_op(*oldest);
+  }
+}
+
+void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  if (header.tag == 0) {
+    give_up_unannounced(now, header, decode_reason(body));
+    return;
+  }
+  const PeerId peer{header.sender};
+  WorkerState& worker = workers_[header.sender];
+  if (!worker.has_seen(header.offset)) {
+    // It overtook its announce on the way: they are taken in the order in which they were sent.
+    if (worker.held_cancels.size() >= kMaxHeldCancels || header.offset - worker.next_sequence > (1u << 20)) {
+      ++stats_.messages_rejected;
+      return;
+    }
+    worker.held_cancels.try_emplace(header.offset, Deferred{header, {body.begin(), body.end()}});
+    return;
+  }
+  Op* live = find_live(header.key());
+  if (live != nullptr) {
+    for (Participant& participant : live->participants) {
+      if (participant.peer != peer || participant.tag != header.tag) continue;
+      participant.gave_up_after = header.count;
+      fail(now, *live, decode_reason(body));
+      return;
+    }
+  }
+  if (Op* failed = find_failed(header.key(), peer, header.tag); failed != nullptr) {
+    for (Participant& participant : failed->participants) {
+      if (participant.peer == peer) participant.gave_up_after = header.count;
+    }
+    drain(now, *failed, false);
+    return;
+  }
+  // Over on this side, with all Results sent. Where the worker has an Error of ours already it waits for nothing.
+  if (header.chunk == 0) {
+    send_error(peer, header.key(), header.tag, kAllResults,
+               Status(Code::kCancelled, "this server had finished its share of the operation"));
+  }
+}
+
+/// A worker will not take part in an operation that it has not announced here: those who wait for it fail.
+void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, const Status& why) {
+  const PeerId peer{header.sender};
+  if (header.chunk >= header.offset || header.offset > config_.workers || header.count == 0 ||
+      header.count > config_.workers) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  const auto takes_part = [peer](const Participant& participant) { return participant.peer == peer; };
+  if (const auto failed = failed_.find(header.key()); failed != failed_.end()) {
+    for (const std::uint64_t id : failed->second) {
+      const auto& participants = find_op(id)->participants;
+      if (std::none_of(participants.begin(), participants.end(), takes_part)) continue;
+      return;  // It failed here before, and the worker was told: this is its answer.
+    }
+  }
+  Op* op = find_live(header.key());
+  if (op != nullptr) {
+    const auto mine = std::find_if(op->participants.begin(), op->participants.end(), takes_part);
+    if (mine != op->participants.end()) {
+      if (!mine->has_everything()) {
+        ++stats_.messages_rejected;
+        return;
+      }
+      op = nullptr;  // It means the next operation of this key.
+    }
+  }
+  Participant participant;
+  participant.peer = peer;
+  participant.silent = true;
+  participant.gave_up_after = 0;
+  participant.announce.contributor = header.chunk;
+  participant.announce.contributor_count = static_cast<std::uint32_t>(header.offset);
+  participant.announcers = header.count;
+  const bool fresh = op == nullptr;
+  if (fresh) op = &create_op(header.key(), now);
+  op->participants.push_back(std::move(participant));
+  const auto place = header.chunk;
+  const bool room = place >= op->owners.size() || op->owners[place].empty() ||
+                    op->owners[place].size() < op->participants[op->owners[place].front()].announcers;
+  if (room) place_participant(*op, static_cast<std::uint32_t>(op->participants.size() - 1));
+  if (fresh) live_.insert_or_assign(op->key, op->id);
+  fail(now, *op, why);
+}
+
+/// Takes back what a failed operation holds: a slot whose push has arrived at once; a posted receive only when its sender
+/// has said that nothing more is on its way (or is gone, or has been silent too long), so that no push meets no receive.
+void Engine::Impl::drain(Instant now, Op& op, bool force) {
+  if (!op.drained) {
+    for (auto it = op.in_flight.begin(); it != op.in_flight.end();) {
+      Chunk& chunk = it->second;
+      drain_chunk(op, chunk, force);
+      const bool waits = std::any_of(chunk.inputs.begin(), chunk.inputs.end(),
+                                     [](const Input& input) { return input.token != 0; });
+      it = waits || chunk.sends > 0 ? std::next(it) : op.in_flight.erase(it);
+    }
+    if (!op.in_flight.empty() || op.sends > 0) return;
+    bury(now, op);
+  }
+  if (may_forget(op)) erase_op(op.id);
+}
+
+void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
+  for (Input& input : chunk.inputs) {
+    if (input.token != 0) {
+      Participant& owner = op.participants[receives_.at(input.token).participant];
+      const bool over = force || workers_[owner.peer.value].lost ||
+                        (owner.gave_up_after && owner.pushed >= *owner.gave_up_after);
+      if (!over) continue;
+      actions_.emplace_back(CancelReceiveAction{Token{input.token}});
+      receives_.erase(input.token);
+      input.token = 0;
+      --owner.outstanding;
+      --workers_[owner.peer.value].granted;
+    }
+    if (chunk.sends == 0) release_slot(std::exchange(input.slot, kNone));
+  }
+}
+
+/// Nothing is in flight any more: what is left is the answer for those who come late.
+void Engine::Impl::bury(Instant now, Op& op) {
+  op.drained = true;
+  --undrained_;
+  for (Participant& participant : op.participants) {
+    participant.data.clear();
+    participant.data.shrink_to_fit();
+  }
+  const auto timeout = std::chrono::milliseconds(op.shape.timeout_ms);
+  set_timer(op, now + std::clamp<Duration>(timeout, config_.min_tombstone, config_.max_tombstone));
+}
+
+bool Engine::Impl::may_forget(const Op& op) const {
+  if (!op.everyone_announced()) return false;
+  return std::all_of(op.participants.begin(), op.participants.end(), [this](const Participant& participant) {
+    return participant.gave_up_after || participant.has_everything() || workers_[participant.peer.value].lost;
+  });
+}
+
+Op* Engine::Impl::find_failed(const OpKey& key, PeerId peer, std::uint64_t tag) {
+  const auto failed = failed_.find(key);
+  if (failed == failed_.end()) return nullptr;
+  for (const std::uint64_t id : failed->second) {
+    Op& op = *find_op(id);
+    for (const Participant& participant : op.participants) {
+      if (participant.peer == peer && participant.tag == tag) return &op;
+    }
+  }
+  return nullptr;
+}
+
+void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why) {
+  if (peer.value >= config_.workers || workers_[peer.value].lost) return;
+  WorkerState& worker = workers_[peer.value];
+  worker.lost = true;
+  worker.why_lost = why;
+  worker.held_cancels.clear();
+  lost_.push_back(peer);
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, op] : ops_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const std::uint64_t id : ids) {
+    Op* op = find_op(id);
+    if (op == nullptr) continue;
+    if (op->is_live() && needs(*op, peer)) {
+      fail(now, *op, Status(Code::kPeerLost, why));
+    } else if (op->state == OpState::kFailed) {
+      drain(now, *op, false);
+    }
+  }
+  settle(now);
+}
+
+/// Whether an operation cannot finish without this worker. Where nobody knows yet who belongs to a group, it is not said.
+bool Engine::Impl::needs(const Op& op, PeerId peer) const {
+  for (const Participant& participant : op.participants) {
+    if (participant.peer == peer) return !participant.silent && !participant.has_everything();
+  }
+  if (op.state != OpState::kGathering) return false;
+  if (op.key.group == GroupId{0}) return true;
+  const GroupMembers* known = members(op.key.group);
+  if (known == nullptr || known->size() != op.shape.contributor_count) return false;
+  for (std::size_t contributor = 0; contributor < known->size(); ++contributor) {
+    const auto& [first, count] = (*known)[contributor];
+    if (peer.value >= first && peer.value - first < count) return true;
+  }
+  return false;
+}
+
+}  // namespace herring::server

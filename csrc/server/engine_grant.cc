@@ -1,0 +1,192 @@
+#include <algorithm>
+
+#include "server/engine_impl.h"
+
+namespace herring::server {
+namespace {
+
+/// Ready operations looked at in one pass; the first ones in line matter, the rest comes with the next event.
+constexpr std::size_t kMaxLook = 16;
+
+}  // namespace
+
+/// Grants what there is room for, first come first served. An operation that lacks slots stops the line, so that the slots
+/// which come free gather for it; one that only waits for its workers' windows lets later ones go by.
+void Engine::Impl::schedule(Instant now) {
+  std::size_t looked = 0;
+  for (std::size_t i = 0; i < ready_.size() && looked < kMaxLook; ++looked) {
+    const std::uint64_t id = ready_[i];
+    const Grant grant = grant_chunks(now, *find_op(id));
+    if (grant == Grant::kNoSlots) return;
+    if (grant == Grant::kAll) {
+      ready_.erase(ready_.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+}
+
+Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
+  bool slots_short = false;
+  const std::uint32_t count = count_grantable(op, slots_short);
+  const std::uint32_t remaining = op.chunks - op.next_chunk;
+  // One grant for several chunks: it waits until half of what could ever be granted at once is there. With nothing of
+  // anybody in flight that is always the case, so waiting ends.
+  const std::uint32_t half_window = std::max(1u, config_.window / 2);
+  const std::uint32_t half_slots = std::max(1u, slot_count_ / op.pushers() / 2);
+  if (count < std::min({remaining, half_window, half_slots})) return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+  for (std::uint32_t i = 0; i < count; ++i) grant_chunk(now, op, op.next_chunk++);
+  send_grants(op);
+  if (op.next_chunk == op.chunks) return Grant::kAll;
+  return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+}
+
+/// How many of the next chunks find a slot for each pusher, within the pushers' windows.
+std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
+  std::size_t free = free_slots_.size();
+  std::uint32_t count = 0;
+  const std::uint32_t pushers = op.pushers();
+  bool more = true;
+  while (more && op.next_chunk + count < op.chunks) {
+    const std::uint32_t number = op.next_chunk + count;
+    std::size_t wanted = 0;
+    for (std::uint32_t k = 0; k < pushers && more; ++k) {
+      const Participant& owner = op.participants[owner_of(op, op.has_one_pusher() ? op.shape.pusher : k, number)];
+      if (owner.eager) continue;
+      ++wanted;
+      // The chunks counted so far that this one owns.
+      const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
+      more = workers_[owner.peer.value].granted + mine < config_.window;
+    }
+    if (!more) break;
+    if (wanted > free) {
+      slots_short = true;
+      break;
+    }
+    free -= wanted;
+    ++count;
+  }
+  return count;
+}
+
+std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const {
+  const auto& owners = op.owners[contributor];
+  if (owners.size() == 1) return owners.front();
+  for (const std::uint32_t index : owners) {
+    if (op.participants[index].owns(chunk)) return index;
+  }
+  return owners.front();  // Not reached: make_ready() checked that the chunks are covered.
+}
+
+void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
+  Chunk& chunk = op.in_flight[number];
+  const std::uint32_t pushers = op.pushers();
+  const std::uint32_t bytes = op.chunk_size(number);
+  chunk.inputs.resize(pushers);
+  for (std::uint32_t k = 0; k < pushers; ++k) {
+    const std::uint32_t index = owner_of(op, op.has_one_pusher() ? op.shape.pusher : k, number);
+    Participant& owner = op.participants[index];
+    Input& input = chunk.inputs[k];
+    if (owner.eager) {
+      const std::size_t offset = std::size_t{number - owner.announce.owned_first} * op.shape.chunk_bytes;
+      input.data = std::span(owner.data).subspan(offset, bytes);
+      continue;
+    }
+    input.slot = free_slots_.back();
+    free_slots_.pop_back();
+    stats_.slots_peak = std::max(stats_.slots_peak, ++stats_.slots_in_use);
+    input.data = slots_.subspan(std::size_t{input.slot} * config_.max_chunk_bytes, bytes);
+    ++chunk.missing;
+    ++owner.outstanding;
+    ++workers_[owner.peer.value].granted;
+    if (owner.run_count++ == 0) owner.run_first = number;
+    post(op, {op.id, index, number, k, 0}, input.data);
+  }
+  if (chunk.missing == 0) finish_chunk(now, op, number);
+}
+
+void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
+  const std::uint64_t token = next_token_++;
+  op.in_flight.at(receive.chunk).inputs[receive.input].token = token;
+  const Tag tag{op.participants[receive.participant].push_tag + receive.chunk};
+  receives_.emplace(token, receive);
+  actions_.emplace_back(PostReceiveAction{tag, memory, Token{token}});
+}
+
+void Engine::Impl::send_grants(Op& op) {
+  for (Participant& participant : op.participants) {
+    if (participant.run_count == 0) continue;
+    wire::Header header = header_to(op.key, wire::MessageType::kGrant);
+    header.chunk = participant.run_first;
+    header.count = participant.run_count;
+    header.tag = participant.push_tag + participant.run_first;
+    header.offset = participant.tag;
+    participant.run_count = 0;
+    send(participant.peer, kControlTag, header, {}, {}, {op.id, kNone, participant.peer, false});
+  }
+}
+
+/// All data of a chunk is there: reduce, and send the result to everybody who owns the chunk.
+void Engine::Impl::finish_chunk(Instant, Op& op, std::uint32_t number) {
+  Chunk& chunk = op.in_flight.at(number);
+  const std::span<std::byte> output = chunk.inputs.front().data;
+  if (!op.has_one_pusher() && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) {
+    ReduceAction reduce;
+    reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
+    for (const Input& input : chunk.inputs) reduce.inputs.emplace_back(input.data);
+    reduce.outputs.push_back(output);
+    actions_.emplace_back(std::move(reduce));
+    // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
+    for (std::size_t k = 1; k < chunk.inputs.size(); ++k) release_slot(std::exchange(chunk.inputs[k].slot, kNone));
+  }
+  for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
+    Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
+    const bool has_it = op.has_one_pusher() && contributor == op.shape.pusher;
+    send_result(op, owner, number, has_it ? std::span<std::byte>{} : output);
+  }
+  if (++op.chunks_done == op.chunks) finish_op(op);
+}
+
+void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t chunk,
+                               std::span<const std::byte> payload) {
+  wire::Header header = header_to(op.key, wire::MessageType::kResult);
+  if (payload.empty()) header.flags = wire::kFlagNoPayload;
+  if (chunk != kNone) {
+    header.chunk = chunk;
+    header.offset = op.chunk_offset(chunk);
+    ++op.in_flight.at(chunk).sends;
+  }
+  header.tag = participant.tag + header.chunk;
+  ++participant.results;
+  ++op.sends;
+  stats_.bytes_sent += payload.size();
+  send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, chunk, participant.peer, true});
+}
+
+/// All Results are handed out: the key is free again; the memory stays until they are sent.
+void Engine::Impl::finish_op(Op& op) {
+  retire_announces(op);
+  op.state = OpState::kFinishing;
+  live_.erase(op.key);
+  set_timer(op, Instant::max());
+  ++stats_.ops_completed;
+  for (Deferred& deferred : op.deferred) replay_.push_back(std::move(deferred));
+  op.deferred.clear();
+}
+
+void Engine::Impl::retire_announces(Op& op) {
+  for (const Participant& participant : op.participants) {
+    if (participant.silent) continue;
+    WorkerState& worker = workers_[participant.peer.value];
+    --worker.ops;
+    if (participant.eager) --worker.eager;
+  }
+}
+
+void Engine::Impl::release_slot(std::uint32_t slot) {
+  if (slot == kNone) return;
+  free_slots_.push_back(slot);
+  --stats_.slots_in_use;
+}
+
+}  // namespace herring::server

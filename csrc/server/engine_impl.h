@@ -1,0 +1,249 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "server/engine.h"
+
+/// The server engine's inside, shared by the files that implement it. Nobody else includes this.
+namespace herring::server {
+
+inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+inline constexpr std::uint32_t kAllResults = 0xFFFF'FFFF;  // Error: every Result of this announce was sent.
+inline constexpr std::uint64_t kNotAnnounced = ~std::uint64_t{0};  // Cancel: no announce of mine belongs to this.
+inline constexpr std::size_t kMaxErrorText = 1024;
+
+/// One process that takes part in an operation.
+struct Participant {
+  PeerId peer;
+  wire::Announce announce;
+  std::uint64_t tag = 0;           // Of its Results; also names this announce in Grant, Error and Cancel.
+  std::uint32_t announcers = 1;    // Processes of its contributor that announce to this lane.
+  bool silent = false;             // It gave the operation up without an announce: told nothing.
+  bool eager = false;
+  std::vector<std::byte> data;     // Eager payload: its owned chunks.
+  std::uint64_t push_tag = 0;      // Chunk c is pushed to push_tag + c.
+  std::uint32_t outstanding = 0;   // Receives posted for it and not finished.
+  std::uint32_t pushed = 0;        // Pushes that arrived.
+  std::uint32_t results = 0;       // Results sent.
+  std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it sent so many pushes, no more will follow.
+  std::uint32_t run_first = 0;     // Chunks granted in the present pass, not yet told.
+  std::uint32_t run_count = 0;
+
+  std::uint32_t expected_results() const { return announce.owned_count == 0 ? 1 : announce.owned_count; }
+  bool has_everything() const { return !silent && results >= expected_results(); }
+  bool owns(std::uint32_t chunk) const {
+    return chunk >= announce.owned_first && chunk - announce.owned_first < announce.owned_count;
+  }
+};
+
+struct Input {
+  std::span<std::byte> data;
+  std::uint32_t slot = kNone;
+  std::uint64_t token = 0;  // Of the posted receive; 0: the data is there.
+};
+
+/// A chunk between its grant and the completion of its Results' sends.
+struct Chunk {
+  std::vector<Input> inputs;   // By contributor; a single one for collectives with one pusher.
+  std::uint32_t missing = 0;
+  std::uint32_t sends = 0;
+};
+
+/// What one process announced, kept until an earlier operation of the same key is out of the way.
+struct Deferred {
+  wire::Header header;
+  std::vector<std::byte> body;
+};
+
+/// kGathering -> kReady (all have announced and agree) -> kFinishing (all Results handed out) -> gone.
+/// kGathering or kReady -> kFailed: drains what is in flight, then stays as a tombstone that answers late announces.
+enum class OpState : std::uint8_t { kGathering, kReady, kFinishing, kFailed };
+
+struct Op {
+  std::uint64_t id = 0;
+  OpKey key;
+  OpState state = OpState::kGathering;
+  wire::Announce shape;              // What the first one said.
+  std::vector<Participant> participants;
+  std::vector<std::vector<std::uint32_t>> owners;  // By contributor: participants, in order of their first chunk.
+  std::uint32_t contributors_complete = 0;
+  bool disagreed = false;
+  bool drained = false;              // kFailed: nothing of it is in flight any more.
+  std::uint32_t chunks = 0;
+  std::uint32_t next_chunk = 0;      // The first one not granted.
+  std::uint32_t chunks_done = 0;
+  std::unordered_map<std::uint32_t, Chunk> in_flight;
+  std::uint32_t sends = 0;           // Results on their way.
+  Instant first_announce;
+  Instant deadline;
+  Instant timer = Instant::max();    // Its entry in Engine::Impl::timers_.
+  Status failure;
+  std::vector<Deferred> deferred;
+
+  bool is_live() const { return state == OpState::kGathering || state == OpState::kReady; }
+  bool has_one_pusher() const {
+    return shape.descriptor.collective == Collective::kBroadcast ||
+           shape.descriptor.collective == Collective::kAllGather;
+  }
+  std::uint32_t pushers() const { return has_one_pusher() ? 1 : shape.contributor_count; }
+  std::uint64_t chunk_offset(std::uint32_t chunk) const {
+    return shape.shard_offset + std::uint64_t{chunk} * shape.chunk_bytes;
+  }
+  std::uint32_t chunk_size(std::uint32_t chunk) const {
+    const std::uint64_t start = std::uint64_t{chunk} * shape.chunk_bytes;
+    return static_cast<std::uint32_t>(std::min<std::uint64_t>(shape.chunk_bytes, shape.shard_bytes - start));
+  }
+  bool everyone_announced() const { return !owners.empty() && contributors_complete == owners.size(); }
+};
+
+struct WorkerState {
+  bool lost = false;
+  std::string why_lost;
+  std::uint64_t next_sequence = 0;        // Every announce below it has arrived ...
+  std::set<std::uint64_t> early;          // ... and these above it.
+  std::map<std::uint64_t, Deferred> held_cancels;  // By the sequence of the announce that they overtook.
+  std::uint32_t uncredited = 0;
+  std::uint32_t ops = 0;                  // Announced, not finished.
+  std::uint32_t eager = 0;                // Of those, eager.
+  std::uint32_t granted = 0;              // Chunks granted, not arrived.
+
+  bool has_seen(std::uint64_t sequence) const { return sequence < next_sequence || early.contains(sequence); }
+};
+
+struct Receive {
+  std::uint64_t op = 0;
+  std::uint32_t participant = 0;
+  std::uint32_t chunk = 0;
+  std::uint32_t input = 0;
+  std::uint32_t retries = 0;
+};
+
+struct Send {
+  std::uint64_t op = 0;   // 0: none.
+  std::uint32_t chunk = kNone;
+  PeerId peer;
+  bool is_result = false;
+};
+
+/// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing later.
+using GroupMembers = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  // first rank, count
+
+class Engine::Impl {
+ public:
+  Impl(const EngineConfig& config, std::span<std::byte> slots);
+
+  // engine.cc
+  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  void on_sent(Instant now, Token token, const Status& status);
+  void on_tick(Instant now);
+  Instant next_deadline() const { return timers_.empty() ? Instant::max() : timers_.begin()->first; }
+  void take_actions(Actions& out);
+  bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
+  const EngineStats& stats() const { return stats_; }
+
+  // engine_failure.cc
+  void on_peer_lost(Instant now, PeerId worker, const std::string& why);
+
+ private:
+  // engine.cc
+  bool is_from_job(const wire::Header& header) const;
+  void settle(Instant now);
+  void set_timer(Op& op, Instant when);
+  Op& create_op(const OpKey& key, Instant now);
+  void erase_op(std::uint64_t id);
+  Op* find_op(std::uint64_t id);
+  Op* find_live(const OpKey& key);
+  wire::Header header_to(const OpKey& key, wire::MessageType type) const;
+  void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
+            std::span<const std::byte> payload, const Send& record);
+  void send_error(PeerId to, const OpKey& key, std::uint64_t tag, std::uint32_t results, const Status& status);
+
+  // engine_announce.cc
+  void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  bool take_sequence(WorkerState& worker, std::uint64_t sequence);
+  void credit(PeerId peer, WorkerState& worker);
+  void process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  Status check_announce(const wire::Header& header, const wire::Announce& announce,
+                        std::span<const std::byte> data) const;
+  bool join_tombstone(const wire::Header& header, const wire::Announce& announce);
+  Status check_place(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
+  void add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
+                       std::span<const std::byte> data);
+  void place_participant(Op& op, std::uint32_t index);
+  void after_announce(Instant now, Op& op);
+  void make_ready(Instant now, Op& op);
+
+  // engine_grant.cc
+  enum class Grant : std::uint8_t { kAll, kNoSlots, kNoWindow };
+  void schedule(Instant now);
+  Grant grant_chunks(Instant now, Op& op);
+  std::uint32_t count_grantable(Op& op, bool& slots_short);
+  void grant_chunk(Instant now, Op& op, std::uint32_t number);
+  std::uint32_t owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const;
+  void post(Op& op, Receive receive, std::span<std::byte> memory);
+  void send_grants(Op& op);
+  void finish_chunk(Instant now, Op& op, std::uint32_t number);
+  void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
+  void finish_op(Op& op);
+  void release_slot(std::uint32_t slot);
+  void retire_announces(Op& op);
+
+  // engine_failure.cc
+  void fail(Instant now, Op& op, const Status& why);
+  void handle_cancel(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void give_up_unannounced(Instant now, const wire::Header& header, const Status& why);
+  void drain(Instant now, Op& op, bool force);
+  void drain_chunk(Op& op, Chunk& chunk, bool force);
+  void bury(Instant now, Op& op);
+  bool may_forget(const Op& op) const;
+  bool needs(const Op& op, PeerId peer) const;
+  Op* find_failed(const OpKey& key, PeerId peer, std::uint64_t tag);
+
+  // engine_text.cc
+  std::string mismatch_text(const Op& op) const;
+  std::string timeout_text(const Op& op) const;
+  std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
+  std::string missing_text(const Op& op) const;
+  const GroupMembers* members(GroupId group) const;
+
+  EngineConfig config_;
+  std::span<std::byte> slots_;
+  std::uint32_t slot_count_ = 0;
+  std::vector<std::uint32_t> free_slots_;
+  std::vector<WorkerState> workers_;
+  std::vector<PeerId> lost_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
+  std::unordered_map<OpKey, std::uint64_t> live_;
+  std::unordered_map<OpKey, std::vector<std::uint64_t>> failed_;
+  std::deque<std::uint64_t> failed_order_;
+  std::deque<std::uint64_t> ready_;
+  std::set<std::pair<Instant, std::uint64_t>> timers_;
+  std::unordered_map<std::uint64_t, Receive> receives_;
+  std::unordered_map<std::uint64_t, Send> sends_;
+  std::unordered_map<GroupId, GroupMembers> groups_;
+  std::deque<Deferred> replay_;
+  std::uint64_t next_op_ = 1;
+  std::uint64_t next_token_ = 1;
+  std::uint64_t next_tag_ = 1;
+  std::size_t undrained_ = 0;  // Operations that are neither over nor tombstones.
+  Actions actions_;
+  EngineStats stats_;
+};
+
+/// "rank 3", "ranks 0-2, 5"; sorts its argument.
+std::string rank_list(std::vector<std::uint32_t> ranks);
+
+}  // namespace herring::server

@@ -1,0 +1,157 @@
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "server/engine_impl.h"
+
+namespace herring::server {
+namespace {
+
+std::string op_name(const OpKey& key) {
+  std::string text = (key.op >> 63) != 0 ? "a named operation" : "operation " + std::to_string(key.op);
+  if (key.group != GroupId{0}) text += " of group " + std::to_string(key.group.value);
+  if (key.part > 0) text += " (part " + std::to_string(key.part) + ")";
+  return text;
+}
+
+/// What a rank said, beyond the call itself: only where the calls look the same.
+std::string details(const wire::Announce& announce) {
+  std::string text = " with " + std::to_string(announce.descriptor.op_bytes) + " bytes (" +
+                     std::to_string(announce.descriptor.part_bytes) + " in this part), " +
+                     std::to_string(announce.contributor_count) + " contributors, averaged over " +
+                     std::to_string(announce.average_over) + ", root " + std::to_string(announce.descriptor.root) +
+                     ", pusher " + std::to_string(announce.pusher) + ", server share " +
+                     std::to_string(announce.shard_bytes) + " bytes at " + std::to_string(announce.shard_offset) +
+                     " in chunks of " + std::to_string(announce.chunk_bytes);
+  return text;
+}
+
+std::string bounded(std::string text) {
+  if (text.size() > kMaxErrorText) {
+    text.resize(kMaxErrorText - 4);
+    text += " ...";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string rank_list(std::vector<std::uint32_t> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (i > 0) text += ", ";
+    text += std::to_string(ranks[i]);
+    if (end - i > 1) text += (end - i > 2 ? "-" : ", ") + std::to_string(ranks[end - 1]);
+    i = end;
+  }
+  return text;
+}
+
+/// The ranks that an announce speaks for: those of its contributor, or the process alone where several share one.
+std::vector<std::uint32_t> Engine::Impl::ranks_of(const Participant& participant) const {
+  std::vector<std::uint32_t> ranks;
+  if (participant.silent || participant.announcers > 1) return {participant.peer.value};
+  for (std::uint32_t i = 0; i < participant.announce.rank_count; ++i) {
+    ranks.push_back(participant.announce.first_rank + i);
+  }
+  return ranks;
+}
+
+const GroupMembers* Engine::Impl::members(GroupId group) const {
+  const auto found = groups_.find(group);
+  return found == groups_.end() ? nullptr : &found->second;
+}
+
+std::string Engine::Impl::mismatch_text(const Op& op) const {
+  std::map<std::string, std::vector<std::uint32_t>> calls;
+  std::map<std::string, std::vector<std::uint32_t>> detailed;
+  for (const Participant& participant : op.participants) {
+    if (participant.silent) continue;
+    const std::string call = to_string(participant.announce.descriptor);
+    for (const std::uint32_t rank : ranks_of(participant)) {
+      calls[call].push_back(rank);
+      detailed[call + details(participant.announce)].push_back(rank);
+    }
+  }
+  // The calls alone where they tell the difference; sizes and settings where they look the same.
+  const auto& sayings = calls.size() > 1 ? calls : detailed;
+  std::vector<std::pair<std::uint32_t, std::string>> lines;
+  for (const auto& [saying, ranks] : sayings) {
+    lines.emplace_back(*std::min_element(ranks.begin(), ranks.end()), rank_list(ranks) + " said " + saying);
+  }
+  std::sort(lines.begin(), lines.end());
+  std::string text;
+  for (const auto& [rank, line] : lines) text += (text.empty() ? "" : "; ") + line;
+  std::string tail = " (" + op_name(op.key) + "; every rank must make the same calls)";
+  if (text.size() + tail.size() > kMaxErrorText) {
+    text.resize(kMaxErrorText - tail.size() - 4);
+    text += " ...";
+  }
+  return text + tail;
+}
+
+/// Who has not announced: by rank where that can be known, else by position in the group.
+std::string Engine::Impl::missing_text(const Op& op) const {
+  const GroupMembers* known = members(op.key.group);
+  if (known != nullptr && known->size() != op.shape.contributor_count) known = nullptr;
+  const bool one_rank_each = op.key.group == GroupId{0} && op.shape.contributor_count == config_.workers;
+  std::vector<std::uint32_t> ranks;
+  std::string unknown;
+  for (std::uint32_t contributor = 0; contributor < op.shape.contributor_count; ++contributor) {
+    const auto& owners = op.owners[contributor];
+    if (!owners.empty()) {
+      const Participant& first = op.participants[owners.front()];
+      if (owners.size() >= first.announcers) continue;
+      for (std::uint32_t i = 0; i < first.announce.rank_count; ++i) {
+        const std::uint32_t rank = first.announce.first_rank + i;
+        const bool came = std::any_of(owners.begin(), owners.end(), [&](std::uint32_t index) {
+          return op.participants[index].peer.value == rank;
+        });
+        if (!came) ranks.push_back(rank);
+      }
+    } else if (one_rank_each) {
+      ranks.push_back(contributor);
+    } else if (known != nullptr) {
+      for (std::uint32_t i = 0; i < (*known)[contributor].second; ++i) ranks.push_back((*known)[contributor].first + i);
+    } else {
+      unknown += (unknown.empty() ? "member " : ", ") + std::to_string(contributor);
+    }
+  }
+  std::string text = ranks.empty() ? "" : rank_list(std::move(ranks));
+  if (!unknown.empty()) {
+    text += (text.empty() ? "" : " and ") + unknown + " of the " + std::to_string(op.shape.contributor_count) +
+            " of group " + std::to_string(op.key.group.value);
+  }
+  return text;
+}
+
+std::string Engine::Impl::timeout_text(const Op& op) const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.6g s", std::chrono::duration<double>(op.deadline - op.first_announce).count());
+  const std::string call = to_string(op.shape.descriptor) + ", " + op_name(op.key);
+  std::vector<std::uint32_t> came;
+  std::vector<std::uint32_t> silent;
+  for (const Participant& participant : op.participants) {
+    for (const std::uint32_t rank : ranks_of(participant)) {
+      came.push_back(rank);
+      if (participant.outstanding > 0) silent.push_back(rank);
+    }
+  }
+  if (op.state == OpState::kGathering) {
+    return bounded("after " + std::string(seconds) + " " + missing_text(op) + " had not called " + call + "; " +
+                   rank_list(std::move(came)) + " had. Look at what the missing ones were doing");
+  }
+  if (silent.empty()) {
+    return bounded("after " + std::string(seconds) + " " + call + " was not finished, though all ranks had called it; " +
+                   "a longer time-out may help");
+  }
+  return bounded("after " + std::string(seconds) + " the data of " + rank_list(std::move(silent)) +
+                 " had not arrived for " + call + ", though all ranks had called it");
+}
+
+}  // namespace herring::server

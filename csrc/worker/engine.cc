@@ -1,0 +1,239 @@
+#include "worker/engine.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "worker/engine_impl.h"
+
+namespace herring::worker {
+
+Engine::Engine(EngineConfig config) : impl_(std::make_unique<Impl>(std::move(config))) {}
+Engine::~Engine() = default;
+
+void Engine::submit(Instant now, const Operation& operation) { impl_->submit(now, operation); }
+void Engine::abort(Instant now, const Operation& operation, const Status& why) { impl_->abort(now, operation, why); }
+void Engine::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  impl_->on_control(now, header, body);
+}
+void Engine::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+  impl_->on_received(now, token, status, header);
+}
+void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
+void Engine::on_peer_lost(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_lost(now, peer, why); }
+void Engine::on_tick(Instant now) { impl_->on_tick(now); }
+Instant Engine::next_deadline() const { return impl_->next_deadline(); }
+void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
+bool Engine::is_idle() const { return impl_->is_idle(); }
+const EngineStats& Engine::stats() const { return impl_->stats(); }
+
+Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
+  if (config_.lanes.empty() || config_.lanes.size() != config_.lane_weights.size()) {
+    throw Error(Code::kInvalidArgument, "worker engine: " + std::to_string(config_.lanes.size()) + " lanes and " +
+                                            std::to_string(config_.lane_weights.size()) + " weights");
+  }
+  if (config_.chunk_bytes == 0 || config_.chunk_bytes % 64 != 0) {
+    throw Error(Code::kInvalidArgument,
+                "worker engine: chunk_bytes " + std::to_string(config_.chunk_bytes) + " is not a multiple of 64");
+  }
+  for (std::uint32_t i = 0; i < config_.lanes.size(); ++i) {
+    Lane lane;
+    lane.peer = config_.lanes[i];
+    lane.credits = config_.announce_credits == 0 ? std::numeric_limits<std::uint32_t>::max() : config_.announce_credits;
+    lane_index_.emplace(lane.peer, i);
+    lanes_.push_back(std::move(lane));
+  }
+}
+
+void Engine::Impl::submit(Instant now, const Operation& operation) {
+  Status status = check_operation(config_, operation);
+  if (status.is_ok() && by_key_.contains(operation.key)) {
+    status = Status(Code::kInvalidArgument, to_string(operation.descriptor) + " of rank " +
+                                                std::to_string(config_.self.value) +
+                                                ": an operation of this key is in flight already");
+  }
+  if (status.is_ok() && operation.key.group == GroupId{0} && !lost_workers_.empty()) {
+    status = Status(Code::kPeerLost, lost_workers_.begin()->second);
+  }
+  auto owned = std::make_unique<Op>();
+  Op& op = *owned;
+  op.id = next_op_++;
+  op.operation = operation;
+  op.submitted = now;
+  if (status.is_ok()) {
+    make_parts(op);
+    for (const LanePart& part : op.parts) {
+      if (lanes_[part.lane].lost) status = Status(Code::kPeerLost, lanes_[part.lane].why_lost);
+    }
+  }
+  if (!status.is_ok()) {
+    ++stats_.ops_failed;
+    actions_.emplace_back(CompleteAction{operation.key, std::move(status)});
+    return;
+  }
+  op.open_parts = static_cast<std::uint32_t>(op.parts.size());
+  by_key_.emplace(operation.key, op.id);
+  ops_.emplace(op.id, std::move(owned));
+  set_timer(op, now + operation.timeout + config_.lane_grace);
+  for (std::size_t i = 0; i < op.parts.size(); ++i) announce_or_queue(op, i);
+  complete_if_done(op);
+}
+
+/// The lanes of an operation, from one that depends on the worker, so that no lane hears all workers at once.
+void Engine::Impl::make_parts(Op& op) const {
+  const Operation& operation = op.operation;
+  const std::vector<ByteRange> plan = plan_part(config_, operation.key, operation.descriptor.part_bytes);
+  const std::uint32_t home = home_lane(config_, operation.key);
+  const auto lanes = static_cast<std::uint32_t>(lanes_.size());
+  for (std::uint32_t i = 0; i < lanes; ++i) {
+    LanePart part;
+    part.lane = (i + config_.self.value) % lanes;
+    part.shard = plan[part.lane];
+    part.is_home = part.lane == home;
+    part.chunks = chunk_count(part.shard.bytes, config_.chunk_bytes);
+    if (part.chunks > 0) part.owned = split_evenly(part.chunks, operation.owner_count, operation.owner);
+    if (part.owned.count == 0) part.owned.first = 0;
+    // Owners without a chunk of this shard stay away, but for the home lane, where everybody meets.
+    part.announcers = part.is_home ? operation.owner_count : std::min(operation.owner_count, part.chunks);
+    if (part.owned.count > 0 || part.is_home) op.parts.push_back(std::move(part));
+  }
+}
+
+void Engine::Impl::announce_or_queue(Op& op, std::size_t index) {
+  Lane& lane = lanes_[op.parts[index].lane];
+  if (lane.credits == 0 || !lane.queue.empty()) {
+    lane.queue.emplace_back(op.id, index);
+  } else {
+    announce(op, index);
+  }
+}
+
+void Engine::Impl::announce(Op& op, std::size_t index) {
+  LanePart& part = op.parts[index];
+  Lane& lane = lanes_[part.lane];
+  const Operation& operation = op.operation;
+  if (config_.announce_credits != 0) --lane.credits;
+  part.is_announced = true;
+  part.sequence = lane.next_sequence++;
+  part.tag = next_tag_;
+  next_tag_ += std::max(part.chunks, 1u);
+  post_results(op, index);
+
+  wire::Announce announce;
+  announce.descriptor = operation.descriptor;
+  announce.contributor = operation.contributor;
+  announce.contributor_count = operation.contributor_count;
+  announce.first_rank = operation.first_rank;
+  announce.rank_count = operation.rank_count;
+  announce.pusher = op.has_one_pusher() ? op.pusher() : 0;
+  announce.average_over = operation.average_over;
+  announce.shard_offset = part.shard.bytes == 0 ? 0 : part.shard.offset;
+  announce.shard_bytes = part.shard.bytes;
+  announce.chunk_bytes = config_.chunk_bytes;
+  announce.owned_first = part.owned.first;
+  announce.owned_count = part.owned.count;
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(operation.timeout).count();
+  announce.timeout_ms = static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
+
+  wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
+  header.tag = part.tag;
+  header.offset = part.sequence;
+  header.count = part.announcers;
+  std::span<const std::byte> data;
+  part.is_eager = part.owned.count > 0 && op.pushes() && part.shard.bytes <= config_.max_eager_bytes &&
+                  lane.eager < config_.eager_window;
+  if (part.is_eager) {
+    header.flags = wire::kFlagEager;
+    ++lane.eager;
+    const std::span<std::byte> first = chunk_memory(op, part, part.owned.first);
+    const std::span<std::byte> last = chunk_memory(op, part, part.owned.first + part.owned.count - 1);
+    data = {first.data(), last.data() + last.size()};
+    stats_.bytes_sent += data.size();
+  }
+  const auto body = wire::encode(announce);
+  send(lane.peer, kControlTag, header, {body.begin(), body.end()}, data, {op.id, index, !data.empty(), true});
+}
+
+/// Receives for everything that the lane will send back; posted before the announce, so nothing arrives unexpected.
+void Engine::Impl::post_results(Op& op, std::size_t index) {
+  LanePart& part = op.parts[index];
+  part.receives.resize(part.expected());
+  part.is_pushed.resize(part.owned.count);
+  for (std::uint32_t i = 0; i < part.expected(); ++i) post(op, {op.id, index, part.owned.first + i, 0});
+}
+
+void Engine::Impl::post(Op& op, const Receive& receive) {
+  LanePart& part = op.parts[receive.part];
+  std::span<std::byte> memory;
+  if (part.owned.count > 0 && op.pulls_data()) memory = chunk_memory(op, part, receive.chunk);
+  const Token token{next_token_++};
+  part.receives[receive.chunk - part.owned.first] = token.value;
+  receives_.emplace(token.value, receive);
+  actions_.emplace_back(PostReceiveAction{Tag{part.tag + receive.chunk}, memory, token});
+}
+
+std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const {
+  const ByteRange range = chunk_range(part.shard, config_.chunk_bytes, chunk);
+  return op.operation.memory.subspan(range.offset, range.bytes);
+}
+
+wire::Header Engine::Impl::header_to(const OpKey& key, wire::MessageType type) const {
+  wire::Header header;
+  header.type = type;
+  header.job_id = config_.job_id;
+  header.epoch = config_.epoch.value;
+  header.sender = config_.self.value;
+  header.op = key.op;
+  header.group = key.group.value;
+  header.part = key.part;
+  return header;
+}
+
+void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
+                        std::span<const std::byte> payload, const Send& record) {
+  SendAction action{to, tag, header, std::move(body), payload, Token{next_token_++}};
+  action.header.payload_bytes = static_cast<std::uint32_t>(action.body.size() + payload.size());
+  sends_.emplace(action.token.value, record);
+  if (record.borrows) ++find_op(record.op)->payload_sends;
+  actions_.emplace_back(std::move(action));
+}
+
+void Engine::Impl::set_timer(Op& op, Instant when) {
+  if (op.timer != Instant::max()) timers_.erase({op.timer, op.id});
+  op.timer = when;
+  if (when != Instant::max()) timers_.insert({when, op.id});
+}
+
+void Engine::Impl::finish_part(LanePart& part, Op& op) {
+  if (part.is_done) return;
+  part.is_done = true;
+  --op.open_parts;
+  if (part.is_eager) --lanes_[part.lane].eager;
+}
+
+/// The one place where an operation ends: every lane is done with it and no send reads its memory any more.
+void Engine::Impl::complete_if_done(Op& op) {
+  if (op.open_parts > 0 || op.payload_sends > 0) return;
+  ++(op.has_failed ? stats_.ops_failed : stats_.ops_completed);
+  actions_.emplace_back(CompleteAction{op.operation.key, op.failure});
+  set_timer(op, Instant::max());
+  by_key_.erase(op.operation.key);
+  ops_.erase(op.id);
+}
+
+Op* Engine::Impl::find_op(std::uint64_t id) {
+  const auto found = ops_.find(id);
+  return found == ops_.end() ? nullptr : found->second.get();
+}
+
+Op* Engine::Impl::find_op(const OpKey& key) {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : find_op(found->second);
+}
+
+void Engine::Impl::take_actions(Actions& out) {
+  out.insert(out.end(), std::make_move_iterator(actions_.begin()), std::make_move_iterator(actions_.end()));
+  actions_.clear();
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,184 @@
+#include <limits>
+#include <string>
+
+#include "worker/engine_impl.h"
+
+namespace herring::worker {
+namespace {
+
+constexpr std::uint32_t kMaxRetries = 8;
+
+Status decode_reason(std::span<const std::byte> body) {
+  if (body.empty()) return Status(Code::kProtocol, "a server gave up without a reason");
+  const auto number = std::to_integer<std::uint8_t>(body.front());
+  const bool known = number > static_cast<std::uint8_t>(Code::kAgain) &&
+                     number <= static_cast<std::uint8_t>(Code::kInternal);
+  std::string text;
+  for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
+    const char c = static_cast<char>(b);
+    text += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return Status(known ? static_cast<Code>(number) : Code::kProtocol, std::move(text));
+}
+
+}  // namespace
+
+bool Engine::Impl::is_from_job(const wire::Header& header) const {
+  return header.job_id == config_.job_id && header.epoch == config_.epoch.value;
+}
+
+Lane* Engine::Impl::lane_of(std::uint32_t peer) {
+  const auto found = lane_index_.find(PeerId{peer});
+  return found == lane_index_.end() || lanes_[found->second].lost ? nullptr : &lanes_[found->second];
+}
+
+void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  if (!is_from_job(header) || lane_of(header.sender) == nullptr || header.payload_bytes != body.size()) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  switch (header.type) {
+    case wire::MessageType::kCredit:
+      return handle_credit(header);
+    case wire::MessageType::kGrant:
+      return handle_grant(header);
+    case wire::MessageType::kError:
+      return handle_error(now, header, body);
+    default:
+      ++stats_.messages_rejected;
+  }
+}
+
+void Engine::Impl::handle_credit(const wire::Header& header) {
+  Lane& lane = *lane_of(header.sender);
+  if (config_.announce_credits == 0 || header.count == 0 ||
+      header.count > config_.announce_credits - lane.credits) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  lane.credits += header.count;
+  while (lane.credits > 0 && !lane.queue.empty()) {
+    const auto [id, index] = lane.queue.front();
+    lane.queue.pop_front();
+    announce(*find_op(id), index);
+  }
+}
+
+LanePart* Engine::Impl::find_part(Op& op, std::uint32_t peer, std::uint64_t tag) {
+  for (LanePart& part : op.parts) {
+    if (part.is_announced && part.tag == tag && lanes_[part.lane].peer.value == peer) return &part;
+  }
+  return nullptr;
+}
+
+void Engine::Impl::handle_grant(const wire::Header& header) {
+  Op* op = find_op(header.key());
+  LanePart* part = op == nullptr ? nullptr : find_part(*op, header.sender, header.offset);
+  if (part == nullptr) {
+    ++stats_.messages_rejected;  // Given up meanwhile, most likely: the lane has been told how many pushes to expect.
+    return;
+  }
+  if (op->has_failed || part->is_done) return;
+  const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
+  if (part->is_eager || !op->pushes() || header.count == 0 || header.chunk < part->owned.first ||
+      end > std::uint64_t{part->owned.first} + part->owned.count) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  for (std::uint32_t i = 0; i < header.count; ++i) {
+    const std::uint32_t chunk = header.chunk + i;
+    if (part->is_pushed[chunk - part->owned.first]) {
+      ++stats_.messages_rejected;
+      continue;
+    }
+    push(*op, *part, chunk, Tag{header.tag + i});
+  }
+}
+
+void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
+  const std::span<std::byte> memory = chunk_memory(op, part, chunk);
+  part.is_pushed[chunk - part.owned.first] = true;
+  ++part.pushed;
+  stats_.bytes_sent += memory.size();
+  wire::Header header = header_to(op.operation.key, wire::MessageType::kPush);
+  header.tag = tag.value;
+  header.chunk = chunk;
+  header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
+  const auto index = static_cast<std::size_t>(&part - op.parts.data());
+  send(lanes_[part.lane].peer, tag, header, {}, memory, {op.id, index, true, true});
+}
+
+void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+  Op* op = find_op(header.key());
+  LanePart* part = op == nullptr ? nullptr : find_part(*op, header.sender, header.tag);
+  if (part == nullptr) {
+    ++stats_.messages_rejected;  // Of an operation that is over here.
+    return;
+  }
+  if (part->has_error) return;
+  part->has_error = true;
+  part->results_sent = std::min(header.count, part->expected());
+  if (op->has_failed) {
+    drain_part(*op, *part, false);
+    complete_if_done(*op);
+  } else {
+    fail(now, *op, decode_reason(body));
+  }
+}
+
+void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+  const auto found = receives_.find(token.value);
+  if (found == receives_.end()) return;  // Cancelled meanwhile.
+  Receive receive = found->second;
+  receives_.erase(found);
+  Op& op = *find_op(receive.op);
+  LanePart& part = op.parts[receive.part];
+  const bool has_chunk = part.owned.count > 0;
+  const ByteRange range = has_chunk ? chunk_range(part.shard, config_.chunk_bytes, receive.chunk) : ByteRange{};
+  const std::uint64_t bytes = has_chunk && op.pulls_data() ? range.bytes : 0;
+  const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kResult &&
+                    header.sender == lanes_[part.lane].peer.value && header.key() == op.operation.key &&
+                    header.tag == part.tag + receive.chunk && header.payload_bytes == bytes &&
+                    (!has_chunk || (header.chunk == receive.chunk && header.offset == range.offset));
+  if (!good) {
+    ++stats_.messages_rejected;
+    if (++receive.retries <= kMaxRetries) {
+      post(op, receive);
+      return;
+    }
+    part.receives[receive.chunk - part.owned.first] = 0;
+    fail(now, op,
+         Status(Code::kTransport, to_string(op.operation.descriptor) + ": no receive from server lane " +
+                                      std::to_string(part.lane) + " works: " +
+                                      (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+    return;
+  }
+  part.receives[receive.chunk - part.owned.first] = 0;
+  ++part.received;
+  stats_.bytes_received += bytes;
+  if (part.received == part.expected()) {
+    finish_part(part, op);
+  } else if (op.has_failed) {
+    drain_part(op, part, false);
+  }
+  complete_if_done(op);
+}
+
+void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
+  const auto found = sends_.find(token.value);
+  if (found == sends_.end()) return;
+  const Send sent = found->second;
+  sends_.erase(found);
+  Op* op = find_op(sent.op);
+  if (op == nullptr) return;
+  if (sent.borrows) --op->payload_sends;
+  if (!status.is_ok() && sent.matters && !op->has_failed) {
+    fail(now, *op,
+         Status(status.code(), to_string(op->operation.descriptor) + ": could not send to server lane " +
+                                   std::to_string(op->parts[sent.part].lane) + ": " + status.message()));
+    return;
+  }
+  complete_if_done(*op);
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,149 @@
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "worker/engine_impl.h"
+
+namespace herring::worker {
+namespace {
+
+std::vector<std::byte> encode_reason(const Status& why) {
+  const std::size_t length = std::min(why.message().size(), kMaxErrorText);
+  std::vector<std::byte> body(1 + length);
+  body[0] = static_cast<std::byte>(why.is_ok() ? Code::kCancelled : why.code());
+  std::memcpy(body.data() + 1, why.message().data(), length);
+  return body;
+}
+
+}  // namespace
+
+void Engine::Impl::abort(Instant now, const Operation& operation, const Status& why) {
+  Op* op = find_op(operation.key);
+  if (op != nullptr) {
+    fail(now, *op, why.is_ok() ? Status(Code::kCancelled, "given up by its owner") : why);
+  } else if (check_operation(config_, operation).is_ok() || operation.memory.empty()) {
+    send_unannounced_cancel(operation, why);
+  }
+}
+
+/// The home lane hears of every operation, so it can tell all who wait for this worker.
+void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
+  const Lane& lane = lanes_[home_lane(config_, operation.key)];
+  if (lane.lost || operation.contributor >= operation.contributor_count) return;
+  wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
+  header.chunk = operation.contributor;
+  header.offset = operation.contributor_count;
+  header.count = operation.owner_count;
+  send(lane.peer, kControlTag, header, encode_reason(why), {}, {});
+}
+
+/// The first error wins; the operation completes when no lane can write to its memory any more, or after lane_grace.
+void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
+  if (op.has_failed) return;
+  op.has_failed = true;
+  op.failure = why;
+  set_timer(op, now + config_.lane_grace);
+  for (std::size_t i = 0; i < op.parts.size(); ++i) {
+    if (!op.parts[i].is_done) give_up_part(op, i);
+  }
+  complete_if_done(op);
+}
+
+void Engine::Impl::give_up_part(Op& op, std::size_t index) {
+  LanePart& part = op.parts[index];
+  Lane& lane = lanes_[part.lane];
+  if (!part.is_announced) {
+    std::erase(lane.queue, std::pair{op.id, index});
+    finish_part(part, op);
+    if (part.is_home) send_unannounced_cancel(op.operation, op.failure);
+    return;
+  }
+  if (!lane.lost) {
+    wire::Header header = header_to(op.operation.key, wire::MessageType::kCancel);
+    header.tag = part.tag;
+    header.offset = part.sequence;
+    header.count = part.pushed;
+    header.chunk = part.has_error ? 1 : 0;
+    send(lane.peer, kControlTag, header, encode_reason(op.failure), {}, {op.id, index, false, false});
+  }
+  drain_part(op, part, false);
+}
+
+/// Gives the receives of a failed operation back once no Result can be on its way: the lane's Error says how many it sent.
+void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
+  if (part.is_done) return;
+  const bool over = force || lanes_[part.lane].lost || (part.has_error && part.received >= part.results_sent);
+  if (!over) return;
+  for (std::uint64_t& token : part.receives) {
+    if (token == 0) continue;
+    receives_.erase(token);
+    actions_.emplace_back(CancelReceiveAction{Token{token}});
+    token = 0;
+  }
+  finish_part(part, op);
+}
+
+void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why) {
+  const auto lane = lane_index_.find(peer);
+  if (lane != lane_index_.end()) {
+    if (lanes_[lane->second].lost) return;
+    lanes_[lane->second].lost = true;
+    lanes_[lane->second].why_lost = why;
+  } else if (!lost_workers_.emplace(peer, why).second) {
+    return;
+  }
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, op] : ops_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const std::uint64_t id : ids) {
+    Op* op = find_op(id);
+    if (op == nullptr) continue;
+    bool uses_lane = false;
+    for (LanePart& part : op->parts) {
+      if (lane == lane_index_.end() || part.lane != lane->second || part.is_done) continue;
+      uses_lane = true;
+      if (op->has_failed) drain_part(*op, part, false);
+    }
+    // Who belongs to another group is for its lanes to know; group 0 is everybody.
+    const bool uses_worker = lane == lane_index_.end() && op->operation.key.group == GroupId{0};
+    if ((uses_lane || uses_worker) && !op->has_failed) {
+      fail(now, *op, Status(Code::kPeerLost, why));
+    } else {
+      complete_if_done(*op);
+    }
+  }
+}
+
+void Engine::Impl::on_tick(Instant now) {
+  while (!timers_.empty() && timers_.begin()->first <= now) {
+    Op& op = *find_op(timers_.begin()->second);
+    if (!op.has_failed) {
+      fail(now, op, Status(Code::kTimeout, timeout_text(op)));
+      continue;
+    }
+    // The lanes had their time to say what is on its way.
+    set_timer(op, Instant::max());
+    for (LanePart& part : op.parts) drain_part(op, part, true);
+    complete_if_done(op);
+  }
+}
+
+std::string Engine::Impl::timeout_text(const Op& op) const {
+  std::string lanes;
+  for (const LanePart& part : op.parts) {
+    if (part.is_done) continue;
+    lanes += (lanes.empty() ? "" : ", ") + std::to_string(part.lane) + " (peer " +
+             std::to_string(lanes_[part.lane].peer.value) + ", " + std::to_string(part.received) + " of " +
+             std::to_string(part.expected()) + " answers" + (part.is_announced ? "" : ", not announced") + ")";
+  }
+  char seconds[32];
+  const Duration waited = op.operation.timeout + config_.lane_grace;
+  std::snprintf(seconds, sizeof seconds, "%.6g s", std::chrono::duration<double>(waited).count());
+  std::string text = "after " + std::string(seconds) + " rank " + std::to_string(config_.self.value) +
+                     " had no verdict on " + to_string(op.operation.descriptor) + " from server lane " + lanes +
+                     "; see whether these servers are alive and reachable";
+  if (text.size() > kMaxErrorText) text.resize(kMaxErrorText);
+  return text;
+}
+
+}  // namespace herring::worker

@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <string>
+
+#include "worker/engine_impl.h"
+
+namespace herring::worker {
+namespace {
+
+/// The same on every process, unlike std::hash.
+std::uint64_t mix(std::uint64_t value) {
+  value ^= value >> 30;
+  value *= 0xBF58476D1CE4E5B9ull;
+  value ^= value >> 27;
+  value *= 0x94D049BB133111EBull;
+  return value ^ (value >> 31);
+}
+
+std::uint64_t hash_op(const OpKey& key) { return mix(mix(key.op + 0x9E3779B97F4A7C15ull) + key.group.value); }
+
+}  // namespace
+
+std::uint32_t home_lane(const EngineConfig& config, const OpKey& key) {
+  return static_cast<std::uint32_t>(hash_op(key) % config.lanes.size());
+}
+
+std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes) {
+  ShardPlanInput input;
+  input.total_bytes = part_bytes;
+  input.weights = config.lane_weights;
+  input.min_shard_bytes = config.min_shard_bytes;
+  // A small part starts at another lane for each operation, so that small operations spread.
+  input.rotation = static_cast<std::uint32_t>(mix(hash_op(key) + key.part) >> 32);
+  return make_shard_plan(input);
+}
+
+std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
+                                    std::uint32_t owner, std::uint32_t owner_count) {
+  std::vector<ByteRange> ranges;
+  for (const ByteRange& shard : plan_part(config, key, part_bytes)) {
+    const IndexRange owned = split_evenly(chunk_count(shard.bytes, config.chunk_bytes), owner_count, owner);
+    if (owned.count == 0) continue;
+    const ByteRange first = chunk_range(shard, config.chunk_bytes, owned.first);
+    const ByteRange last = chunk_range(shard, config.chunk_bytes, owned.first + owned.count - 1);
+    ranges.push_back({first.offset, last.offset + last.bytes - first.offset});
+  }
+  return ranges;
+}
+
+Status check_operation(const EngineConfig& config, const Operation& operation) {
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::kInvalidArgument, to_string(operation.descriptor) + " of rank " +
+                                              std::to_string(config.self.value) + ": " + what);
+  };
+  if (operation.memory.size() != operation.descriptor.part_bytes) {
+    return wrong("the memory has " + std::to_string(operation.memory.size()) + " bytes, the part " +
+                 std::to_string(operation.descriptor.part_bytes));
+  }
+  if (operation.descriptor.part_bytes > operation.descriptor.op_bytes) {
+    return wrong("a part of " + std::to_string(operation.descriptor.part_bytes) + " bytes in an operation of " +
+                 std::to_string(operation.descriptor.op_bytes));
+  }
+  if (operation.contributor >= operation.contributor_count) {
+    return wrong("contributor " + std::to_string(operation.contributor) + " of " +
+                 std::to_string(operation.contributor_count));
+  }
+  if (operation.owner >= operation.owner_count) {
+    return wrong("owner " + std::to_string(operation.owner) + " of " + std::to_string(operation.owner_count));
+  }
+  const Collective collective = operation.descriptor.collective;
+  if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {
+    const std::uint32_t pusher = operation.pusher == kPusherIsRoot ? operation.descriptor.root : operation.pusher;
+    if (pusher >= operation.contributor_count) {
+      return wrong("root " + std::to_string(pusher) + " is not one of the " +
+                   std::to_string(operation.contributor_count) + " members of the group");
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace herring::worker
