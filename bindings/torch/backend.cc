@@ -48,18 +48,16 @@ struct Backend::Pending {
 };
 
 Process::Process(std::shared_ptr<runtime::Runtime> shared_runtime)
-    : runtime(std::move(shared_runtime)), executor(std::make_shared<Executor>()), pid(getpid()) {}
+    : runtime(std::move(shared_runtime)), pid(getpid()) {}
 
 Process::~Process() {
   const GilRelease no_gil;
   if (getpid() == pid) {
-    executor.reset();
     runtime.reset();
     return;
   }
   // A forked child: the threads that destructors would wait for exist in the parent only. Leaked on purpose.
   static_cast<void>(new std::shared_ptr<runtime::Runtime>(std::move(runtime)));
-  static_cast<void>(new std::shared_ptr<Executor>(std::move(executor)));
 }
 
 void append(Step& step, std::function<void()> then) {
@@ -126,7 +124,8 @@ void Backend::shutdown() {
   if (options_.released) std::exchange(options_.released, nullptr)();
 }
 
-WorkInfo Backend::open(c10d::OpType type, const char* title, Millis timeout) {
+template <class CallOptions>
+WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
   TORCH_CHECK(getpid() == process_->pid, title, ": this is a forked child (pid ", getpid(), ") of the process ",
               process_->pid, " that joined the job; start workers with spawn, or communicate from the parent");
   TORCH_CHECK(!closed_, title, ": process group '", options_.name, "' was destroyed");
@@ -135,13 +134,14 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, Millis timeout) {
   info.op_type = type;
   info.title = title;
   info.sequence = ++sequence_;
-  info.timeout = timeout.count() > 0 ? clamp_timeout(timeout) : Millis(timeout_ms_.load());
+  info.is_async = call.asyncOp;
+  info.timeout = call.timeout.count() > 0 ? clamp_timeout(call.timeout) : Millis(timeout_ms_.load());
   return info;
 }
 
 Backend::WorkPtr Backend::start(WorkInfo info, Step step) {
   info.ticket = std::make_shared<Pending::Ticket>(pending_);
-  return Work::start(std::move(info), std::move(step), process_->runtime, process_->executor);
+  return Work::start(std::move(info), std::move(step), process_->runtime);
 }
 
 runtime::Request Backend::request(const WorkInfo& info, const OpDescriptor& descriptor,
@@ -186,7 +186,7 @@ std::string Backend::describe_rank(int member) const {
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLREDUCE, "herring:all_reduce", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLREDUCE, "herring:all_reduce", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;
   for (const at::Tensor& tensor : tensors) {
@@ -214,7 +214,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLREDUCE_COALESCED, "herring:all_reduce_coalesced", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLREDUCE_COALESCED, "herring:all_reduce_coalesced", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;
   for (const at::Tensor& tensor : tensors) {
@@ -231,7 +231,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  WorkInfo info = open(c10d::OpType::BROADCAST, "herring:broadcast", options.timeout);
+  WorkInfo info = open(c10d::OpType::BROADCAST, "herring:broadcast", options);
   check_tensors(tensors, 0, info.title);
   check_root(options.rootRank, info.title);
   const auto root_tensor = static_cast<std::size_t>(options.rootTensor);
@@ -252,7 +252,7 @@ Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptio
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
-  WorkInfo info = open(c10d::OpType::BARRIER, "herring:barrier", options.timeout);
+  WorkInfo info = open(c10d::OpType::BARRIER, "herring:barrier", options);
   OpDescriptor descriptor;
   descriptor.collective = Collective::kBarrier;
   Step step;
@@ -286,7 +286,7 @@ void Backend::add_all_gather(const WorkInfo& info, const Tensors& outputs, const
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLGATHER, "herring:all_gather", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLGATHER, "herring:all_gather", options);
   check_tensors(inputs, 1, info.title);
   TORCH_CHECK_VALUE(outputs.size() == 1, info.title, ": needs one list of outputs, got ", outputs.size());
   info.inputs = inputs;
@@ -298,7 +298,7 @@ Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
 
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLGATHER_COALESCED, "herring:all_gather_coalesced", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLGATHER_COALESCED, "herring:all_gather_coalesced", options);
   check_tensors(inputs, 0, info.title);
   TORCH_CHECK_VALUE(outputs.size() == static_cast<std::size_t>(size_), info.title, ": needs ", size_,
                     " lists of outputs, one a rank, got ", outputs.size());
@@ -332,7 +332,7 @@ void Backend::add_all_gather_into(const WorkInfo& info, const at::Tensor& output
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
-  WorkInfo info = open(c10d::OpType::_ALLGATHER_BASE, "herring:_all_gather_base", options.timeout);
+  WorkInfo info = open(c10d::OpType::_ALLGATHER_BASE, "herring:_all_gather_base", options);
   info.inputs = {input};
   info.outputs = {output};
   Step step;
@@ -342,7 +342,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  WorkInfo info = open(c10d::OpType::COALESCED, "herring:all_gather_into_tensor_coalesced", options.timeout);
+  WorkInfo info = open(c10d::OpType::COALESCED, "herring:all_gather_into_tensor_coalesced", options);
   check_tensors(inputs, 0, info.title);
   check_tensors(outputs, inputs.size(), info.title);
   info.inputs = inputs;

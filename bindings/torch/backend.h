@@ -13,14 +13,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "executor.h"
 #include "runtime/runtime.h"
 #include "tensors.h"
 #include "work.h"
 
 namespace herring::torch_binding {
 
-/// What all groups of a process share: the runtime and the threads for users' callbacks.
+/// What all groups of a process share.
 struct Process {
   explicit Process(std::shared_ptr<runtime::Runtime> shared_runtime);
   ~Process();
@@ -28,7 +27,6 @@ struct Process {
   Process& operator=(const Process&) = delete;
 
   std::shared_ptr<runtime::Runtime> runtime;
-  std::shared_ptr<Executor> executor;
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 
@@ -101,7 +99,8 @@ class Backend final : public c10d::Backend {
   using Millis = std::chrono::milliseconds;
 
   /// Throws where the group is destroyed or the process forked; else starts the description of a call.
-  WorkInfo open(c10d::OpType type, const char* title, Millis timeout);
+  template <class CallOptions>
+  WorkInfo open(c10d::OpType type, const char* title, const CallOptions& call);
   WorkPtr start(WorkInfo info, Step step);
   runtime::Request request(const WorkInfo& info, const OpDescriptor& descriptor, std::span<const std::byte> input,
                            std::span<std::byte> output) const;

@@ -59,7 +59,7 @@ std::vector<std::int64_t> split_bytes(const at::Tensor& tensor, const std::vecto
 }  // namespace
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  WorkInfo info = open(c10d::OpType::REDUCE, "herring:reduce", options.timeout);
+  WorkInfo info = open(c10d::OpType::REDUCE, "herring:reduce", options);
   check_tensors(tensors, 1, info.title);
   check_root(options.rootRank, info.title);
   Dense dense = dense_for_reduction(tensors[0], options.reduceOp, info.title);
@@ -77,7 +77,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  WorkInfo info = open(c10d::OpType::GATHER, "herring:gather", options.timeout);
+  WorkInfo info = open(c10d::OpType::GATHER, "herring:gather", options);
   check_tensors(inputs, 1, info.title);
   check_root(options.rootRank, info.title);
   const bool is_root = options.rootRank == rank_;
@@ -101,7 +101,7 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
-  WorkInfo info = open(c10d::OpType::SCATTER, "herring:scatter", options.timeout);
+  WorkInfo info = open(c10d::OpType::SCATTER, "herring:scatter", options);
   check_tensors(outputs, 1, info.title);
   check_root(options.rootRank, info.title);
   const at::Tensor output = outputs[0];
@@ -151,7 +151,7 @@ void Backend::add_reduce_scatter(const WorkInfo& info, const at::Tensor& output,
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  WorkInfo info = open(c10d::OpType::REDUCE_SCATTER, "herring:reduce_scatter", options.timeout);
+  WorkInfo info = open(c10d::OpType::REDUCE_SCATTER, "herring:reduce_scatter", options);
   check_tensors(outputs, 1, info.title);
   TORCH_CHECK_VALUE(inputs.size() == 1, info.title, ": needs one list of inputs, got ", inputs.size());
   check_tensors(inputs[0], static_cast<std::size_t>(size_), info.title);
@@ -183,7 +183,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  WorkInfo info = open(c10d::OpType::_REDUCE_SCATTER_BASE, "herring:_reduce_scatter_base", options.timeout);
+  WorkInfo info = open(c10d::OpType::_REDUCE_SCATTER_BASE, "herring:_reduce_scatter_base", options);
   info.inputs = {input};
   info.outputs = {output};
   Step step;
@@ -194,7 +194,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
   WorkInfo info =
-      open(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "herring:reduce_scatter_tensor_coalesced", options.timeout);
+      open(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "herring:reduce_scatter_tensor_coalesced", options);
   check_tensors(inputs, 0, info.title);
   check_tensors(outputs, inputs.size(), info.title);
   info.inputs = inputs;
@@ -273,7 +273,7 @@ Backend::WorkPtr Backend::exchange(WorkInfo info, const at::Tensor& output, cons
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                         std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLTOALL_BASE, "herring:all_to_all", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLTOALL_BASE, "herring:all_to_all", options);
   check_tensor(output, info.title);
   check_tensor(input, info.title);
   TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), info.title, ": input of ", input.scalar_type(),
@@ -289,7 +289,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  WorkInfo info = open(c10d::OpType::ALLTOALL, "herring:all_to_all", options.timeout);
+  WorkInfo info = open(c10d::OpType::ALLTOALL, "herring:all_to_all", options);
   check_tensors(inputs, static_cast<std::size_t>(size_), info.title);
   check_tensors(outputs, static_cast<std::size_t>(size_), info.title);
   const at::ScalarType dtype = inputs[0].scalar_type();

@@ -5,7 +5,6 @@
 
 #include "backend.cc"
 #include "composed.cc"
-#include "executor.cc"
 #include "tensors.cc"
 #include "work.cc"
 

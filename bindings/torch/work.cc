@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <exception>
 #include <utility>
 
@@ -21,16 +22,27 @@ std::exception_ptr to_exception(const char* title, const Status& status) {
   return std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text));
 }
 
-Work::Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime, std::shared_ptr<Executor> executor)
+Work::Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime)
     : c10d::Work(info.rank, info.op_type, info.title, info.inputs),
       info_(std::move(info)),
-      runtime_(std::move(runtime)),
-      executor_(std::move(executor)) {}
+      runtime_(std::move(runtime)) {}
 
-c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime,
-                                     std::shared_ptr<Executor> executor) {
-  auto work = c10::make_intrusive<Work>(std::move(info), std::move(runtime), std::move(executor));
+Work::~Work() {
+  // A synchronous call that was left early (its wait timed out): the runtime still writes to the tensors.
+  struct Kept {
+    WorkInfo info;
+    std::function<Step()> then;
+  };
+  if (parts_.empty()) return;
+  const auto kept = std::make_shared<Kept>(Kept{std::move(info_), std::move(then_)});
+  for (const std::shared_ptr<runtime::Work>& part : parts_) part->on_done([kept](const Status&) {});
+}
+
+c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime) {
+  const bool is_async = info.is_async;
+  auto work = c10::make_intrusive<Work>(std::move(info), std::move(runtime));
   work->enter(std::move(first));
+  if (is_async) work->watch();
   return work;
 }
 
@@ -38,27 +50,58 @@ void Work::enter(Step step) {
   Parts parts;
   for (const runtime::Request& request : step.requests) parts.push_back(runtime_->submit(request));
   std::uint64_t number = 0;
+  bool watched = false;
   {
     const std::lock_guard lock(mutex_);
     parts_ = parts;
     then_ = std::move(step.then);
     number = ++step_number_;
+    watched = watched_;
   }
   cv_.notify_all();
-  // One extra, taken off below: no part may end the step while others are not yet watched. Owned by the callbacks, as
-  // those of a step that a wait() ended may still be to come when the next step runs.
-  const auto left = std::make_shared<std::atomic<std::size_t>>(parts.size() + 1);
+  if (watched) watch_step(parts, number);
+}
+
+void Work::watch() {
+  Parts parts;
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (watched_) return;
+    watched_ = true;
+    if (advanced_ >= step_number_) return;  // Whoever ends this step sees watched_ when it enters the next.
+    parts = parts_;
+    number = step_number_;
+  }
+  watch_step(parts, number);
+}
+
+void Work::watch_step(const Parts& parts, std::uint64_t number) {
+  // Counted by the callbacks themselves: those of a step that a wait() ended may still be to come when the next one
+  // runs.
+  const auto left = std::make_shared<std::atomic<std::size_t>>(parts.size());
   for (const std::shared_ptr<runtime::Work>& part : parts) {
     // Holds this Work, and so the tensors, until the runtime lets go of their memory.
     part->on_done([self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this), number, left](const Status&) {
-      self->part_done(number, *left);
+      if (left->fetch_sub(1, std::memory_order_acq_rel) == 1) self->advance(number);
     });
   }
-  part_done(number, *left);
+  if (parts.empty()) advance(number);
 }
 
-void Work::part_done(std::uint64_t number, std::atomic<std::size_t>& left) {
-  if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) advance(number);
+bool Work::isCompleted() {
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (completed_) return true;
+    if (advanced_ >= step_number_) return false;
+    for (const std::shared_ptr<runtime::Work>& part : parts_) {
+      if (!part->is_done()) return false;
+    }
+    number = step_number_;
+  }
+  advance(number);
+  return c10d::Work::isCompleted();
 }
 
 void Work::advance(std::uint64_t number) {
@@ -96,10 +139,7 @@ void Work::end(std::exception_ptr error) {
   const at::ThreadLocalStateGuard state(caller_state_);
   const std::shared_ptr<void> ticket = std::move(info_.ticket);
   finish(std::move(error));
-  const std::lock_guard lock(mutex_);
-  // Without a future there is no user's code to run: no thread is needed.
-  if (!future_ || future_claimed_) return;
-  executor_->post([self = c10::intrusive_ptr<Work>::unsafe_reclaim_from_nonowning(this)] { self->complete_future(); });
+  complete_future();
 }
 
 void Work::complete_future() {
@@ -144,7 +184,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   const bool own_deadline = timeout <= kNoTimeout;
   const std::chrono::milliseconds limit = own_deadline ? info_.timeout + kVerdictGrace : timeout;
   Instant deadline = std::chrono::steady_clock::now() + limit;
-  while (!isCompleted()) {
+  while (!c10d::Work::isCompleted()) {
     if (!wait_for_step(deadline)) throw_wait_timed_out(limit);
     if (own_deadline) deadline = std::chrono::steady_clock::now() + limit;  // Each step has the time-out for itself.
   }
@@ -179,7 +219,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     future = future_;
     completed = completed_;
   }
-  if (completed) complete_future();
+  if (completed) {
+    complete_future();
+  } else {
+    watch();
+  }
   return future;
 }
 

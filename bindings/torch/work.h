@@ -3,7 +3,6 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -12,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "executor.h"
 #include "runtime/runtime.h"
 
 namespace herring::torch_binding {
@@ -36,21 +34,24 @@ struct WorkInfo {
   std::chrono::milliseconds timeout{0};  ///< The runtime ends the operation by then.
   std::vector<at::Tensor> inputs;        ///< For the profiler, and kept alive until the end.
   std::vector<at::Tensor> outputs;       ///< What the future and result() give.
+  bool is_async = true;                  ///< False: the caller will only wait.
   std::shared_ptr<void> ticket;          ///< Dropped when the operation ends.
 };
 
 /// A collective as torch sees it. Ends once. The memory that the runtime borrowed is referenced until then, also when
 /// the caller drops the Work.
 ///
-/// Who finishes it: the runtime's callback thread or a caller in wait(), whichever comes first, so a wait never depends
-/// on a thread that a user's callback may have blocked. Callbacks of the future run on the Executor, or inside wait().
+/// Who finishes it: the runtime's callback threads, a caller in wait(), or one that asks isCompleted(), whichever comes
+/// first. So a wait depends on no thread that a user's callback may have blocked; and a synchronous call, which only
+/// waits, wakes no other thread. Callbacks of the future run on the thread that finishes the Work.
 class Work final : public c10d::Work {
  public:
   /// Submits `first`. Use this, not the constructor.
-  static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime,
-                                        std::shared_ptr<Executor> executor);
-  Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime, std::shared_ptr<Executor> executor);
+  static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime);
+  Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime);
+  ~Work() override;
 
+  bool isCompleted() override;
   /// Blocks at most `timeout` (none given: until the operation's own deadline, which the runtime keeps). Throws what
   /// the operation failed with; DistBackendError when `timeout` passes first, in which case the operation goes on.
   bool wait(std::chrono::milliseconds timeout) override;
@@ -61,9 +62,12 @@ class Work final : public c10d::Work {
  private:
   using Parts = std::vector<std::shared_ptr<runtime::Work>>;
 
-  /// Submits `step`, makes it the current one and asks its operations to call back.
+  /// Submits `step` and makes it the current one.
   void enter(Step step);
-  void part_done(std::uint64_t number, std::atomic<std::size_t>& left);
+  /// From now on the runtime's callback threads finish this Work where nobody else does.
+  void watch();
+  /// Asks the operations of step `number` to call back.
+  void watch_step(const Parts& parts, std::uint64_t number);
   /// Ends step `number` where nobody has yet. All of its parts are done.
   void advance(std::uint64_t number);
   void end(std::exception_ptr error);
@@ -74,13 +78,13 @@ class Work final : public c10d::Work {
 
   WorkInfo info_;
   const std::shared_ptr<runtime::Runtime> runtime_;
-  const std::shared_ptr<Executor> executor_;
   const at::ThreadLocalState caller_state_;  ///< Profiler, grad and inference mode of the caller.
   // Guarded by mutex_ (c10d::Work's):
   Parts parts_;                 ///< Of the current step.
   std::function<Step()> then_;  ///< Of the current step.
   std::uint64_t step_number_ = 0;
-  std::uint64_t advanced_ = 0;  ///< Steps below this number have been claimed by a thread that ends them.
+  std::uint64_t advanced_ = 0;  ///< Steps up to this number have been claimed by a thread that ends them.
+  bool watched_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool future_claimed_ = false;
 };
