@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+
+#include "core/types.h"
+
+namespace herring {
+
+/// `now` plus some seconds, held to what an Instant can hold: huge and infinite spans give Instant::max() ("no
+/// deadline"), negative ones and NaN give `now`. Pure; for engines.
+inline Instant deadline_after(Instant now, double seconds) noexcept {
+  if (!(seconds > 0)) return now;
+  const double left = std::chrono::duration<double>(Instant::max() - now).count();
+  // Not at the very end: near it a double cannot tell apart what fits and what does not.
+  if (seconds >= left * 0.999) return Instant::max();
+  return now + std::chrono::duration_cast<Instant::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// The same from the clock's now; for those who own a thread.
+inline Instant deadline_after(double seconds) noexcept {
+  return deadline_after(std::chrono::steady_clock::now(), seconds);
+}
+
+}  // namespace herring
