@@ -1,0 +1,449 @@
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/status.h"
+#include "runtime/hub.h"
+#include "runtime/hub_connect.h"
+#include "runtime/hub_protocol.h"
+#include "runtime/hub_socket.h"
+
+namespace herring::runtime {
+namespace {
+
+using namespace control;
+using Clock = std::chrono::steady_clock;
+
+constexpr Duration kQueryPatience = std::chrono::milliseconds(500);
+constexpr Duration kLeavePatience = std::chrono::seconds(1);
+constexpr Duration kThreadPatience = std::chrono::seconds(2);
+
+/// One call of exchange().
+struct Pending {
+  std::vector<std::vector<std::byte>> blobs;  // Those that came; by index.
+  bool done = false;
+  Status failed;
+  std::optional<std::string> missing;  // The hub's answer to who is missing.
+};
+
+}  // namespace
+
+class HubClient::Impl final {
+ public:
+  explicit Impl(const HubClientOptions& options) : options_(options) {}
+  ~Impl() { stop(); }
+  /// Once, before anything else.
+  void join(Instant deadline);
+
+  std::uint64_t job_id() const { return job_id_; }
+  const std::vector<Member>& workers() const { return workers_; }
+  const std::vector<Member>& servers() const { return servers_; }
+  int event_fd() const { return events_waiting_.fd(); }
+
+  std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
+                                               Instant deadline);
+  bool next_event(HubEvent& event);
+  void report_failure(const std::string& reason);
+  void leave();
+  bool in_forked_child() const { return ::getpid() != pid_; }
+  void abandon();
+
+ private:
+  enum class End : std::uint8_t { kNone, kLeft, kHubLost };
+
+  bool join_once(HubSearch& search, Instant deadline);
+  void stop();
+  void run();
+  void poll_once();
+  void handle_frames();
+  bool hub_is_silent(Instant now) const;
+  bool handle(const Frame& frame);
+  bool on_roster(const Frame& frame);
+  bool on_event(const Frame& frame);
+  bool on_gathered(const Frame& frame);
+  bool on_exchange_failed(const Frame& frame);
+  bool on_missing(const Frame& frame);
+  void end(const std::string& reason);
+  void post(FrameType type, std::vector<std::byte> body);  // mutex_ held.
+  void check_usable() const;                               // mutex_ held.
+  const Member& member(std::size_t index) const {
+    return index < workers_.size() ? workers_[index] : servers_[index - workers_.size()];
+  }
+
+  const HubClientOptions options_;
+  const pid_t pid_ = ::getpid();
+  Signal wake_;
+  Signal events_waiting_;
+
+  // The thread's own.
+  std::optional<Session> session_;
+  Instant heard_{};
+  bool half_closed_ = false;
+  bool connected_ = false;
+  std::string closing_reason_;
+  std::vector<Member> roster_;
+
+  // Written by the thread before started_, read-only after.
+  std::uint64_t job_id_ = 0;
+  std::vector<Member> workers_;
+  std::vector<Member> servers_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  bool started_ = false;
+  bool leaving_ = false;
+  Instant leave_deadline_ = Instant::max();
+  End end_ = End::kNone;
+  std::string end_reason_;
+  std::deque<std::pair<FrameType, SharedBody>> outgoing_;
+  std::deque<HubEvent> events_;
+  std::map<std::string, std::shared_ptr<Pending>> exchanges_;
+  std::optional<std::string> join_missing_;
+
+  std::thread thread_;
+};
+
+void HubClient::Impl::join(Instant deadline) {
+  const Instant begin = Clock::now();
+  HubSearch search(options_);
+  while (Clock::now() < deadline) {
+    session_ = search.try_ports(deadline);
+    if (session_ && join_once(search, deadline)) return;
+    const Instant now = Clock::now();
+    if (now < deadline) std::this_thread::sleep_until(std::min(deadline, now + search.pause()));
+  }
+  throw search.failure(Clock::now() - begin);
+}
+
+/// True when the job has started; false where the hub went away before. Throws at the deadline, naming who is missing.
+bool HubClient::Impl::join_once(HubSearch& search, Instant deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    end_ = End::kNone;
+    outgoing_.clear();
+  }
+  heard_ = Clock::now();
+  half_closed_ = false;
+  connected_ = true;
+  closing_reason_.clear();
+  roster_.clear();
+  thread_ = start_thread("herring-member", [this] { run(); });
+  std::unique_lock lock(mutex_);
+  const auto settled = [this] { return started_ || end_ != End::kNone; };
+  if (!changed_.wait_until(lock, deadline, settled)) {
+    post(FrameType::kQuery, encode_text(""));
+    changed_.wait_until(lock, Clock::now() + kQueryPatience, [&] { return settled() || join_missing_; });
+    if (!settled()) {
+      const std::string missing = join_missing_.value_or("the hub did not say who is missing");
+      throw Error(Code::kTimeout,
+                  to_string(options_.self) + " gave up joining the job: " + missing +
+                      ". Check that they were started with the same hub address, and what they printed");
+    }
+  }
+  if (started_) return true;
+  search.note_lost(end_reason_);
+  lock.unlock();
+  thread_.join();
+  return false;
+}
+
+void HubClient::Impl::stop() {
+  if (!thread_.joinable()) return;
+  leave();
+  thread_.join();
+}
+
+void HubClient::Impl::abandon() {
+  session_.reset();
+  wake_.close();
+  events_waiting_.close();
+  if (thread_.joinable()) thread_.detach();
+}
+
+void HubClient::Impl::run() {
+  try {
+    handle_frames();  // The roster may have come together with the welcome.
+    while (connected_) poll_once();
+  } catch (const std::exception& error) {
+    end(error.what());
+  }
+  session_.reset();
+}
+
+void HubClient::Impl::poll_once() {
+  FrameSocket& socket = session_->socket;
+  std::deque<std::pair<FrameType, SharedBody>> outgoing;
+  Instant leave_deadline;
+  bool leaving = false;
+  {
+    const std::lock_guard lock(mutex_);
+    outgoing.swap(outgoing_);
+    leaving = leaving_;
+    leave_deadline = leave_deadline_;
+  }
+  for (const auto& [type, body] : outgoing) socket.send(type, body);
+  // A broken connection may still hold what the hub said last: reading finds the end.
+  const bool writable = socket.flush();
+  if (leaving && !half_closed_ && !socket.has_output()) {
+    half_closed_ = true;
+    socket.half_close();
+  }
+  const bool waits_for_room = writable && socket.has_output();
+  std::array<pollfd, 2> items = {pollfd{socket.fd(), static_cast<short>(waits_for_room ? POLLIN | POLLOUT : POLLIN), 0},
+                                 pollfd{wake_.fd(), POLLIN, 0}};
+  const Instant until = std::min(leave_deadline, heard_ + session_->welcome.dead_after);
+  if (::poll(items.data(), items.size(), wait_ms(until, Clock::now())) < 0 && errno != EINTR) {
+    return end("poll failed: " + errno_text(errno));
+  }
+  if (items[1].revents != 0) wake_.clear();
+  const bool readable = (items[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+  const bool open = !readable || socket.receive();
+  if (readable && open) heard_ = Clock::now();
+  handle_frames();
+  if (!connected_) return;
+  if (!open) {
+    const bool died = closing_reason_.empty();
+    return end(died ? socket.ending() + ": worker 0's process died, or the network to it" : closing_reason_);
+  }
+  const Instant now = Clock::now();
+  if (now >= leave_deadline) return end("left");
+  if (hub_is_silent(now)) end("the hub was silent for " + seconds_text(now - heard_));
+}
+
+void HubClient::Impl::handle_frames() {
+  FrameSocket& socket = session_->socket;
+  Frame frame;
+  for (;;) {
+    const FrameReader::Result result = socket.next(frame);
+    if (result == FrameReader::Result::kNeedMore) return;
+    if (result == FrameReader::Result::kBad) return end("the hub's connection carried " + socket.ending());
+    if (!handle(frame)) return end("the hub broke the protocol");
+  }
+}
+
+bool HubClient::Impl::hub_is_silent(Instant now) const {
+  if (now - heard_ < session_->welcome.dead_after) return false;
+  // This thread may be the one that did not run: what came meanwhile counts.
+  pollfd item{session_->socket.fd(), POLLIN, 0};
+  return ::poll(&item, 1, 0) == 0;
+}
+
+bool HubClient::Impl::handle(const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::kPing: {
+      const auto serial = decode_serial(frame.body);
+      if (serial) session_->socket.send(FrameType::kPong, make_body(encode_serial(*serial)));
+      return serial.has_value();
+    }
+    case FrameType::kRoster:
+      return on_roster(frame);
+    case FrameType::kEvent:
+      return on_event(frame);
+    case FrameType::kGathered:
+      return on_gathered(frame);
+    case FrameType::kExchangeFailed:
+      return on_exchange_failed(frame);
+    case FrameType::kMissing:
+      return on_missing(frame);
+    case FrameType::kClosing:
+      closing_reason_ = decode_text(frame.body).value_or("the hub is closing");
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool HubClient::Impl::on_roster(const Frame& frame) {
+  auto roster = decode_roster(frame.body);
+  const std::size_t total = std::size_t{options_.workers} + options_.servers;
+  if (!roster || roster->total != total || roster->first != roster_.size() || !workers_.empty()) return false;
+  for (auto& entry : roster->members) roster_.push_back(std::move(entry));
+  if (roster_.size() < total) return true;
+  for (std::uint32_t i = 0; i < total; ++i) {
+    const bool is_worker = i < options_.workers;
+    roster_[i].role = is_worker ? Role::kWorker : Role::kServer;
+    roster_[i].rank = is_worker ? i : i - options_.workers;
+    (is_worker ? workers_ : servers_).push_back(std::move(roster_[i]));
+  }
+  job_id_ = roster->job_id;
+  const std::lock_guard lock(mutex_);
+  started_ = true;
+  changed_.notify_all();
+  return true;
+}
+
+bool HubClient::Impl::on_event(const Frame& frame) {
+  auto event = decode_event(frame.body);
+  if (!event || workers_.empty() || event->index >= workers_.size() + servers_.size()) return false;
+  const std::lock_guard lock(mutex_);
+  if (leaving_) return true;
+  events_.push_back({event->kind, member(event->index), std::move(event->reason)});
+  events_waiting_.raise();
+  return true;
+}
+
+bool HubClient::Impl::on_gathered(const Frame& frame) {
+  const auto gathered = decode_gathered(frame.body);
+  if (!gathered) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = exchanges_.find(gathered->name);
+  if (found == exchanges_.end()) return leaving_;
+  Pending& pending = *found->second;
+  const std::size_t total = workers_.size() + servers_.size();
+  if (pending.done || gathered->first != pending.blobs.size() || gathered->first + gathered->blobs.size() > total) {
+    return false;
+  }
+  for (const auto blob : gathered->blobs) pending.blobs.emplace_back(blob.begin(), blob.end());
+  if (pending.blobs.size() == total) {
+    pending.done = true;
+    changed_.notify_all();
+  }
+  return true;
+}
+
+bool HubClient::Impl::on_exchange_failed(const Frame& frame) {
+  const auto failed = decode_exchange_failed(frame.body);
+  if (!failed) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = exchanges_.find(failed->name);
+  if (found == exchanges_.end()) return leaving_;
+  found->second->failed = Status(Code::kPeerLost, "exchange \"" + failed->name + "\" cannot complete: " + failed->text);
+  changed_.notify_all();
+  return true;
+}
+
+bool HubClient::Impl::on_missing(const Frame& frame) {
+  auto missing = decode_missing(frame.body);
+  if (!missing) return false;
+  const std::lock_guard lock(mutex_);
+  auto& [name, text] = *missing;
+  if (name.empty()) {
+    join_missing_ = std::move(text);
+  } else if (const auto found = exchanges_.find(name); found != exchanges_.end()) {
+    found->second->missing = std::move(text);
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void HubClient::Impl::end(const std::string& reason) {
+  connected_ = false;
+  const std::lock_guard lock(mutex_);
+  if (end_ != End::kNone) return;
+  end_ = leaving_ ? End::kLeft : End::kHubLost;
+  end_reason_ = reason;
+  if (!leaving_ && started_) {
+    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], reason});
+    events_waiting_.raise();
+  }
+  changed_.notify_all();
+}
+
+void HubClient::Impl::post(FrameType type, std::vector<std::byte> body) {
+  outgoing_.emplace_back(type, make_body(std::move(body)));
+  wake_.raise();
+}
+
+void HubClient::Impl::check_usable() const {
+  if (leaving_ || end_ == End::kLeft) throw Error(Code::kShutdown, to_string(options_.self) + " has left the job");
+  if (end_ == End::kHubLost) throw Error(Code::kPeerLost, "the hub is lost: " + end_reason_);
+}
+
+std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string& name, std::span<const std::byte> blob,
+                                                              Instant deadline) {
+  if (name.empty() || name.size() > kMaxName) {
+    throw Error(Code::kInvalidArgument, "an exchange's name has 1 to " + std::to_string(kMaxName) + " bytes, not " +
+                                            std::to_string(name.size()));
+  }
+  if (blob.size() > kMaxBlob) {
+    throw Error(Code::kInvalidArgument, "exchange \"" + name + "\": a blob has at most " + std::to_string(kMaxBlob) +
+                                            " bytes, not " + std::to_string(blob.size()));
+  }
+  auto body = encode(Exchange{name, blob});
+  std::unique_lock lock(mutex_);
+  check_usable();
+  const auto pending = std::make_shared<Pending>();
+  if (!exchanges_.emplace(name, pending).second) {
+    throw Error(Code::kInvalidArgument, "exchange \"" + name +
+                                            "\" is under way or has timed out in this process; "
+                                            "use another name");
+  }
+  post(FrameType::kExchange, std::move(body));
+  const auto settled = [&] { return pending->done || !pending->failed.is_ok() || leaving_ || end_ != End::kNone; };
+  if (!changed_.wait_until(lock, deadline, settled)) {
+    post(FrameType::kQuery, encode_text(name));
+    changed_.wait_until(lock, Clock::now() + kQueryPatience, [&] { return settled() || pending->missing; });
+  }
+  if (!settled()) {
+    // The name stays taken: its round may still complete at the hub, and the answer must not meet a later call.
+    throw Error(Code::kTimeout, "exchange \"" + name + "\" of " + to_string(options_.self) +
+                                    " timed out: " + pending->missing.value_or("the hub did not say who is missing"));
+  }
+  exchanges_.erase(name);
+  if (pending->done) return std::move(pending->blobs);
+  pending->failed.or_throw();
+  check_usable();
+  throw Error(Code::kInternal, "exchange \"" + name + "\" ended without a reason");
+}
+
+bool HubClient::Impl::next_event(HubEvent& event) {
+  const std::lock_guard lock(mutex_);
+  if (events_.empty()) return false;
+  event = std::move(events_.front());
+  events_.pop_front();
+  if (events_.empty()) events_waiting_.clear();
+  return true;
+}
+
+void HubClient::Impl::report_failure(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || end_ != End::kNone) return;
+  post(FrameType::kFail, encode_text(reason));
+}
+
+void HubClient::Impl::leave() {
+  std::unique_lock lock(mutex_);
+  if (!leaving_ && end_ == End::kNone) {
+    leaving_ = true;
+    leave_deadline_ = Clock::now() + kLeavePatience;
+    post(FrameType::kLeave, {});
+    changed_.notify_all();
+  }
+  changed_.wait_until(lock, Clock::now() + kThreadPatience, [this] { return end_ != End::kNone; });
+}
+
+HubClient::HubClient(const HubClientOptions& options, Instant deadline) : impl_(std::make_unique<Impl>(options)) {
+  impl_->join(deadline);  // Where it throws, ~Impl stops the thread.
+}
+
+HubClient::~HubClient() {
+  if (impl_->in_forked_child()) {
+    impl_->abandon();
+    (void)impl_.release();  // Its thread's state cannot be taken down from here.
+  }
+}
+
+std::uint64_t HubClient::job_id() const { return impl_->job_id(); }
+const std::vector<Member>& HubClient::workers() const { return impl_->workers(); }
+const std::vector<Member>& HubClient::servers() const { return impl_->servers(); }
+int HubClient::event_fd() const { return impl_->event_fd(); }
+
+std::vector<std::vector<std::byte>> HubClient::exchange(const std::string& name, std::span<const std::byte> blob,
+                                                        Instant deadline) {
+  return impl_->exchange(name, blob, deadline);
+}
+
+bool HubClient::next_event(HubEvent& event) { return impl_->next_event(event); }
+void HubClient::report_failure(const std::string& reason) { impl_->report_failure(reason); }
+void HubClient::leave() { impl_->leave(); }
+
+}  // namespace herring::runtime

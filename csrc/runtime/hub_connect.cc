@@ -1,0 +1,197 @@
+#include "runtime/hub_connect.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/hmac.h"
+#include "core/status.h"
+
+namespace herring::runtime::control {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr Duration kSecretPatience = std::chrono::seconds(2);
+constexpr Duration kMaxPause = std::chrono::milliseconds(250);
+
+}  // namespace
+
+HubSearch::HubSearch(const HubClientOptions& options) : options_(options) {
+  const Member& self = options.self;
+  const std::uint32_t members = self.role == Role::kWorker ? options.workers : options.servers;
+  if (self.rank >= members) {
+    throw Error(Code::kInvalidArgument, to_string(self) + " has a rank that does not exist: the job has " +
+                                            std::to_string(options.workers) + " workers and " +
+                                            std::to_string(options.servers) + " servers, counted from 0");
+  }
+  if (options.host.empty() || options.ports.empty() || std::count(options.ports.begin(), options.ports.end(), 0) > 0) {
+    throw Error(
+        Code::kInvalidArgument,
+        to_string(self) + " does not know where the hub is: it needs a host and a port (HERRING_HUB=host:port)");
+  }
+}
+
+std::string HubSearch::place(std::uint16_t port) const { return options_.host + ":" + std::to_string(port); }
+
+Duration HubSearch::pause() const {
+  // From 10 ms, doubling; ranks differ a little so that thousands do not come in step.
+  const auto base = std::chrono::milliseconds(10) * (1u << std::min(rounds_, 5u));
+  const auto spread = std::chrono::microseconds(options_.self.rank * 7919u % 10'000u);
+  return std::min<Duration>(base + spread, kMaxPause);
+}
+
+std::optional<Session> HubSearch::try_ports(Instant deadline) {
+  for (const std::uint16_t port : options_.ports) {
+    if (Clock::now() >= deadline) break;
+    if (auto session = try_port(port, deadline)) {
+      last_hub_port_ = port;
+      return session;
+    }
+  }
+  ++rounds_;
+  check_secret_patience();
+  return std::nullopt;
+}
+
+void HubSearch::check_secret_patience() {
+  const auto found =
+      std::find_if(answers_.begin(), answers_.end(), [](const auto& it) { return it.second.other_secret; });
+  if (found == answers_.end()) {
+    other_secret_since_ = Instant::max();
+    return;
+  }
+  const Instant now = Clock::now();
+  other_secret_since_ = std::min(other_secret_since_, now);
+  // With several candidates another job's hub may sit on one of them while ours is still to come on another.
+  if (options_.ports.size() == 1 && now - other_secret_since_ >= kSecretPatience) throw other_secret(found->first);
+}
+
+std::optional<Session> HubSearch::try_port(std::uint16_t port, Instant deadline) {
+  // Another program on the port costs a second; a hub under load gets more time in later rounds.
+  const Duration patience = std::chrono::seconds(std::min(1u + rounds_, 5u));
+  const Instant until = std::min(deadline, Clock::now() + patience);
+  Answer answer;
+  UniqueFd fd = connect_to(options_.host, port, until, answer.text);
+  if (!fd) {
+    answers_[port] = std::move(answer);
+    return std::nullopt;
+  }
+  return shake_hands(port, FrameSocket(std::move(fd)), until);
+}
+
+std::optional<Frame> HubSearch::await_frame(FrameSocket& socket, Instant deadline, Answer& answer) const {
+  Frame frame;
+  bool open = socket.flush();
+  for (;;) {
+    switch (socket.next(frame)) {
+      case FrameReader::Result::kFrame:
+        return frame;
+      case FrameReader::Result::kBad:
+        answer.text = "another program answered (" + socket.ending() + ")";
+        return std::nullopt;
+      case FrameReader::Result::kNeedMore:
+        break;
+    }
+    if (!open) {
+      answer.text = "something closed the connection during the handshake (" + socket.ending() + ")";
+      return std::nullopt;
+    }
+    // Handshake frames fit any socket's buffer, so waiting to write is not needed.
+    if (!wait_for(socket.fd(), POLLIN, deadline)) {
+      answer.text = "something accepted the connection but did not answer as a hub does";
+      return std::nullopt;
+    }
+    open = socket.receive();
+  }
+}
+
+void HubSearch::refused(std::uint16_t port, const Refuse& refuse) {
+  Answer answer;
+  answer.text = refuse.text;
+  answer.is_hub = true;
+  answers_[port] = answer;
+  if (refuse.code == RefuseCode::kStarted || refuse.code == RefuseCode::kClosing) return;
+  throw Error(Code::kMismatch,
+              "the hub at " + place(port) + " refused " + to_string(options_.self) + ": " + refuse.text);
+}
+
+std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket socket, Instant deadline) {
+  Answer answer;
+  Hello hello;
+  random_bytes(hello.nonce);
+  socket.send(FrameType::kHello, make_body(encode(hello)));
+  auto frame = await_frame(socket, deadline, answer);
+  if (frame && frame->type == FrameType::kRefuse) {
+    // Not authenticated: only what is said before there are keys is believed.
+    const auto refuse = decode_refuse(frame->body);
+    if (refuse && (refuse->code == RefuseCode::kVersion || refuse->code == RefuseCode::kFeatures)) {
+      refused(port, *refuse);
+    }
+  }
+  const auto challenge = frame && frame->type == FrameType::kChallenge ? decode_challenge(frame->body) : std::nullopt;
+  if (!challenge) {
+    if (answer.text.empty()) answer.text = "another program answered";
+    answers_[port] = std::move(answer);
+    return std::nullopt;
+  }
+  const Digest said = transcript(hello, *challenge);
+  if (!equal_constant_time(hub_proof(options_.secret, said), challenge->proof)) {
+    answers_[port] = Answer{"a hub with another secret (HERRING_SECRET)", true, false};
+    return std::nullopt;
+  }
+  const SessionKeys keys = session_keys(options_.secret, said);
+  socket.seal_with(keys.to_hub, keys.to_member);
+  socket.trust();
+  socket.send(FrameType::kJoin, make_body(encode(Join{options_.self, options_.workers, options_.servers})));
+  frame = await_frame(socket, deadline, answer);
+  if (frame && frame->type == FrameType::kRefuse) {
+    if (const auto refuse = decode_refuse(frame->body)) {
+      refused(port, *refuse);
+      return std::nullopt;
+    }
+  }
+  const auto welcome = frame && frame->type == FrameType::kWelcome ? decode_welcome(frame->body) : std::nullopt;
+  if (!welcome) {
+    if (answer.text.empty()) answer.text = "the hub broke the protocol in the handshake";
+    answers_[port] = std::move(answer);
+    return std::nullopt;
+  }
+  socket.set_user_timeout(welcome->dead_after);
+  return Session{std::move(socket), *welcome};
+}
+
+void HubSearch::note_lost(const std::string& reason) {
+  answers_[last_hub_port_] = Answer{"the hub was there and went away: " + reason, false, true};
+  ++rounds_;
+}
+
+Error HubSearch::other_secret(std::uint16_t port) const {
+  return Error(Code::kInvalidArgument, "the secret differs: the hub at " + place(port) + " has another one than " +
+                                           to_string(options_.self) +
+                                           ". Set HERRING_SECRET to the same value in all processes of the job");
+}
+
+Error HubSearch::failure(Duration tried) const {
+  std::string found;
+  bool is_hub = false;
+  for (const std::uint16_t port : options_.ports) {
+    const auto it = answers_.find(port);
+    if (it == answers_.end()) continue;
+    if (it->second.other_secret) return other_secret(port);
+    is_hub = is_hub || it->second.is_hub;
+    found += (found.empty() ? "" : "; ") + std::string("port ") + std::to_string(port) + ": " + it->second.text;
+  }
+  const std::string who = to_string(options_.self);
+  const std::string where = " at " + options_.host + " for " + seconds_text(tried) + " (" + found + "). ";
+  if (is_hub) {
+    return Error(Code::kTimeout, who + " found no hub that could take it" + where +
+                                     "If an earlier job still runs there, end it or choose another port (HERRING_HUB)");
+  }
+  return Error(Code::kTimeout, who + " found no hub" + where +
+                                   "Check that worker 0 runs, that host and port are right, and that no firewall is in "
+                                   "between");
+}
+
+}  // namespace herring::runtime::control
