@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Runs a command on an emulated cluster: several hosts with links of a given rate, on this one machine.
+
+  benchmarks/emulate_cluster.py --workers 8 --servers 8 --rate 500mbit -- herring bench allreduce --sizes 25MB
+
+Every host is a network, UTS, IPC and mount namespace of its own, joined by a virtual Ethernet pair to a bridge; a token bucket
+holds the rate in both directions. Worker hosts run the command with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and HERRING_SERVERS; server hosts run `herring server`. Needs root and iproute2.
+Nothing has a name outside these processes: when they end, however they end, the kernel takes everything down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from types import FrameType
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
+PR_SET_PDEATHSIG = 1
+MASTER_PORT = 29500
+STOP_GRACE_S = 5.0
+FAILURE_GRACE_S = 10.0
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class EmulationError(Exception):
+    """Something the person at the keyboard can change; printed without a traceback."""
+
+
+@dataclass
+class Host:
+    """One emulated host; `pid` holds its namespaces open, `ready` tells it that its link is there."""
+
+    name: str
+    address: str
+    pid: int
+    control: int
+
+
+def check(result: int, what: str) -> None:
+    if result != 0:
+        raise EmulationError(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def isolate(flags: int) -> None:
+    check(libc.unshare(flags), "unshare (root is needed)")
+    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
+
+
+def ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EmulationError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def shape(device: str, rate: str, burst_kb: int, queue_kb: int) -> None:
+    command = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", f"{burst_kb}kb"]
+    done = subprocess.run([*command, "limit", f"{queue_kb}kb"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise EmulationError(f"tc (rate {rate}): {done.stderr.strip()}")
+
+
+def bytes_out(device: str) -> int:
+    """What the bridge sent towards the host. (/sys still shows the machine's own network, hence ip.)"""
+    shown = subprocess.run(["ip", "-s", "-j", "link", "show", device], capture_output=True, text=True, check=True)
+    return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"])
+
+
+def host_main(name: str, control: int) -> None:
+    """In the child: own namespaces, then serve commands from the parent until it goes away."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    isolate(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS)
+    check(libc.sethostname(name.encode(), len(name)), "sethostname")
+    os.write(control, b"1")
+    while os.read(control, 1):  # The parent holds the other end: its death ends this process too.
+        pass
+
+
+def start_host(name: str, address: str) -> Host:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            ours.close()
+            host_main(name, theirs.fileno())
+            code = 0
+        except EmulationError as error:
+            print(f"emulate_cluster: {name}: {error}", file=sys.stderr)
+        finally:
+            os._exit(code)
+    theirs.close()
+    if os.read(ours.fileno(), 1) != b"1":
+        raise EmulationError(f"host {name} did not start")
+    return Host(name, address, pid, ours.detach())
+
+
+def connect(host: Host, index: int, args: argparse.Namespace) -> None:
+    outside, inside = f"port{index}", f"link{index}"
+    ip("link", "add", outside, "type", "veth", "peer", "name", inside)
+    ip("link", "set", inside, "netns", str(host.pid))
+    ip("link", "set", outside, "master", "switch", "up")
+    within = ["nsenter", "-t", str(host.pid), "-n"]
+    for command in (
+        ["ip", "link", "set", inside, "name", "eth0"],
+        ["ip", "addr", "add", f"{host.address}/16", "dev", "eth0"],
+        ["ip", "link", "set", "eth0", "up"],
+        ["ip", "link", "set", "lo", "up"],
+    ):
+        subprocess.run([*within, *command], check=True)
+    if args.rate != "none":
+        shape(outside, args.rate, args.burst_kb, args.queue_kb)
+        tbf = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", args.rate]
+        subprocess.run([*within, *tbf, "burst", f"{args.burst_kb}kb", "limit", f"{args.queue_kb}kb"], check=True)
+
+
+def enter(host: Host, command: list[str]) -> list[str]:
+    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *command]
+
+
+def environment(args: argparse.Namespace, master: Host) -> dict[str, str]:
+    env = dict(os.environ)
+    env.update(
+        MASTER_ADDR=master.address,
+        MASTER_PORT=str(MASTER_PORT),
+        WORLD_SIZE=str(args.workers * args.ranks_per_host),
+        HERRING_SERVERS=str(args.servers),
+        HERRING_INTERFACE="eth0",
+        GLOO_SOCKET_IFNAME="eth0",
+        EMULATED_CLUSTER=json.dumps({"worker_hosts": args.workers, "server_hosts": args.servers, "rate": args.rate}),
+    )
+    env.setdefault("HERRING_SECRET", secrets.token_hex(16))
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # emulated hosts have no name service, of which c10d warns at length
+    return env
+
+
+def start_everything(args: argparse.Namespace, hosts: list[Host]) -> list[tuple[str, subprocess.Popen[bytes]]]:
+    workers, servers = hosts[: args.workers], hosts[args.workers :]
+    env = environment(args, workers[0])
+    processes = []
+    for number, host in enumerate(workers):
+        for local in range(args.ranks_per_host):
+            rank = number * args.ranks_per_host + local
+            own = dict(env, RANK=str(rank), LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(args.ranks_per_host))
+            started = subprocess.Popen(enter(host, args.command), env=own, start_new_session=True)
+            processes.append((f"rank {rank} on {host.name}", started))
+    for number, host in enumerate(servers):
+        command = [sys.executable, "-m", "herring._cli", "server", "--rank", str(number)]
+        if not args.verbose:
+            command.append("--quiet")
+        processes.append((f"server {number}", subprocess.Popen(enter(host, command), env=env, start_new_session=True)))
+    return processes
+
+
+def end(processes: list[tuple[str, subprocess.Popen[bytes]]]) -> None:
+    for number, seconds in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, STOP_GRACE_S)):
+        for _, process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + seconds
+        while any(process.poll() is None for _, process in processes) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def watch(processes: list[tuple[str, subprocess.Popen[bytes]]], timeout: float) -> int:
+    deadline, failed = time.monotonic() + timeout, 0
+    while True:
+        codes = [process.poll() for _, process in processes]
+        for (name, _), code in zip(processes, codes, strict=True):
+            if code not in (None, 0) and not failed:
+                failed = code if code > 0 else 128 - code
+                print(f"emulate_cluster: {name} ended with exit code {code}", file=sys.stderr)
+                deadline = min(deadline, time.monotonic() + FAILURE_GRACE_S)
+        if None not in codes:
+            return failed
+        if time.monotonic() > deadline:
+            if not failed:
+                print(f"emulate_cluster: not finished after {timeout:.0f} s; stopping", file=sys.stderr)
+            end(processes)
+            return failed or 124
+        time.sleep(0.05)
+
+
+class Stopped(Exception):
+    """A signal asked us to end."""
+
+
+def on_signal(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def run(args: argparse.Namespace) -> int:
+    isolate(CLONE_NEWNET | CLONE_NEWNS)
+    ip("link", "add", "switch", "type", "bridge")
+    ip("link", "set", "switch", "up")
+    ip("link", "set", "lo", "up")
+    hosts: list[Host] = []
+    processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+    try:
+        for index in range(args.workers + args.servers):
+            kind = f"worker{index}" if index < args.workers else f"server{index - args.workers}"
+            host = start_host(kind, f"10.77.{index // 250}.{index % 250 + 1}")
+            hosts.append(host)
+            connect(host, index, args)
+        processes = start_everything(args, hosts)
+        code = watch(processes, args.timeout)
+        if args.verbose:
+            for index, host in enumerate(hosts):
+                print(
+                    f"emulate_cluster: {host.name}: {bytes_out(f'port{index}') / 1e6:.2f} MB arrived", file=sys.stderr
+                )
+        return code
+    except Stopped as stopped:
+        print("emulate_cluster: stopping", file=sys.stderr)
+        return 128 + int(stopped.args[0])
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        if any(process.poll() is None for _, process in processes):
+            end(processes)
+        for host in hosts:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(host.pid, signal.SIGKILL)
+                os.waitpid(host.pid, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, required=True, help="worker hosts")
+    parser.add_argument(
+        "--servers", type=int, default=0, help="dedicated server hosts (default 0: servers in the workers)"
+    )
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="workers on each worker host (default 1)")
+    parser.add_argument(
+        "--rate", default="500mbit", help="rate of each link, both ways, as tc writes it; none: unlimited"
+    )
+    parser.add_argument(
+        "--burst-kb",
+        type=int,
+        default=256,
+        help="token bucket size; less than a millisecond of link starves it (default 256)",
+    )
+    parser.add_argument("--queue-kb", type=int, default=4096, help="what a link queues before it drops (default 4096)")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds after which everything is stopped")
+    parser.add_argument("--verbose", action="store_true", help="print what the servers did and what crossed each link")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what every worker runs, after --")
+    args = parser.parse_args()
+    args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not args.command:
+        parser.error("no command given; put it after --")
+    if args.workers < 1 or args.servers < 0 or args.ranks_per_host < 1:
+        parser.error("at least one worker host and one rank per host are needed")
+    if os.geteuid() != 0:
+        print("emulate_cluster: needs root (network namespaces); run it with sudo", file=sys.stderr)
+        return 1
+    for tool in ("ip", "tc", "nsenter"):
+        if shutil.which(tool) is None:
+            print(f"emulate_cluster: {tool} is missing: apt-get install iproute2 util-linux", file=sys.stderr)
+            return 1
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)
+    try:
+        return run(args)
+    except EmulationError as error:
+        print(f"emulate_cluster: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
