@@ -1,13 +1,9 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <unordered_map>
-#include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
@@ -28,19 +24,34 @@ struct PumpStats {
   std::uint64_t malformed = 0;        ///< Dropped: not a message of ours (bad magic, checksum, size).
 };
 
+/// What went to and came from one peer.
+struct PumpTraffic {
+  std::uint64_t bytes_sent = 0;       ///< Payload, without headers and announces.
+  std::uint64_t bytes_received = 0;
+  std::uint64_t messages = 0;         ///< Both ways, of every kind.
+};
+
 /// Carries out an engine's actions on an endpoint and feeds the completions back: the glue between csrc/worker or
 /// csrc/server and any transport, the simulated one included. Knows no clock and no thread: step() is told the time.
 ///
-/// Engine is worker::Engine or server::Engine. Sends and receives that the transport answers with kAgain wait in order.
+/// Engine is worker::Engine or server::Engine. Actions are carried out strictly in order: what the transport answers with
+/// kAgain waits, and so does all that comes after it, so no send overtakes a receive that its answer needs. A withdrawn
+/// receive holds up what follows until the transport has given its memory back.
 template <class Engine>
 class Pump final {
  public:
   using ReduceFunction = std::function<void(const ReduceAction&)>;
   using CompleteFunction = std::function<void(const CompleteAction&)>;
 
-  /// Everything is borrowed for the life of the pump.
+  /// Everything is borrowed for the life of the pump. `reduce` and `complete` must not call the pump.
+  /// Throws Error where the endpoint cannot register the pump's own buffers.
   Pump(Engine& engine, transport::Endpoint& endpoint, PumpOptions options, ReduceFunction reduce,
        CompleteFunction complete);
+  /// Withdraws the pump's receives and waits, at most a second, until nothing uses its buffers; buffers that the transport
+  /// still holds then live on. Engine memory that is in flight stays the caller's concern: close the endpoint.
+  ~Pump();
+  Pump(const Pump&) = delete;
+  Pump& operator=(const Pump&) = delete;
 
   /// Posts what waits, polls once, delivers, carries out what follows. True where anything happened.
   bool step(Instant now);
@@ -49,6 +60,12 @@ class Pump final {
   /// True where something still waits for room in the transport.
   bool has_backlog() const;
   const PumpStats& stats() const;
+  /// Zeros for a peer that nothing went to or came from.
+  PumpTraffic traffic(PeerId peer) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace herring::runtime
