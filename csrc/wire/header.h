@@ -39,14 +39,17 @@ struct Header {
   std::uint16_t flags = 0;
   std::uint64_t job_id = 0;
   std::uint32_t epoch = 0;
-  std::uint32_t sender = 0;         ///< PeerId of the sender.
-  std::uint64_t op = 0;             ///< OpKey::op
-  std::uint32_t group = 0;          ///< OpKey::group
-  std::uint32_t part = 0;           ///< OpKey::part
-  std::uint64_t tag = 0;            ///< Announce: tag of the result of chunk 0 of the shard. Grant: tag of `chunk`.
-  std::uint64_t offset = 0;         ///< Push, Result: byte offset of the payload in the part.
-  std::uint32_t chunk = 0;          ///< Index of the (first) chunk in the shard.
-  std::uint32_t count = 0;          ///< Grant: number of chunks. Credit: number of announces.
+  std::uint32_t sender = 0;  ///< PeerId of the sender.
+  std::uint64_t op = 0;      ///< OpKey::op
+  std::uint32_t group = 0;   ///< OpKey::group
+  std::uint32_t part = 0;    ///< OpKey::part
+  std::uint64_t tag = 0;     ///< Announce: tag of the result of chunk 0 of the shard. Grant: tag of `chunk`. Push,
+                             ///< Result: the tag it is sent to. Error, Cancel: the announce's.
+  std::uint64_t offset = 0;  ///< Push, Result: byte offset of the payload in the part. Grant: the announce's tag.
+                             ///< Announce, Cancel: the announce's number.
+  std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
+  std::uint32_t count = 0;   ///< Grant: chunks. Credit: announces. Announce: processes of this contributor. Error,
+                             ///< Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
   std::uint32_t reserved = 0;       ///< Zero.
@@ -69,22 +72,24 @@ struct Announce {
   std::uint32_t average_over = 1;       ///< ReduceSpec::average_over of the final sum.
   std::uint64_t shard_offset = 0;       ///< This lane's bytes of the part.
   std::uint64_t shard_bytes = 0;
-  std::uint32_t chunk_bytes = 0;        ///< Size of every chunk of the shard but the last.
-  std::uint32_t owned_first = 0;        ///< Chunks that this process pushes and pulls for its contributor:
-  std::uint32_t owned_count = 0;        ///< owned_first .. owned_first + owned_count - 1 (all of them, one rank a host).
-  std::uint32_t timeout_ms = 0;         ///< After this the lane fails the operation and names who is missing.
+  std::uint32_t chunk_bytes = 0;  ///< Size of every chunk of the shard but the last.
+  std::uint32_t owned_first = 0;  ///< Chunks that this process pushes and pulls for its contributor:
+  std::uint32_t owned_count = 0;  ///< owned_first .. owned_first + owned_count - 1 (all of them, one rank a host).
+  std::uint32_t timeout_ms = 0;   ///< After this the lane fails the operation and names who is missing.
   friend bool operator==(const Announce&, const Announce&) = default;
 };
 
 inline constexpr std::size_t kAnnounceBytes = 160;
 
-/// Encodes with magic, version and header checksum filled in.
+/// Encodes with magic, version and header checksum filled in and reserved bits zero.
 HeaderBytes encode(const Header& header) noexcept;
-/// Nothing unless the bytes are a whole, checksummed header of this version with a known type and zero reserved bits.
+/// Nothing unless the bytes begin with a whole, checksummed header of this version, of a known type, reserved bits
+/// zero.
 std::optional<Header> decode(std::span<const std::byte> bytes) noexcept;
 
 std::array<std::byte, kAnnounceBytes> encode(const Announce& announce) noexcept;
-/// Nothing unless every field is in range and the fields agree with each other (docs/wire.md lists the checks).
+/// Nothing unless every field is in range and the fields agree with each other (docs/wire.md lists the checks). What
+/// follows the first kAnnounceBytes (eager data) is not looked at.
 std::optional<Announce> decode_announce(std::span<const std::byte> bytes) noexcept;
 
 /// CRC32C (Castagnoli), hardware where present. `seed` continues an earlier sum.
