@@ -16,8 +16,8 @@ try:
     from herring import _core  # noqa: F401  (only to say what to do where it is missing)
 except ImportError as error:
     raise ImportError(
-        f"Herring's native module cannot be loaded ({error}). `pip install .` in Herring's source folder builds it, for the "
-        "Python that runs it"
+        f"Herring's native module cannot be loaded ({error}). `pip install .` in Herring's source folder builds it, "
+        "for the Python that runs pip"
     ) from error
 
 from herring._collectives import (

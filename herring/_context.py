@@ -1,4 +1,4 @@
-"""The one job that this process may be in: its start and end, and what happens at exit, at fork and on a fatal error."""
+"""The one job that this process may be in: its start and end, and what happens at exit, fork and fatal errors."""
 
 from __future__ import annotations
 

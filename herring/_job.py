@@ -31,7 +31,7 @@ from herring._rendezvous import (
 class WorkerJob:
     """A worker that has joined.
 
-    `hub` is None except in worker 0's process. `deadline` (time.monotonic()) is that of the whole start, with the runtime.
+    `hub` is None except in worker 0's process. `deadline` (time.monotonic()) is that of the start as a whole.
     """
 
     config: _core.Config
