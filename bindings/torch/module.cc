@@ -67,6 +67,7 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   // Makes c10d's Python types known before the first Backend is returned.
   py::module_::import("torch._C._distributed_c10d");
   m.attr("torch_version") = TORCH_VERSION;
+  m.attr("stamp") = HERRING_TORCH_STAMP;  // Also read from the file, without loading it.
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
       .def(py::init(&binding::make_process), py::arg("runtime_capsule"));
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),

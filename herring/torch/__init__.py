@@ -1,0 +1,31 @@
+"""torch.distributed on Herring: the backend "herring" for CPU tensors, and DistributedDataParallel.
+
+>>> import herring.torch
+>>> torch.distributed.init_process_group("herring")          # under herringrun, torchrun or mpirun
+>>> model = herring.torch.parallel.DistributedDataParallel(model)
+
+Importing this registers the backend (as installing Herring does for `import torch`), and under mpirun sets what torch
+reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) where it is unset.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from herring.torch._register import is_importing_torch, register
+
+__all__ = ["distributed", "parallel"]
+
+if not is_importing_torch():
+    from herring.torch._launch import prepare_environment
+
+    register()
+    prepare_environment()
+
+
+def __getattr__(name: str) -> ModuleType:
+    # Loaded when asked for: `import torch` reads this file as well, and pays for the registration only.
+    if name in __all__:
+        return importlib.import_module(f"herring.torch.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,139 @@
+"""Finds the compiled binding for this interpreter's torch: installed, cached, or built now."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import torch
+
+from herring import _core  # noqa: F401  (loads libherring.so, which the binding links to)
+from herring._errors import HerringTimeoutError, UnavailableError
+from herring._version import __version__
+from herring.torch import _build
+
+_LOCK_LIMIT_S = 900.0
+_INSTALLED = Path(__file__).resolve().parent
+
+
+class Binding(Protocol):
+    """The compiled module (bindings/torch/module.cc)."""
+
+    torch_version: str
+
+    def Process(self, runtime_capsule: object) -> Any:  # noqa: N802
+        """Holds the runtime for all groups of this process."""
+
+    def create_backend(
+        self,
+        process: Any,
+        group_id: int,
+        name: str,
+        rank: int,
+        job_ranks: list[int],
+        timeout_ms: int,
+        released: Any,
+    ) -> Any:
+        """A torch.distributed Backend; calls released() once, when it is destroyed."""
+
+
+def load() -> Binding:
+    """The binding for this torch; builds it where there is none yet, which takes a minute and says so on stderr.
+
+    Raises UnavailableError that says what to install where it cannot be built.
+    """
+    name = _build.module_name(torch.__version__)
+    loaded = sys.modules.get(f"herring.torch.{name}")
+    if loaded is not None:
+        return cast(Binding, loaded)
+    try:
+        sources = _build.Sources.find()
+        return _import(name, _find_or_build(sources, name))
+    except _build.BuildError as error:
+        raise UnavailableError(str(error)) from error
+
+
+def cache_folder(digest: str) -> Path:
+    """Where a first import builds: by Herring, torch, Python and sources, so that nothing in it is ever stale."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "herring" / f"{__version__}-{torch.__version__}-{_build.python_tag()}-{digest}"
+
+
+def _find_or_build(sources: _build.Sources, name: str) -> Path:
+    digest = sources.digest()
+    wanted = _build.stamp(torch.__version__, digest).encode()
+    folder = cache_folder(digest)
+    for candidate in (_INSTALLED / f"{name}.so", folder / f"{name}.so"):
+        if _has_stamp(candidate, wanted):
+            return candidate
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / ".lock"):
+            if _has_stamp(folder / f"{name}.so", wanted):  # Another process built it meanwhile.
+                return folder / f"{name}.so"
+            _say_why(name, folder)
+            return _build.build_into(folder)
+    except OSError as error:
+        raise UnavailableError(
+            f"the torch binding cannot be built in {folder} ({error}); "
+            "set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+
+
+def _has_stamp(file: Path, wanted: bytes) -> bool:
+    try:
+        return wanted in file.read_bytes()
+    except OSError:
+        return False
+
+
+def _say_why(name: str, folder: Path) -> None:
+    others = sorted(file.stem for file in _INSTALLED.glob("_torch_*_cp*.so") if file.stem != name)
+    reason = f" (the installed binding is for {', '.join(others)})" if others else ""
+    print(
+        f"herring: building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds a file lock, so that the ranks of a host build once. The lock ends with the process that holds it."""
+    deadline = time.monotonic() + _LOCK_LIMIT_S
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise HerringTimeoutError(
+                        f"another process has held {path} for {_LOCK_LIMIT_S:.0f} s; "
+                        "remove the file if none is building"
+                    ) from None
+                time.sleep(0.1)
+        yield
+
+
+def _import(name: str, path: Path) -> Binding:
+    full_name = f"herring.torch.{name}"
+    spec = importlib.util.spec_from_file_location(full_name, path)
+    if spec is None or spec.loader is None:
+        raise UnavailableError(f"{path} is no Python extension")
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    binding = cast(Binding, module)
+    running = torch.__version__.partition("+")[0]
+    if binding.torch_version.partition("+")[0] != running:
+        raise UnavailableError(f"{path} was built for torch {binding.torch_version}, but this is torch {running}")
+    sys.modules[full_name] = module
+    return binding

@@ -1,0 +1,166 @@
+"""Builds the torch binding (bindings/torch) against the torch of the running interpreter, with one compiler run.
+
+c10d promises no ABI between torch releases, so a binding belongs to the torch whose headers built it. It is built when
+Herring is installed where torch already is, else by the first `import herring.torch`, into a cache.
+
+setup.py loads this file by path, where the package itself cannot be imported yet: it needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_COMPILE_LIMIT_S = 600
+_COMPILERS = ("g++", "c++", "clang++")
+
+
+class BuildError(RuntimeError):
+    """The binding cannot be built; the message says what is missing or what the compiler said."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the binding's sources, Herring's public headers and libherring.so are."""
+
+    folder: Path
+    headers: Path
+    library_folder: Path
+
+    @staticmethod
+    def find(package: Path = _PACKAGE) -> Sources:
+        """Of an installed package, else of the source checkout around it."""
+        checkout = package.parent
+        candidates = (
+            (package / "_torch_src", package / "include"),
+            (checkout / "bindings" / "torch", checkout / "csrc"),
+        )
+        for folder, headers in candidates:
+            if (folder / "module.cc").is_file() and (headers / "runtime" / "runtime.h").is_file():
+                break
+        else:
+            looked = " or ".join(str(folder) for folder, _ in candidates)
+            raise BuildError(f"the torch binding's sources are not there (looked in {looked}): install Herring again")
+        library = package / "lib"
+        if not (library / "libherring.so").is_file():
+            raise BuildError(f"{library}/libherring.so is not there: install Herring again")
+        return Sources(folder, headers, library)
+
+    def files(self) -> list[Path]:
+        """All that a build reads of Herring, in a fixed order."""
+        own = [*self.folder.glob("*.h"), *self.folder.glob("*.cc"), self.headers / "runtime" / "runtime.h"]
+        return sorted([*own, *(self.headers / "core").glob("*.h")])
+
+    def digest(self) -> str:
+        """Changes with the sources (16 hex digits)."""
+        content = hashlib.sha256()
+        for file in self.files():
+            content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        return content.hexdigest()[:16]
+
+
+def python_tag() -> str:
+    """The interpreter's binary interface, "cp311"."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
+
+
+def module_name(torch_version: str) -> str:
+    """A binding for another torch or Python has another name and is never loaded: `_torch_2_13_0_cp311`."""
+    release = torch_version.partition("+")[0]
+    return f"_torch_{re.sub(r'[^0-9A-Za-z]', '_', release)}_{python_tag()}"
+
+
+def stamp(torch_version: str, digest: str) -> str:
+    """Stands in the binding's file, so that what a file was built from can be seen without loading it."""
+    return f"herring-torch-binding:{torch_version.partition('+')[0]}:{digest}:"
+
+
+def build_into(directory: Path, python: str | None = None) -> Path:
+    """Compiles the binding for this interpreter's torch into `directory` and returns its path.
+
+    `python` is there for callers that want to be sure in which interpreter they run. Raises BuildError.
+    """
+    if python is not None and Path(python).resolve() != Path(sys.executable).resolve():
+        raise BuildError(f"asked to build for {python}, but this is {sys.executable}")
+    import torch
+
+    sources = Sources.find(_PACKAGE if (_PACKAGE / "lib").is_dir() else directory.resolve().parent)
+    name = module_name(torch.__version__)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"{name}.so"
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".build-") as scratch:
+        output = Path(scratch) / target.name
+        _run(compile_command(sources, name, output, torch.__version__, directory))
+        os.replace(output, target)  # A reader sees the old file or the whole new one.
+    return target
+
+
+def compile_command(sources: Sources, name: str, output: Path, torch_version: str, directory: Path) -> list[str]:
+    """The one compiler run."""
+    import torch
+    from torch.utils import cpp_extension
+
+    python_headers = sysconfig.get_paths()["include"]
+    if not Path(python_headers, "Python.h").is_file():
+        raise BuildError(f"{python_headers}/Python.h is not there: apt-get install python3-dev")
+    library_paths = cpp_extension.library_paths()
+    # Found where the package stays together, and (for a binding in a cache) where it is now.
+    run_paths = [f"$ORIGIN/{os.path.relpath(sources.library_folder, directory.resolve())}", str(sources.library_folder)]
+    libraries = ["herring", "torch", "torch_cpu", "c10", "torch_python"]
+    return [
+        *_compiler(),
+        *("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        f"-DHERRING_TORCH_MODULE={name}",
+        f'-DHERRING_TORCH_STAMP="{stamp(torch_version, sources.digest())}"',
+        *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), python_headers]),
+        *(f"-I{path}" for path in (sources.headers, sources.folder)),
+        str(sources.folder / "module.cc"),
+        *("-o", str(output)),
+        *(f"-L{path}" for path in [*map(str, [sources.library_folder]), *library_paths]),
+        *(f"-l{library}" for library in libraries),
+        *(f"-Wl,-rpath,{path}" for path in run_paths),
+    ]
+
+
+def _compiler() -> list[str]:
+    chosen = os.environ.get("CXX", "")
+    if chosen:
+        command = shlex.split(chosen)
+        if shutil.which(command[0]) is None:
+            raise BuildError(f"CXX is {chosen!r}, which is not there; unset it, or install that compiler")
+        return command
+    for name in _COMPILERS:
+        if shutil.which(name) is not None:
+            return [name]
+    raise BuildError(
+        f"the torch binding needs a C++ compiler with C++20 and there is none (looked for {', '.join(_COMPILERS)}): "
+        "apt-get install g++ (10 or newer), or set CXX"
+    )
+
+
+def _run(command: list[str]) -> None:
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"the compiler did not finish in {_COMPILE_LIMIT_S} s: {shlex.join(command)}") from None
+    if outcome.returncode != 0:
+        raise BuildError(
+            f"the torch binding does not compile (exit {outcome.returncode}):\n{_tail(outcome.stderr.splitlines())}\n"
+            f"The command was: {shlex.join(command)}"
+        )
+
+
+def _tail(lines: Iterable[str], count: int = 30) -> str:
+    return "\n".join(list(lines)[-count:])

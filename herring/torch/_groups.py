@@ -1,0 +1,191 @@
+"""Process groups of the backend: one runtime for the process, started by the first group, ended with the last.
+
+Who is worker k of the job: the first group decides. Usually that is the default group, and everybody's rank is the
+global one. Where only a sub-group uses Herring, its members are the job; every later group must lie within it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore
+
+from herring import _core
+from herring._context import Session, process
+from herring._errors import HerringTimeoutError, InvalidArgumentError
+from herring.torch import _binding
+
+# Other users of the runtime's group ids count from 1.
+_FIRST_GROUP_ID = 1 << 30
+_LAST_GROUP_ID = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class _Agreement:
+    """What the members of a new group settled on: its id, and each member's worker rank, in group order."""
+
+    group_id: int
+    job_ranks: list[int]
+    is_new_job: bool
+
+
+class Groups:
+    """All living groups of this process. There is one, `groups` below, as there is one runtime."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._backends: dict[int, Any] = {}
+        self._native: Any = None
+        self._session: Session | None = None
+        self._owns_session = False
+        self._next_id = _FIRST_GROUP_ID
+        self._created: dict[str, int] = {}
+        self._pid = os.getpid()
+
+    def create(self, options: Any) -> Any:
+        """A Backend for c10d's DistributedBackendOptions; every member calls this. Raises HerringError."""
+        if os.getpid() != self._pid:
+            raise InvalidArgumentError(
+                f"process {os.getpid()} was forked from {self._pid}, which uses Herring; start it with the spawn method"
+            )
+        binding = _binding.load()
+        with self._lock:
+            name = str(options.group_id)
+            generation = self._created.get(name, 0)
+            self._created[name] = generation + 1
+            agreement = self._agree(options, name, generation)
+            self._connect(options, agreement, generation, binding)
+            group_id = agreement.group_id
+            backend = binding.create_backend(
+                self._native,
+                group_id,
+                name,
+                options.group_rank,
+                agreement.job_ranks,
+                _milliseconds(options.timeout),
+                lambda: self._release(group_id),
+            )
+            self._backends[group_id] = backend
+            return backend
+
+    def close(self) -> None:
+        """Ends all groups; runs at exit, while threads may still take the interpreter's lock."""
+        if os.getpid() != self._pid:
+            return
+        for backend in list(self._backends.values()):
+            backend.shutdown()
+
+    def _connect(self, options: Any, agreement: _Agreement, generation: int, binding: _binding.Binding) -> None:
+        session = process.session()
+        if session is None:
+            session = process.start(
+                {}, rank=options.group_rank, size=options.group_size, store=options.store, generation=generation
+            )
+            self._owns_session = True
+            # After the session's own exit handler, so before it: the last registered runs first.
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+        elif session is not self._session:
+            self._owns_session = False
+        if session is not self._session:
+            self._session = session
+            self._native = binding.Process(session.runtime.capsule())
+        self._next_id = agreement.group_id + 1
+
+    def _release(self, group_id: int) -> None:
+        with self._lock:
+            self._backends.pop(group_id, None)
+            if self._backends:
+                return
+            self._native = None
+            owned, self._session = self._session if self._owns_session else None, None
+            self._owns_session = False
+            if owned is not None and process.session() is owned:
+                process.stop()
+
+    def _agree(self, options: Any, name: str, generation: int) -> _Agreement:
+        """Settles id and worker ranks over the store: members say where they are, the first one decides for all."""
+        session = process.session()
+        mine = {
+            "job": None if session is None else str(session.job.client.job_id),
+            "rank": None if session is None else session.job.rank,
+            "next": self._next_id,
+        }
+        if options.group_size == 1:
+            return _decide([mine], name, options.store)
+        prefix = f"herring/group/{generation}/"
+        options.store.set(f"{prefix}{options.group_rank}", json.dumps(mine))
+        if options.group_rank == 0:
+            keys = [f"{prefix}{rank}" for rank in range(options.group_size)]
+            _wait_for(options.store, keys, name)
+            said = [json.loads(value) for value in options.store.multi_get(keys)]
+            try:
+                agreement = _decide(said, name, options.store)
+            except InvalidArgumentError as error:
+                options.store.set(f"{prefix}verdict", json.dumps({"error": str(error)}))
+                raise
+            verdict = {"id": agreement.group_id, "ranks": agreement.job_ranks, "new": agreement.is_new_job}
+            options.store.set(f"{prefix}verdict", json.dumps(verdict))
+            return agreement
+        _wait_for(options.store, [f"{prefix}verdict"], name)
+        verdict = json.loads(options.store.get(f"{prefix}verdict"))
+        if "error" in verdict:
+            raise InvalidArgumentError(verdict["error"])
+        return _Agreement(verdict["id"], verdict["ranks"], verdict["new"])
+
+
+def _decide(said: list[dict[str, Any]], name: str, store: Any) -> _Agreement:
+    jobs = {each["job"] for each in said}
+    if len(jobs) > 1:
+        inside = [rank for rank, each in enumerate(said) if each["job"] is not None]
+        raise InvalidArgumentError(
+            f"process group '{name}' has {len(said)} members, of which group ranks {inside} are in a Herring job "
+            "already (or in several) and the others are not: create the widest group first, best the default group "
+            '(init_process_group("herring")), and narrower ones within it'
+        )
+    is_new_job = jobs == {None}
+    ranks = list(range(len(said))) if is_new_job else [int(each["rank"]) for each in said]
+    return _Agreement(_new_group_id(store, max(int(each["next"]) for each in said)), ranks, is_new_job)
+
+
+def _new_group_id(store: Any, at_least: int) -> int:
+    """Unique in the job: counted in the store that all groups share, above what any member has used before."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    offset = int(store.add("herring/groups", 1))
+    if _FIRST_GROUP_ID + offset < at_least:
+        offset = int(store.add("herring/groups", at_least - _FIRST_GROUP_ID - offset))
+    if _FIRST_GROUP_ID + offset > _LAST_GROUP_ID:
+        raise InvalidArgumentError(f"more than {_LAST_GROUP_ID - _FIRST_GROUP_ID} process groups in one job")
+    return _FIRST_GROUP_ID + offset
+
+
+def _wait_for(store: Any, keys: list[str], name: str) -> None:
+    limit_s = _core.read_config().join_timeout_s
+    try:
+        store.wait(keys, timedelta(seconds=limit_s))
+    except RuntimeError as error:
+        missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
+        who = "the first member" if missing == ["verdict"] else f"group ranks {', '.join(missing)}"
+        raise HerringTimeoutError(
+            f"process group '{name}': waited {limit_s:.0f} s (HERRING_JOIN_TIMEOUT_S) for {who} to create it"
+        ) from error
+
+
+def _milliseconds(timeout: timedelta) -> int:
+    return max(int(timeout.total_seconds() * 1000), 1)
+
+
+groups = Groups()
+
+
+def create_group(options: Any, _group_options: Any) -> Any:
+    """What torch.distributed calls for each new group on backend herring."""
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # Also for scripts that keep torch's own DDP.
+    return groups.create(options)

@@ -1,0 +1,39 @@
+"""torch's DistributedDataParallel, with its gradient buckets in Herring's memory."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel as _TorchDDP
+
+from herring.torch._launch import prepare_environment
+from herring.torch._start import ensure_initialized
+
+__all__ = ["DistributedDataParallel"]
+
+_SIGNATURE = inspect.signature(_TorchDDP.__init__)
+
+
+class DistributedDataParallel(_TorchDDP):
+    """Drop-in for torch.nn.parallel.DistributedDataParallel: same arguments, same methods, and it is one.
+
+    Where no process group exists yet it creates the default one on backend herring from the launcher's variables. The
+    buckets that gradients are reduced in lie in memory that Herring's processes share and that the network reads from,
+    so with gradient_as_bucket_view=True nothing is copied between autograd and the wire.
+
+    An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
+    """
+
+    def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        ensure_initialized()
+        prepare_environment()
+        for name in [name for name in kwargs if name not in _SIGNATURE.parameters]:
+            if kwargs[name] is not None and kwargs[name] is not False:
+                raise TypeError(f"torch {torch.__version__}'s DistributedDataParallel has no argument {name!r}")
+            del kwargs[name]
+        super().__init__(module, *args, **kwargs)
+
+
+DistributedDataParallel.__init__.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

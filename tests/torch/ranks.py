@@ -1,0 +1,120 @@
+"""Runs a function of a case module on several ranks, each its own process; shows everything where one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import herring
+
+HERE = Path(__file__).resolve().parent
+# Not inherited: what launched the tests says nothing about the processes that they start.
+_LAUNCHER_PREFIXES = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "PMIX_", "TORCHELASTIC_", "HERRING_")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without any launcher's variables; children import the Herring that this process imports."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(herring.__file__).resolve().parents[1]), str(HERE)])
+    env["OMP_NUM_THREADS"] = "1"  # More ranks than cores.
+    env.update(extra or {})
+    return env
+
+
+class Child:
+    """A process that leads its own process group, so that stop() ends what it started as well."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        # A file: a pipe that nobody reads yet would stop the child.
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop())
+        self._process = subprocess.Popen(
+            list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def wait(self, deadline: float) -> bool:
+        """False where it still runs at the deadline; it is then told to print its stacks and end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(deadline - time.monotonic(), 0.1))
+            return True
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(self._process.pid, signal.SIGABRT)
+            self._process.wait(10)
+        return False
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._output.close()
+
+    @property
+    def code(self) -> int | None:
+        return self._process.poll()
+
+    @property
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+
+def run_children(
+    commands: Iterable[tuple[Sequence[str], Mapping[str, str]]], timeout: float, expect: Mapping[int, int] | None = None
+) -> list[str]:
+    """Runs (command, environment) at the same time; returns their outputs, or fails showing all of them."""
+    children: list[Child] = []
+    try:
+        for command, env in commands:
+            children.append(Child(command, env))
+        deadline = time.monotonic() + timeout
+        late = [rank for rank, child in enumerate(children) if not child.wait(deadline)]
+        wanted = [(expect or {}).get(rank, 0) for rank in range(len(children))]
+        codes = [child.code for child in children]
+        outputs = [child.output for child in children]
+    finally:
+        for child in children:
+            child.stop()
+    if late or codes != wanted:
+        told = "\n".join(
+            f"--- rank {rank} (exit {codes[rank]}) ---\n{text[-6000:]}" for rank, text in enumerate(outputs)
+        )
+        over = f"ranks {late} were not done after {timeout:.0f} s; " if late else ""
+        raise AssertionError(f"{over}expected exits {wanted}, got {codes}\n{told}")
+    return outputs
+
+
+def run_ranks(
+    size: int,
+    case: str,
+    *arguments: object,
+    timeout: float = 120,
+    env: Mapping[str, str] | None = None,
+    expect: Mapping[int, int] | None = None,
+) -> list[str]:
+    """Runs "module:function" (in this folder) on `size` ranks as torchrun would; returns their outputs by rank.
+
+    `expect` gives the exit codes of ranks that shall not exit with 0.
+    """
+    port = str(free_port())
+    commands = []
+    for rank in range(size):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        variables = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, "-X", "faulthandler", str(HERE / "child.py"), case, *map(str, arguments)]
+        commands.append((command, clean_environment({**variables, **(env or {})})))
+    return run_children(commands, timeout, expect)

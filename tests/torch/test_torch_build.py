@@ -1,0 +1,76 @@
+"""Finding and building the compiled binding."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from herring import UnavailableError
+from herring.torch import _binding, _build
+
+
+def test_the_file_name_says_which_torch_and_python() -> None:
+    tag = _build.python_tag()
+    assert _build.module_name("2.13.0+cpu") == f"_torch_2_13_0_{tag}"
+    assert _build.module_name("2.14.0.dev20260101") == f"_torch_2_14_0_dev20260101_{tag}"
+    assert tag.startswith(f"cp{sys.version_info.major}{sys.version_info.minor}")
+
+
+def test_any_change_of_a_source_asks_for_another_binding(tmp_path: Path) -> None:
+    sources = _build.Sources.find()
+    copy = tmp_path / "sources"
+    shutil.copytree(sources.folder, copy)
+    changed = _build.Sources(copy, sources.headers, sources.library_folder)
+    assert changed.digest() == sources.digest()
+    (copy / "backend.cc").write_text((copy / "backend.cc").read_text() + "\n")
+    assert changed.digest() != sources.digest()
+    assert _binding.cache_folder(changed.digest()) != _binding.cache_folder(sources.digest())
+
+
+def test_a_binding_for_another_torch_is_not_taken(tmp_path: Path) -> None:
+    file = tmp_path / "binding.so"
+    file.write_bytes(b"\x7fELF..." + _build.stamp("2.12.0", "0123456789abcdef").encode())
+    assert _binding._has_stamp(file, _build.stamp("2.12.0+cpu", "0123456789abcdef").encode())
+    assert not _binding._has_stamp(file, _build.stamp("2.13.0", "0123456789abcdef").encode())
+    assert not _binding._has_stamp(file, _build.stamp("2.12.0", "fedcba9876543210").encode())
+    assert not _binding._has_stamp(tmp_path / "absent.so", b"")
+
+
+def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(_build.BuildError, match=r"apt-get install g\+\+"):
+        _build.build_into(tmp_path / "out")
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    with pytest.raises(_build.BuildError, match="no-such-compiler"):
+        _build.build_into(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'error: out of luck' >&2\nexit 4\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(_build.BuildError, match=r"exit 4(.|\n)*out of luck"):
+        _build.build_into(tmp_path / "out")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(_binding, "_INSTALLED", tmp_path)
+    with pytest.raises(UnavailableError, match="XDG_CACHE_HOME"):
+        _binding._find_or_build(_build.Sources.find(), "_torch_none")
+
+
+def test_the_binding_of_this_torch_loads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = _binding.load()
+    assert binding.torch_version.partition("+")[0] == torch.__version__.partition("+")[0]
+    monkeypatch.setattr(_build, "build_into", lambda *_: pytest.fail("built again"))
+    assert _binding.load() is binding

@@ -1,0 +1,46 @@
+"""Life of process groups: several at once, again and again, and what happens when ranks disagree or go away."""
+
+from __future__ import annotations
+
+from ranks import run_ranks
+
+
+def test_overlapping_groups_do_not_mix() -> None:
+    run_ranks(3, "cases_groups:several_groups")
+
+
+def test_init_and_destroy_leave_nothing_behind() -> None:
+    run_ranks(2, "cases_groups:again_and_again", 30, timeout=200)
+
+
+def test_ranks_that_disagree_all_get_an_error_that_says_who_said_what() -> None:
+    run_ranks(3, "cases_groups:disagreement")
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    run_ranks(3, "cases_groups:absent_rank")
+
+
+def test_a_sub_group_may_use_herring_while_the_default_group_uses_gloo() -> None:
+    run_ranks(3, "cases_groups:sub_group_of_gloo")
+
+
+def test_torch_and_numpy_share_one_runtime() -> None:
+    run_ranks(2, "cases_groups:beside_the_numpy_api")
+
+
+def test_a_script_that_just_ends_ends_well() -> None:
+    outputs = run_ranks(2, "cases_groups:no_goodbye")
+    assert all("ended" in output for output in outputs)
+
+
+def test_a_forked_child_is_told_so() -> None:
+    run_ranks(2, "cases_groups:forked_child")
+
+
+def test_a_process_that_dies_is_named_to_the_others() -> None:
+    run_ranks(3, "cases_groups:dies", 1, expect={0: 3, 1: 17, 2: 3})
+
+
+def test_threads_may_use_a_group_each() -> None:
+    run_ranks(2, "cases_groups:from_many_threads")

