@@ -29,7 +29,7 @@ constexpr std::size_t kRegisterInputs = 8;
 /// in cache when it is copied to further outputs. Larger trees keep one scratch block per level of the recursion in L1.
 constexpr std::size_t kStreamBlockBytes = 16384;
 constexpr std::size_t kTreeBlockBytes = 4096;
-constexpr std::size_t kLargestScale = 2;
+constexpr std::size_t kLargestScale = 2;  // float32 accumulators of 16-bit elements.
 /// Levels of a tree over as many inputs as a 64-bit count can name.
 constexpr std::size_t kMaxRights = 64;
 
@@ -102,6 +102,11 @@ KernelSet kernels_for(ReduceSpec spec, Isa isa) {
   return {};
 }
 
+/// The kernel that reduces so many inputs at once, or null.
+Kernel find_kernel(const KernelSet& kernels, std::size_t inputs) {
+  return inputs <= internal::kRegisterInputs ? kernels.by_count[inputs - 1] : nullptr;
+}
+
 /// One block of one reduction with vector kernels.
 class BlockTree final {
  public:
@@ -123,8 +128,8 @@ class BlockTree final {
 
   /// out = ((tree(part) op rights[last]) op ...) op rights[0].
   void evaluate(const Part& part, std::span<const std::byte* const> rights, std::byte* out, bool finish) const {
-    if (part.count > kRegisterInputs || !std::has_single_bit(part.count)) return split(part, rights, out, finish);
-    const Kernel kernel = kernels_.by_log2[static_cast<std::size_t>(std::countr_zero(part.count))];
+    const Kernel kernel = find_kernel(kernels_, part.count);
+    if (kernel == nullptr) return split(part, rights, out, finish);
     kernel({.inputs = inputs_.data() + part.first,
             .offset = part.offset,
             .bytes = part.bytes,
@@ -257,8 +262,8 @@ void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
   for (const std::span<const std::byte> input : inputs) pointers.push_back(input.data());
   const KernelSet kernels = kernels_for(spec, isa);
   const BlockTree vectors(kernels, pointers, spec.average_over);
-  const bool in_registers = inputs.size() <= kRegisterInputs && std::has_single_bit(inputs.size());
-  const std::size_t block_bytes = in_registers ? kStreamBlockBytes : kTreeBlockBytes;
+  const bool needs_scratch = find_kernel(kernels, inputs.size()) == nullptr;
+  const std::size_t block_bytes = needs_scratch ? kTreeBlockBytes : kStreamBlockBytes;
   const bool divide = spec.average_over > 1 && !is_float(spec.dtype);
   for (std::size_t offset = 0; offset < total;) {
     std::size_t bytes = std::min(block_bytes, total - offset);

@@ -29,10 +29,14 @@ struct KernelCall {
 };
 using Kernel = void (*)(const KernelCall&);
 
+/// Largest tree that one kernel call reduces in registers.
+inline constexpr std::size_t kRegisterInputs = 8;
+
 /// Kernels for one (type, operator) on one instruction set.
 struct KernelSet {
-  std::array<Kernel, 4> by_log2{};    ///< For 1, 2, 4 and 8 inputs; null where this set has none.
-  std::size_t accumulator_scale = 1;  ///< Bytes of an accumulator / bytes of an element: 2 for float16 and bfloat16.
+  /// [n - 1] takes n inputs. Always there for powers of two; sums of floating types have all, for other operators 3, 5,
+  /// 6 and 7 inputs are put together from those.
+  std::array<Kernel, kRegisterInputs> by_count{};
 };
 
 /// For a spec that check() accepts.

@@ -210,8 +210,8 @@ inline LaneRegisters<Lane> tree(const std::byte* const* inputs, std::size_t at) 
   if constexpr (kCount == 1) {
     return Lane::load(inputs[0] + at);
   } else {
-    return combine<Lane, Op>(tree<Lane, Op, kCount / 2>(inputs, at),
-                             tree<Lane, Op, kCount / 2>(inputs + kCount / 2, at));
+    constexpr int kHalf = kCount > 4 ? 4 : kCount > 2 ? 2 : 1;  // Largest power of two below kCount.
+    return combine<Lane, Op>(tree<Lane, Op, kHalf>(inputs, at), tree<Lane, Op, kCount - kHalf>(inputs + kHalf, at));
   }
 }
 
@@ -244,7 +244,15 @@ void run(const KernelCall& borrowed) {
 
 template <class Lane, class Op>
 KernelSet kernels() {
-  return {{&run<Lane, Op, 1>, &run<Lane, Op, 2>, &run<Lane, Op, 4>, &run<Lane, Op, 8>}, Lane::kScale};
+  return {
+      {&run<Lane, Op, 1>, &run<Lane, Op, 2>, nullptr, &run<Lane, Op, 4>, nullptr, nullptr, nullptr, &run<Lane, Op, 8>}};
+}
+
+/// Gradients are sums of floats, over any number of ranks.
+template <class Lane>
+KernelSet float_sum_kernels() {
+  return {{&run<Lane, Add, 1>, &run<Lane, Add, 2>, &run<Lane, Add, 3>, &run<Lane, Add, 4>, &run<Lane, Add, 5>,
+           &run<Lane, Add, 6>, &run<Lane, Add, 7>, &run<Lane, Add, 8>}};
 }
 
 template <class Lane>
@@ -257,7 +265,7 @@ KernelSet float_kernels(ReduceOp op) {
     case ReduceOp::kMax:
       return kernels<Lane, Max>();
     default:
-      return kernels<Lane, Add>();
+      return float_sum_kernels<Lane>();
   }
 }
 
