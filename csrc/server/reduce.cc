@@ -23,10 +23,8 @@ using internal::Kernel;
 using internal::KernelCall;
 using internal::KernelSet;
 
-/// Largest tree that one kernel call reduces in registers.
-constexpr std::size_t kRegisterInputs = 8;
-/// Bytes of elements of each input per round. Up to kRegisterInputs inputs need no scratch: then it only bounds what is
-/// in cache when it is copied to further outputs. Larger trees keep one scratch block per level of the recursion in L1.
+/// Bytes of elements of each input per round. Where one kernel takes all inputs, this only bounds what is in cache when
+/// it is copied to further outputs. Larger trees keep one scratch block per level of the recursion in L1.
 constexpr std::size_t kStreamBlockBytes = 16384;
 constexpr std::size_t kTreeBlockBytes = 4096;
 constexpr std::size_t kLargestScale = 2;  // float32 accumulators of 16-bit elements.
