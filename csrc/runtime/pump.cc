@@ -132,7 +132,7 @@ class Pump<Engine>::Impl {
     bool is_large = false;
     bool is_withdrawn = false;
     std::span<std::byte> buffer;
-    Token token;                   // The engine's.
+    Token token;  // The engine's.
   };
 
   std::size_t add_post(Kind kind, bool is_large) {
@@ -187,7 +187,8 @@ class Pump<Engine>::Impl {
     if (!action.body.empty()) {
       std::memcpy(post.buffer.data() + header.size(), action.body.data(), action.body.size());
     }
-    const Status status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), action.payload, Token{index});
+    const Status status =
+        endpoint_.post_send(action.to, action.tag, post.buffer.first(head), action.payload, Token{index});
     if (status.is_ok()) {
       ++stats_.messages_sent;
       PumpTraffic& traffic = traffic_[action.to];

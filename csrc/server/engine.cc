@@ -107,9 +107,10 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       drain(now, op, false);
     } else {
       fail(now, op,
-           Status(Code::kTransport, "a server could not receive " + std::to_string(input.data.size()) +
-                                        " bytes from rank " + std::to_string(participant.peer.value) + ": " +
-                                        (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+           Status(Code::kTransport,
+                  "a server could not receive " + std::to_string(input.data.size()) + " bytes from rank " +
+                      std::to_string(participant.peer.value) + ": " +
+                      (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     }
     settle(now);
     return;
@@ -145,8 +146,9 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     }
   }
   if (!status.is_ok() && op->is_live() && !workers_[sent.peer.value].lost) {
-    fail(now, *op, Status(status.code(), "a server could not reach rank " + std::to_string(sent.peer.value) + ": " +
-                                             status.message()));
+    fail(now, *op,
+         Status(status.code(),
+                "a server could not reach rank " + std::to_string(sent.peer.value) + ": " + status.message()));
   } else if (op->state == OpState::kFailed) {
     drain(now, *op, false);
   } else if (op->state == OpState::kFinishing && op->sends == 0) {

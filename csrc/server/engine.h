@@ -12,50 +12,52 @@
 namespace herring::server {
 
 struct EngineConfig {
-  PeerId self;                        ///< This lane's endpoint id.
+  PeerId self;  ///< This lane's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
-  std::uint32_t workers = 0;          ///< Peers 0 .. workers-1 may talk to this lane.
-  std::uint32_t max_chunk_bytes = 0;  ///< Larger chunks are refused.
-  std::uint32_t window = 0;           ///< Chunks of one contributor that may be granted at once.
-  std::uint32_t max_ops_per_worker = 65536;    ///< Announced and not finished; one more is an error to that worker.
-  std::uint32_t max_eager_bytes = 0;  ///< Largest eager payload of one announce.
-  std::uint32_t announce_credits = 0; ///< Announces one worker may have sent that this lane has not yet credited back.
-                                      ///< 0: no limit, no Credit messages.
-  std::uint32_t eager_window = 4096;  ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
-                                      ///< workers * eager_window * max_eager_bytes.
-  Duration mismatch_grace = std::chrono::seconds(2);  ///< How long a disagreement waits for the others to say theirs.
-  Duration drain_grace = std::chrono::seconds(5);     ///< How long a failed operation waits for pushes on their way.
-  Duration min_tombstone = std::chrono::seconds(60);  ///< How long a failure is remembered for those who announce
-  Duration max_tombstone = std::chrono::seconds(600); ///< late: the operation's time-out, within these limits,
-  std::size_t max_tombstones = 4096;                  ///< and at most so many of them.
+  std::uint32_t workers = 0;                 ///< Peers 0 .. workers-1 may talk to this lane.
+  std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
+  std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once.
+  std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
+  std::uint32_t max_eager_bytes = 0;         ///< Largest eager payload of one announce.
+  std::uint32_t announce_credits = 0;  ///< Announces one worker may have sent that this lane has not yet credited back.
+                                       ///< 0: no limit, no Credit messages.
+  std::uint32_t eager_window = 4096;   ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
+                                       ///< workers * eager_window * max_eager_bytes.
+  Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
+  Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
+  Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
+  Duration max_tombstone = std::chrono::seconds(600);  ///< late: the operation's time-out, within these limits,
+  std::size_t max_tombstones = 4096;                   ///< and at most so many of them.
 };
 
 /// Counters; read by the owner of the lane, exact at any time between calls.
 struct EngineStats {
   std::uint64_t ops_completed = 0;
   std::uint64_t ops_failed = 0;
-  std::uint64_t bytes_received = 0;   ///< Payload, pushes and eager announces.
-  std::uint64_t bytes_sent = 0;       ///< Payload of results.
+  std::uint64_t bytes_received = 0;  ///< Payload, pushes and eager announces.
+  std::uint64_t bytes_sent = 0;      ///< Payload of results.
   std::uint64_t messages_rejected = 0;
   std::uint64_t slots_in_use = 0;
   std::uint64_t slots_peak = 0;
 };
 
-/// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is the
-/// only memory it receives chunks into: slots.size() / max_chunk_bytes slots, at least one for each worker.
+/// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is
+/// the only memory it receives chunks into: slots.size() / max_chunk_bytes slots, at least one for each worker.
 ///
 /// Protocol (docs/wire.md): operations are matched by key. When all contributors have announced an operation it becomes
-/// ready; ready operations are granted in order of readiness, chunk by chunk, as slots are free, so bounded memory cannot
-/// deadlock whatever order workers announce in. A chunk is reduced when all its pushers' data is there and sent to all its
-/// pullers at once. Contributors that disagree each get an Error that says who said what.
+/// ready; ready operations are granted in order of readiness, chunk by chunk, as slots are free, so bounded memory
+/// cannot deadlock whatever order workers announce in. A chunk is reduced when all its pushers' data is there and sent
+/// to all its pullers at once. Contributors that disagree each get an Error that says who said what.
 ///
 /// What the messages carry beyond docs/wire.md's table, so that nothing is sent that finds no receive, also on failure:
-/// - Announce: offset = its number among this worker's announces to this lane, from 0; count = how many processes of its
+/// - Announce: offset = its number among this worker's announces to this lane, from 0; count = how many processes of
+/// its
 ///   contributor announce to this lane.
 /// - Grant: offset = the announce's tag. Error: tag = the announce's tag, count = how many Results were sent for it
 ///   (0xFFFFFFFF: all).
-/// - Cancel: tag, offset = the announce's; count = how many Pushes were sent for it; chunk = 1 where this lane's Error has
+/// - Cancel: tag, offset = the announce's; count = how many Pushes were sent for it; chunk = 1 where this lane's Error
+/// has
 ///   come already, else the lane answers with one. tag 0, for an operation not announced here: chunk = contributor,
 ///   offset = contributor_count, count = announcers.
 /// - Bodies of Error and Cancel: one byte of Code, then the text, at most 1024 bytes.
@@ -71,7 +73,8 @@ class Engine final {
   /// A posted receive finished. Not ok, or a header that does not belong there: the engine rejects it and posts again.
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
-  /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now on.
+  /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now
+  /// on.
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);

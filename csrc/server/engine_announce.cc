@@ -258,10 +258,10 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
     for (const std::uint32_t index : owners) covered += op.participants[index].announce.owned_count;
     const Participant& first = op.participants[owners.front()];
     if (covered != op.chunks) {
-      fail(now, op, Status(Code::kProtocol, "the processes of contributor " +
-                                                std::to_string(first.announce.contributor) + " (" +
-                                                rank_list(ranks_of(first)) + ") cover " + std::to_string(covered) +
-                                                " of " + std::to_string(op.chunks) + " chunks"));
+      fail(now, op,
+           Status(Code::kProtocol, "the processes of contributor " + std::to_string(first.announce.contributor) + " (" +
+                                       rank_list(ranks_of(first)) + ") cover " + std::to_string(covered) + " of " +
+                                       std::to_string(op.chunks) + " chunks"));
       return;
     }
     ranks.emplace_back(first.announce.first_rank, first.announce.rank_count);

@@ -13,8 +13,8 @@ constexpr std::size_t kMaxHeldCancels = 1024;
 Status decode_reason(std::span<const std::byte> body) {
   if (body.empty()) return Status(Code::kProtocol, "a worker gave up without a reason");
   const auto number = std::to_integer<std::uint8_t>(body.front());
-  const bool known = number > static_cast<std::uint8_t>(Code::kAgain) &&
-                     number <= static_cast<std::uint8_t>(Code::kInternal);
+  const bool known =
+      number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(Code::kInternal);
   std::string text;
   for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
     const char c = static_cast<char>(b);
@@ -136,15 +136,16 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   fail(now, *op, why);
 }
 
-/// Takes back what a failed operation holds: a slot whose push has arrived at once; a posted receive only when its sender
-/// has said that nothing more is on its way (or is gone, or has been silent too long), so that no push meets no receive.
+/// Takes back what a failed operation holds: a slot whose push has arrived at once; a posted receive only when its
+/// sender has said that nothing more is on its way (or is gone, or has been silent too long), so that no push meets no
+/// receive.
 void Engine::Impl::drain(Instant now, Op& op, bool force) {
   if (!op.drained) {
     for (auto it = op.in_flight.begin(); it != op.in_flight.end();) {
       Chunk& chunk = it->second;
       drain_chunk(op, chunk, force);
-      const bool waits = std::any_of(chunk.inputs.begin(), chunk.inputs.end(),
-                                     [](const Input& input) { return input.token != 0; });
+      const bool waits =
+          std::any_of(chunk.inputs.begin(), chunk.inputs.end(), [](const Input& input) { return input.token != 0; });
       it = waits || chunk.sends > 0 ? std::next(it) : op.in_flight.erase(it);
     }
     if (!op.in_flight.empty() || op.sends > 0) return;
@@ -157,8 +158,8 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
   for (Input& input : chunk.inputs) {
     if (input.token != 0) {
       Participant& owner = op.participants[receives_.at(input.token).participant];
-      const bool over = force || workers_[owner.peer.value].lost ||
-                        (owner.gave_up_after && owner.pushed >= *owner.gave_up_after);
+      const bool over =
+          force || workers_[owner.peer.value].lost || (owner.gave_up_after && owner.pushed >= *owner.gave_up_after);
       if (!over) continue;
       actions_.emplace_back(CancelReceiveAction{Token{input.token}});
       receives_.erase(input.token);
@@ -223,7 +224,8 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
   settle(now);
 }
 
-/// Whether an operation cannot finish without this worker. Where nobody knows yet who belongs to a group, it is not said.
+/// Whether an operation cannot finish without this worker. Where nobody knows yet who belongs to a group, it is not
+/// said.
 bool Engine::Impl::needs(const Op& op, PeerId peer) const {
   for (const Participant& participant : op.participants) {
     if (participant.peer == peer) return !participant.silent && !participant.has_everything();

@@ -10,8 +10,8 @@ constexpr std::size_t kMaxLook = 16;
 
 }  // namespace
 
-/// Grants what there is room for, first come first served. An operation that lacks slots stops the line, so that the slots
-/// which come free gather for it; one that only waits for its workers' windows lets later ones go by.
+/// Grants what there is room for, first come first served. An operation that lacks slots stops the line, so that the
+/// slots which come free gather for it; one that only waits for its workers' windows lets later ones go by.
 void Engine::Impl::schedule(Instant now) {
   std::size_t looked = 0;
   for (std::size_t i = 0; i < ready_.size() && looked < kMaxLook; ++looked) {

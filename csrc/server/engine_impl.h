@@ -20,7 +20,7 @@
 namespace herring::server {
 
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
-inline constexpr std::uint32_t kAllResults = 0xFFFF'FFFF;  // Error: every Result of this announce was sent.
+inline constexpr std::uint32_t kAllResults = 0xFFFF'FFFF;          // Error: every Result of this announce was sent.
 inline constexpr std::uint64_t kNotAnnounced = ~std::uint64_t{0};  // Cancel: no announce of mine belongs to this.
 inline constexpr std::size_t kMaxErrorText = 1024;
 
@@ -28,17 +28,17 @@ inline constexpr std::size_t kMaxErrorText = 1024;
 struct Participant {
   PeerId peer;
   wire::Announce announce;
-  std::uint64_t tag = 0;           // Of its Results; also names this announce in Grant, Error and Cancel.
-  std::uint32_t announcers = 1;    // Processes of its contributor that announce to this lane.
-  bool silent = false;             // It gave the operation up without an announce: told nothing.
+  std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
+  std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
+  bool silent = false;           // It gave the operation up without an announce: told nothing.
   bool eager = false;
-  std::vector<std::byte> data;     // Eager payload: its owned chunks.
-  std::uint64_t push_tag = 0;      // Chunk c is pushed to push_tag + c.
-  std::uint32_t outstanding = 0;   // Receives posted for it and not finished.
-  std::uint32_t pushed = 0;        // Pushes that arrived.
-  std::uint32_t results = 0;       // Results sent.
+  std::vector<std::byte> data;                 // Eager payload: its owned chunks.
+  std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
+  std::uint32_t outstanding = 0;               // Receives posted for it and not finished.
+  std::uint32_t pushed = 0;                    // Pushes that arrived.
+  std::uint32_t results = 0;                   // Results sent.
   std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it sent so many pushes, no more will follow.
-  std::uint32_t run_first = 0;     // Chunks granted in the present pass, not yet told.
+  std::uint32_t run_first = 0;                 // Chunks granted in the present pass, not yet told.
   std::uint32_t run_count = 0;
 
   std::uint32_t expected_results() const { return announce.owned_count == 0 ? 1 : announce.owned_count; }
@@ -56,7 +56,7 @@ struct Input {
 
 /// A chunk between its grant and the completion of its Results' sends.
 struct Chunk {
-  std::vector<Input> inputs;   // By contributor; a single one for collectives with one pusher.
+  std::vector<Input> inputs;  // By contributor; a single one for collectives with one pusher.
   std::uint32_t missing = 0;
   std::uint32_t sends = 0;
 };
@@ -75,20 +75,20 @@ struct Op {
   std::uint64_t id = 0;
   OpKey key;
   OpState state = OpState::kGathering;
-  wire::Announce shape;              // What the first one said.
+  wire::Announce shape;  // What the first one said.
   std::vector<Participant> participants;
   std::vector<std::vector<std::uint32_t>> owners;  // By contributor: participants, in order of their first chunk.
   std::uint32_t contributors_complete = 0;
   bool disagreed = false;
-  bool drained = false;              // kFailed: nothing of it is in flight any more.
+  bool drained = false;  // kFailed: nothing of it is in flight any more.
   std::uint32_t chunks = 0;
-  std::uint32_t next_chunk = 0;      // The first one not granted.
+  std::uint32_t next_chunk = 0;  // The first one not granted.
   std::uint32_t chunks_done = 0;
   std::unordered_map<std::uint32_t, Chunk> in_flight;
-  std::uint32_t sends = 0;           // Results on their way.
+  std::uint32_t sends = 0;  // Results on their way.
   Instant first_announce;
   Instant deadline;
-  Instant timer = Instant::max();    // Its entry in Engine::Impl::timers_.
+  Instant timer = Instant::max();  // Its entry in Engine::Impl::timers_.
   Status failure;
   std::vector<Deferred> deferred;
 
@@ -111,13 +111,13 @@ struct Op {
 struct WorkerState {
   bool lost = false;
   std::string why_lost;
-  std::uint64_t next_sequence = 0;        // Every announce below it has arrived ...
-  std::set<std::uint64_t> early;          // ... and these above it.
+  std::uint64_t next_sequence = 0;                 // Every announce below it has arrived ...
+  std::set<std::uint64_t> early;                   // ... and these above it.
   std::map<std::uint64_t, Deferred> held_cancels;  // By the sequence of the announce that they overtook.
   std::uint32_t uncredited = 0;
-  std::uint32_t ops = 0;                  // Announced, not finished.
-  std::uint32_t eager = 0;                // Of those, eager.
-  std::uint32_t granted = 0;              // Chunks granted, not arrived.
+  std::uint32_t ops = 0;      // Announced, not finished.
+  std::uint32_t eager = 0;    // Of those, eager.
+  std::uint32_t granted = 0;  // Chunks granted, not arrived.
 
   bool has_seen(std::uint64_t sequence) const { return sequence < next_sequence || early.contains(sequence); }
 };
@@ -131,13 +131,14 @@ struct Receive {
 };
 
 struct Send {
-  std::uint64_t op = 0;   // 0: none.
+  std::uint64_t op = 0;  // 0: none.
   std::uint32_t chunk = kNone;
   PeerId peer;
   bool is_result = false;
 };
 
-/// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing later.
+/// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing
+/// later.
 using GroupMembers = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  // first rank, count
 
 class Engine::Impl {

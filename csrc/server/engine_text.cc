@@ -109,9 +109,8 @@ std::string Engine::Impl::missing_text(const Op& op) const {
       if (owners.size() >= first.announcers) continue;
       for (std::uint32_t i = 0; i < first.announce.rank_count; ++i) {
         const std::uint32_t rank = first.announce.first_rank + i;
-        const bool came = std::any_of(owners.begin(), owners.end(), [&](std::uint32_t index) {
-          return op.participants[index].peer.value == rank;
-        });
+        const bool came = std::any_of(owners.begin(), owners.end(),
+                                      [&](std::uint32_t index) { return op.participants[index].peer.value == rank; });
         if (!came) ranks.push_back(rank);
       }
     } else if (one_rank_each) {
@@ -132,7 +131,8 @@ std::string Engine::Impl::missing_text(const Op& op) const {
 
 std::string Engine::Impl::timeout_text(const Op& op) const {
   char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.6g s", std::chrono::duration<double>(op.deadline - op.first_announce).count());
+  std::snprintf(seconds, sizeof seconds, "%.6g s",
+                std::chrono::duration<double>(op.deadline - op.first_announce).count());
   const std::string call = to_string(op.shape.descriptor) + ", " + op_name(op.key);
   std::vector<std::uint32_t> came;
   std::vector<std::uint32_t> silent;
@@ -147,8 +147,8 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
                    rank_list(std::move(came)) + " had. Look at what the missing ones were doing");
   }
   if (silent.empty()) {
-    return bounded("after " + std::string(seconds) + " " + call + " was not finished, though all ranks had called it; " +
-                   "a longer time-out may help");
+    return bounded("after " + std::string(seconds) + " " + call +
+                   " was not finished, though all ranks had called it; " + "a longer time-out may help");
   }
   return bounded("after " + std::string(seconds) + " the data of " + rank_list(std::move(silent)) +
                  " had not arrived for " + call + ", though all ranks had called it");

@@ -28,8 +28,8 @@ struct Node {
   Instant downlink_free{};
   std::size_t sends = 0;
   std::size_t receives = 0;
-  std::unordered_map<std::uint64_t, std::deque<Receive>> posted;        // By tag.
-  std::unordered_map<std::uint64_t, std::uint64_t> tag_of;              // Receive token -> tag.
+  std::unordered_map<std::uint64_t, std::deque<Receive>> posted;         // By tag.
+  std::unordered_map<std::uint64_t, std::uint64_t> tag_of;               // Receive token -> tag.
   std::unordered_map<std::uint64_t, std::deque<std::uint64_t>> waiting;  // Tag -> messages that found no receive.
   std::deque<Completion> completions;
 };
@@ -38,11 +38,11 @@ struct Message {
   std::size_t from = 0;
   std::size_t to = 0;
   Tag tag;
-  std::span<const std::byte> first;   // Borrowed until the send completes.
+  std::span<const std::byte> first;  // Borrowed until the send completes.
   std::span<const std::byte> second;
-  std::vector<std::byte> copy;        // Taken when the send completes early.
+  std::vector<std::byte> copy;  // Taken when the send completes early.
   Token token;
-  bool sent = false;                  // The send has completed: `copy` holds the bytes.
+  bool sent = false;  // The send has completed: `copy` holds the bytes.
   bool delivered = false;
   std::size_t bytes = 0;
   Instant uplink_done{};
@@ -253,8 +253,8 @@ class SimNetwork::State {
       return;
     }
     Node& node = nodes_[message.to];
-    const Instant link_done = std::max(now_, node.downlink_free) +
-                              transfer_time(message.bytes, options_.downlink_bytes_per_second);
+    const Instant link_done =
+        std::max(now_, node.downlink_free) + transfer_time(message.bytes, options_.downlink_bytes_per_second);
     node.downlink_free = link_done;
     const Instant done = std::max(link_done, message.uplink_done);
     if (done <= now_) {
@@ -404,7 +404,8 @@ class SimEndpoint final : public Endpoint {
                    Token token) override {
     const auto found = peers_.find(to);
     if (found == peers_.end()) {
-      return Status(Code::kInvalidArgument, "sim: peer " + std::to_string(to.value) + " is not known; add_peer() first");
+      return Status(Code::kInvalidArgument,
+                    "sim: peer " + std::to_string(to.value) + " is not known; add_peer() first");
     }
     return state_->send(index_, found->second, tag, first, second, token);
   }

@@ -7,29 +7,29 @@
 #include "core/types.h"
 #include "transport/transport.h"
 
-/// A network inside one process, under a virtual clock: every delay, reordering and refusal comes from one seed, so that a
-/// schedule that fails once fails again. Not thread-safe.
+/// A network inside one process, under a virtual clock: every delay, reordering and refusal comes from one seed, so
+/// that a schedule that fails once fails again. Not thread-safe.
 namespace herring::transport {
 
 struct SimOptions {
-  Duration min_delay = std::chrono::microseconds(5);   ///< One way, uniform in [min_delay, max_delay].
+  Duration min_delay = std::chrono::microseconds(5);  ///< One way, uniform in [min_delay, max_delay].
   Duration max_delay = std::chrono::microseconds(50);
-  double straggler_chance = 0;          ///< A message with this chance takes straggler_factor times as long.
+  double straggler_chance = 0;  ///< A message with this chance takes straggler_factor times as long.
   double straggler_factor = 20;
-  double again_chance = 0;              ///< A post is refused with kAgain by this chance, though there is room.
-  std::size_t max_sends = 1024;         ///< Sends of one endpoint in flight; one more is kAgain.
-  std::size_t max_receives = 1 << 20;   ///< Receives posted on one endpoint; one more is kAgain.
-  double uplink_bytes_per_second = 0;   ///< Of each endpoint; 0: no limit.
+  double again_chance = 0;             ///< A post is refused with kAgain by this chance, though there is room.
+  std::size_t max_sends = 1024;        ///< Sends of one endpoint in flight; one more is kAgain.
+  std::size_t max_receives = 1 << 20;  ///< Receives posted on one endpoint; one more is kAgain.
+  double uplink_bytes_per_second = 0;  ///< Of each endpoint; 0: no limit.
   double downlink_bytes_per_second = 0;
-  double buffered_chance = 0.5;         ///< A send with this chance completes before its message is delivered.
+  double buffered_chance = 0.5;  ///< A send with this chance completes before its message is delivered.
 };
 
 struct SimStats {
-  std::uint64_t messages = 0;           ///< Delivered.
+  std::uint64_t messages = 0;  ///< Delivered.
   std::uint64_t bytes = 0;
-  std::uint64_t unexpected = 0;         ///< Arrived where no receive was posted for their tag.
-  std::uint64_t truncated = 0;          ///< Longer than the receive they met.
-  std::uint64_t refused = 0;            ///< Posts answered with kAgain.
+  std::uint64_t unexpected = 0;  ///< Arrived where no receive was posted for their tag.
+  std::uint64_t truncated = 0;   ///< Longer than the receive they met.
+  std::uint64_t refused = 0;     ///< Posts answered with kAgain.
 };
 
 /// Opens endpoints that reach each other. Endpoints share the network's state and may outlive the SimNetwork object.
@@ -46,8 +46,8 @@ class SimNetwork final {
   Instant now() const;
   /// When the next thing happens; Instant::max() where nothing is in flight.
   Instant next_event() const;
-  /// Moves the clock to the next event and lets it, and everything due at the same instant, happen. False where nothing is
-  /// in flight.
+  /// Moves the clock to the next event and lets it, and everything due at the same instant, happen. False where nothing
+  /// is in flight.
   bool advance();
   /// Moves the clock to `when`, with all events on the way. An earlier time is ignored.
   void advance_to(Instant when);

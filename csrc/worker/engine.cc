@@ -132,8 +132,8 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   announce.owned_first = part.owned.first;
   announce.owned_count = part.owned.count;
   const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(operation.timeout).count();
-  announce.timeout_ms = static_cast<std::uint32_t>(
-      std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
+  announce.timeout_ms =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
 
   wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
   header.tag = part.tag;

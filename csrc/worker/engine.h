@@ -15,14 +15,14 @@
 namespace herring::worker {
 
 struct EngineConfig {
-  PeerId self;                         ///< This worker's endpoint id.
+  PeerId self;  ///< This worker's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
-  std::vector<PeerId> lanes;           ///< Endpoint of each lane, in plan order.
-  std::vector<double> lane_weights;    ///< Same length; ShardPlanInput::weights.
-  std::uint32_t chunk_bytes = 0;       ///< A multiple of 64.
-  std::uint32_t max_eager_bytes = 0;   ///< Shards up to this travel inside the announce.
-  std::uint32_t eager_window = 0;      ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
+  std::vector<PeerId> lanes;          ///< Endpoint of each lane, in plan order.
+  std::vector<double> lane_weights;   ///< Same length; ShardPlanInput::weights.
+  std::uint32_t chunk_bytes = 0;      ///< A multiple of 64.
+  std::uint32_t max_eager_bytes = 0;  ///< Shards up to this travel inside the announce.
+  std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
   Duration lane_grace{};               ///< After an operation's own time-out, how long to wait for a lane's verdict.
@@ -36,15 +36,15 @@ inline constexpr std::uint32_t kPusherIsRoot = 0xFFFF'FFFF;
 struct Operation {
   OpKey key;
   OpDescriptor descriptor;
-  std::span<std::byte> memory;           ///< descriptor.part_bytes bytes.
-  std::uint32_t contributor = 0;         ///< wire::Announce, same names.
+  std::span<std::byte> memory;    ///< descriptor.part_bytes bytes.
+  std::uint32_t contributor = 0;  ///< wire::Announce, same names.
   std::uint32_t contributor_count = 1;
   std::uint32_t first_rank = 0;
   std::uint32_t rank_count = 1;
   std::uint32_t average_over = 1;
   std::uint32_t pusher = kPusherIsRoot;  ///< kBroadcast, kAllGather: the contributor that stands for descriptor.root.
-  std::uint32_t owner = 0;               ///< Several processes may share a contributor (the ranks of one host): this one
-  std::uint32_t owner_count = 1;         ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
+  std::uint32_t owner = 0;        ///< Several processes may share a contributor (the ranks of one host): this one
+  std::uint32_t owner_count = 1;  ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
   Duration timeout{};
 };
 
@@ -60,8 +60,8 @@ struct EngineStats {
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
                                     std::uint32_t owner, std::uint32_t owner_count);
 
-/// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be in
-/// flight, submitted in any order on each worker.
+/// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be
+/// in flight, submitted in any order on each worker.
 class Engine final {
  public:
   explicit Engine(EngineConfig config);
@@ -72,8 +72,9 @@ class Engine final {
   /// Starts an operation. Ends in exactly one CompleteAction, also on error. A key in use completes with
   /// kInvalidArgument.
   void submit(Instant now, const Operation& operation);
-  /// Gives an operation up (its owner knows that it failed: a mismatch inside the host, a user's abort): tells the lanes,
-  /// which tell the other contributors `why`. Unknown keys are told to the home lane too: others may wait for this one.
+  /// Gives an operation up (its owner knows that it failed: a mismatch inside the host, a user's abort): tells the
+  /// lanes, which tell the other contributors `why`. Unknown keys are told to the home lane too: others may wait for
+  /// this one.
   void abort(Instant now, const Operation& operation, const Status& why);
 
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);

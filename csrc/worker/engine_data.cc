@@ -11,8 +11,8 @@ constexpr std::uint32_t kMaxRetries = 8;
 Status decode_reason(std::span<const std::byte> body) {
   if (body.empty()) return Status(Code::kProtocol, "a server gave up without a reason");
   const auto number = std::to_integer<std::uint8_t>(body.front());
-  const bool known = number > static_cast<std::uint8_t>(Code::kAgain) &&
-                     number <= static_cast<std::uint8_t>(Code::kInternal);
+  const bool known =
+      number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(Code::kInternal);
   std::string text;
   for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
     const char c = static_cast<char>(b);
@@ -51,8 +51,7 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
 
 void Engine::Impl::handle_credit(const wire::Header& header) {
   Lane& lane = *lane_of(header.sender);
-  if (config_.announce_credits == 0 || header.count == 0 ||
-      header.count > config_.announce_credits - lane.credits) {
+  if (config_.announce_credits == 0 || header.count == 0 || header.count > config_.announce_credits - lane.credits) {
     ++stats_.messages_rejected;
     return;
   }
@@ -148,9 +147,9 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     }
     part.receives[receive.chunk - part.owned.first] = 0;
     fail(now, op,
-         Status(Code::kTransport, to_string(op.operation.descriptor) + ": no receive from server lane " +
-                                      std::to_string(part.lane) + " works: " +
-                                      (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+         Status(Code::kTransport,
+                to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
+                    " works: " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
   }
   part.receives[receive.chunk - part.owned.first] = 0;

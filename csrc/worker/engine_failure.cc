@@ -69,7 +69,8 @@ void Engine::Impl::give_up_part(Op& op, std::size_t index) {
   drain_part(op, part, false);
 }
 
-/// Gives the receives of a failed operation back once no Result can be on its way: the lane's Error says how many it sent.
+/// Gives the receives of a failed operation back once no Result can be on its way: the lane's Error says how many it
+/// sent.
 void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
   if (part.is_done) return;
   const bool over = force || lanes_[part.lane].lost || (part.has_error && part.received >= part.results_sent);

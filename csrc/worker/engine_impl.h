@@ -22,35 +22,35 @@ inline constexpr std::size_t kMaxErrorText = 1024;
 
 /// One lane's share of an operation.
 struct LanePart {
-  std::uint32_t lane = 0;             // Index into EngineConfig::lanes.
+  std::uint32_t lane = 0;  // Index into EngineConfig::lanes.
   ByteRange shard;
   std::uint32_t chunks = 0;
-  IndexRange owned;                   // Chunks that this process pushes and pulls.
-  std::uint32_t announcers = 1;       // Processes of its contributor that announce to this lane.
+  IndexRange owned;              // Chunks that this process pushes and pulls.
+  std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
   bool is_home = false;
-  bool is_announced = false;          // Else it waits for an announce credit.
+  bool is_announced = false;  // Else it waits for an announce credit.
   bool is_eager = false;
-  bool is_done = false;               // Nothing of it is in flight towards this process any more.
-  std::uint64_t tag = 0;              // Of the Result of chunk 0; names this announce.
-  std::uint64_t sequence = 0;         // Of the announce among those to this lane.
-  std::uint32_t received = 0;         // Results that came.
-  std::uint32_t pushed = 0;           // Pushes sent.
-  bool has_error = false;             // The lane's Error came ...
-  std::uint32_t results_sent = 0;     // ... which says how many Results it sent.
+  bool is_done = false;                 // Nothing of it is in flight towards this process any more.
+  std::uint64_t tag = 0;                // Of the Result of chunk 0; names this announce.
+  std::uint64_t sequence = 0;           // Of the announce among those to this lane.
+  std::uint32_t received = 0;           // Results that came.
+  std::uint32_t pushed = 0;             // Pushes sent.
+  bool has_error = false;               // The lane's Error came ...
+  std::uint32_t results_sent = 0;       // ... which says how many Results it sent.
   std::vector<std::uint64_t> receives;  // Tokens, by owned chunk (one without payload where none is owned); 0: over.
-  std::vector<bool> is_pushed;        // By owned chunk.
+  std::vector<bool> is_pushed;          // By owned chunk.
 
   std::uint32_t expected() const { return std::max(owned.count, 1u); }
 };
 
-/// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its way
-/// any more, gives the receives back -> complete with the first error.
+/// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its
+/// way any more, gives the receives back -> complete with the first error.
 struct Op {
   std::uint64_t id = 0;
   Operation operation;
-  std::vector<LanePart> parts;        // Never resized after submit().
-  std::uint32_t open_parts = 0;       // Not is_done.
-  std::uint32_t payload_sends = 0;    // Sends on their way that borrow the operation's memory.
+  std::vector<LanePart> parts;      // Never resized after submit().
+  std::uint32_t open_parts = 0;     // Not is_done.
+  std::uint32_t payload_sends = 0;  // Sends on their way that borrow the operation's memory.
   bool has_failed = false;
   Status failure;
   Instant submitted;
@@ -73,7 +73,7 @@ struct Lane {
   bool lost = false;
   std::string why_lost;
   std::uint32_t credits = 0;
-  std::uint32_t eager = 0;            // Unfinished eager announces.
+  std::uint32_t eager = 0;  // Unfinished eager announces.
   std::uint64_t next_sequence = 0;
   std::deque<std::pair<std::uint64_t, std::size_t>> queue;  // Parts that wait for a credit: operation id, part index.
 };
@@ -88,8 +88,8 @@ struct Receive {
 struct Send {
   std::uint64_t op = 0;
   std::size_t part = 0;
-  bool borrows = false;               // The operation's memory.
-  bool matters = false;               // Its failure fails the operation.
+  bool borrows = false;  // The operation's memory.
+  bool matters = false;  // Its failure fails the operation.
 };
 
 /// The bytes of a part by lane, and the lane that every contributor announces to.

@@ -48,8 +48,8 @@ std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key
 
 Status check_operation(const EngineConfig& config, const Operation& operation) {
   const auto wrong = [&](const std::string& what) {
-    return Status(Code::kInvalidArgument, to_string(operation.descriptor) + " of rank " +
-                                              std::to_string(config.self.value) + ": " + what);
+    return Status(Code::kInvalidArgument,
+                  to_string(operation.descriptor) + " of rank " + std::to_string(config.self.value) + ": " + what);
   };
   if (operation.memory.size() != operation.descriptor.part_bytes) {
     return wrong("the memory has " + std::to_string(operation.memory.size()) + " bytes, the part " +

@@ -14,8 +14,8 @@
 
 #include "transport/transport.h"
 
-/// The suite that every implementation of transport::Endpoint must pass. Include in exactly one file of a test binary and
-/// name the implementation:
+/// The suite that every implementation of transport::Endpoint must pass. Include in exactly one file of a test binary
+/// and name the implementation:
 ///
 ///   INSTANTIATE_TEST_SUITE_P(Sim, TransportContract, ::testing::Values(ContractFactory{"sim", make_sim_world}));
 namespace herring::transport {

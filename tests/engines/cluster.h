@@ -1,0 +1,233 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/pump.h"
+#include "server/engine.h"
+#include "server/reduce.h"
+#include "transport/sim.h"
+#include "worker/engine.h"
+
+/// A whole job in one thread: the real engines and pumps over the simulated network.
+namespace herring::testing {
+
+struct ClusterOptions {
+  std::uint64_t seed = 1;
+  std::uint32_t workers = 2;
+  std::uint32_t lanes = 1;
+  std::vector<double> weights;  ///< Empty: equal.
+  std::uint32_t chunk_bytes = 1024;
+  std::uint32_t window = 4;
+  std::uint32_t slots = 0;  ///< Of each lane; 0: workers * window.
+  std::uint32_t max_eager_bytes = 0;
+  std::uint32_t eager_window = 4;
+  std::uint32_t announce_credits = 8;
+  std::uint64_t min_shard_bytes = 0;
+  std::uint32_t strangers = 0;  ///< Further endpoints that know everybody.
+  Duration lane_grace = std::chrono::seconds(2);
+  transport::SimOptions sim;
+};
+
+class Cluster {
+ public:
+  static constexpr std::uint64_t kJob = 0xC0FFEE;
+
+  explicit Cluster(const ClusterOptions& options) : options_(options), network_(options.seed, options.sim) {
+    const std::uint32_t peers = options.workers + options.lanes + options.strangers;
+    for (std::uint32_t i = 0; i < peers; ++i) endpoints_.push_back(network_.open_endpoint());
+    for (std::uint32_t from = 0; from < peers; ++from) {
+      for (std::uint32_t to = 0; to < peers; ++to) endpoints_[from]->add_peer(PeerId{to}, endpoints_[to]->address());
+    }
+    completions_.resize(options.workers);
+    for (std::uint32_t w = 0; w < options.workers; ++w) add_worker(w);
+    for (std::uint32_t lane = 0; lane < options.lanes; ++lane) add_lane(lane);
+  }
+
+  worker::EngineConfig worker_config(std::uint32_t rank) const {
+    worker::EngineConfig config;
+    config.self = PeerId{rank};
+    config.job_id = kJob;
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) config.lanes.push_back(PeerId{options_.workers + lane});
+    config.lane_weights = options_.weights.empty() ? std::vector<double>(options_.lanes, 1.0) : options_.weights;
+    config.chunk_bytes = options_.chunk_bytes;
+    config.max_eager_bytes = options_.max_eager_bytes;
+    config.eager_window = options_.eager_window;
+    config.announce_credits = options_.announce_credits;
+    config.min_shard_bytes = options_.min_shard_bytes;
+    config.lane_grace = options_.lane_grace;
+    return config;
+  }
+
+  void submit(std::uint32_t rank, const worker::Operation& operation) {
+    workers_[rank]->submit(network_.now(), operation);
+    worker_pumps_[rank]->flush();
+  }
+  void abort(std::uint32_t rank, const worker::Operation& operation, const Status& why) {
+    workers_[rank]->abort(network_.now(), operation, why);
+    worker_pumps_[rank]->flush();
+  }
+  /// Everybody is told that this process is gone, and it goes.
+  void lose_worker(std::uint32_t rank, const std::string& why) {
+    network_.kill(rank);
+    for (std::uint32_t w = 0; w < options_.workers; ++w) {
+      if (w == rank) continue;
+      workers_[w]->on_peer_lost(network_.now(), PeerId{rank}, why);
+      worker_pumps_[w]->flush();
+    }
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
+      lanes_[lane]->on_peer_lost(network_.now(), PeerId{rank}, why);
+      lane_pumps_[lane]->flush();
+      endpoints_[options_.workers + lane]->remove_peer(PeerId{rank});
+    }
+    dead_.push_back(rank);
+  }
+  void lose_lane(std::uint32_t lane, const std::string& why) {
+    network_.kill(options_.workers + lane);
+    for (std::uint32_t w = 0; w < options_.workers; ++w) {
+      workers_[w]->on_peer_lost(network_.now(), PeerId{options_.workers + lane}, why);
+      worker_pumps_[w]->flush();
+      endpoints_[w]->remove_peer(PeerId{options_.workers + lane});
+    }
+    dead_.push_back(options_.workers + lane);
+  }
+
+  /// Runs until nothing is known to any engine and nothing is in flight. False at the limit of virtual time, or where
+  /// everything waits and no event will come.
+  bool run_until_idle(Duration limit) { return run(network_.now() + limit, true); }
+  void run_until(Instant when) {
+    run(when, false);
+    network_.advance_to(when);
+  }
+
+  bool is_idle() const {
+    for (std::uint32_t w = 0; w < options_.workers; ++w) {
+      if (!is_dead(w) && (!workers_[w]->is_idle() || worker_pumps_[w]->has_backlog())) return false;
+    }
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
+      if (is_dead(options_.workers + lane)) continue;
+      if (!lanes_[lane]->is_idle() || lane_pumps_[lane]->has_backlog()) return false;
+    }
+    return true;
+  }
+
+  Instant now() const { return network_.now(); }
+  transport::SimNetwork& network() { return network_; }
+  transport::Endpoint& endpoint(std::uint32_t peer) { return *endpoints_[peer]; }
+  const ClusterOptions& options() const { return options_; }
+  const worker::Engine& worker(std::uint32_t rank) const { return *workers_[rank]; }
+  const server::Engine& lane(std::uint32_t lane) const { return *lanes_[lane]; }
+  const runtime::PumpStats& lane_pump_stats(std::uint32_t lane) const { return lane_pumps_[lane]->stats(); }
+  /// Everything that completed on a worker, in order.
+  const std::vector<CompleteAction>& completions(std::uint32_t rank) const { return completions_[rank]; }
+  std::uint32_t slots() const { return options_.slots != 0 ? options_.slots : options_.workers * options_.window; }
+
+ private:
+  using WorkerPump = runtime::Pump<worker::Engine>;
+  using LanePump = runtime::Pump<server::Engine>;
+
+  void add_worker(std::uint32_t rank) {
+    workers_.push_back(std::make_unique<worker::Engine>(worker_config(rank)));
+    // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
+    const runtime::PumpOptions pump{options_.lanes * (options_.window + 24), 1100};
+    worker_pumps_.push_back(std::make_unique<WorkerPump>(
+        *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
+        [this, rank](const CompleteAction& action) { completions_[rank].push_back(action); }));
+  }
+
+  void add_lane(std::uint32_t lane) {
+    server::EngineConfig config;
+    config.self = PeerId{options_.workers + lane};
+    config.job_id = kJob;
+    config.workers = options_.workers;
+    config.max_chunk_bytes = options_.chunk_bytes;
+    config.window = options_.window;
+    config.max_eager_bytes = options_.max_eager_bytes;
+    config.announce_credits = options_.announce_credits;
+    config.eager_window = options_.eager_window;
+    slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
+    lanes_.push_back(std::make_unique<server::Engine>(config, slots_.back()));
+    const std::size_t announces = options_.announce_credits == 0 ? 64 : options_.announce_credits + 24;
+    const runtime::PumpOptions pump{options_.workers * announces,
+                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes, 1100)};
+    lane_pumps_.push_back(std::make_unique<LanePump>(
+        *lanes_.back(), *endpoints_[options_.workers + lane], pump,
+        [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
+        [](const CompleteAction&) { std::abort(); }));
+  }
+
+  bool is_dead(std::uint32_t peer) const { return std::find(dead_.begin(), dead_.end(), peer) != dead_.end(); }
+
+  template <class Engines, class Pumps>
+  bool step_all(Engines& engines, Pumps& pumps, std::uint32_t first_peer) {
+    bool busy = false;
+    const Instant now = network_.now();
+    for (std::uint32_t i = 0; i < engines.size(); ++i) {
+      if (is_dead(first_peer + i)) continue;
+      if (engines[i]->next_deadline() <= now) {
+        engines[i]->on_tick(now);
+        pumps[i]->flush();
+        busy = true;
+      }
+      if (network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) busy |= pumps[i]->step(now);
+    }
+    return busy;
+  }
+
+  bool run(Instant limit, bool stop_when_idle) {
+    int fruitless = 0;
+    while (true) {
+      bool busy = step_all(workers_, worker_pumps_, 0);
+      busy |= step_all(lanes_, lane_pumps_, options_.workers);
+      if (busy) {
+        fruitless = 0;
+        continue;
+      }
+      const Instant event = network_.next_event();
+      if (stop_when_idle && event == Instant::max() && is_idle()) return true;
+      // A post that was refused at random is tried again without any event; a bounded number of times.
+      if (event == Instant::max() && has_backlog() && ++fruitless < 1000) continue;
+      const Instant next = std::min(event, next_deadline());
+      if (next > limit) return false;
+      if (event <= next) {
+        network_.advance();
+      } else {
+        network_.advance_to(next);
+      }
+    }
+  }
+
+  bool has_backlog() const {
+    const auto waits = [](const auto& pump) { return pump->has_backlog(); };
+    return std::any_of(worker_pumps_.begin(), worker_pumps_.end(), waits) ||
+           std::any_of(lane_pumps_.begin(), lane_pumps_.end(), waits);
+  }
+
+  Instant next_deadline() const {
+    Instant next = Instant::max();
+    for (std::uint32_t w = 0; w < workers_.size(); ++w) {
+      if (!is_dead(w)) next = std::min(next, workers_[w]->next_deadline());
+    }
+    for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+      if (!is_dead(options_.workers + lane)) next = std::min(next, lanes_[lane]->next_deadline());
+    }
+    return next;
+  }
+
+  ClusterOptions options_;
+  transport::SimNetwork network_;
+  std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
+  std::vector<std::vector<std::byte>> slots_;
+  std::vector<std::unique_ptr<worker::Engine>> workers_;
+  std::vector<std::unique_ptr<server::Engine>> lanes_;
+  std::vector<std::unique_ptr<WorkerPump>> worker_pumps_;
+  std::vector<std::unique_ptr<LanePump>> lane_pumps_;
+  std::vector<std::vector<CompleteAction>> completions_;
+  std::vector<std::uint32_t> dead_;
+};
+
+}  // namespace herring::testing
