@@ -1,0 +1,153 @@
+"""init(), shutdown(), and everything around them that a script may get wrong."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import herring
+
+
+def test_a_job_of_one(bare_environment):
+    assert not herring.is_initialized()
+    herring.init()
+    assert herring.is_initialized()
+    assert (herring.rank(), herring.size(), herring.local_rank(), herring.local_size()) == (0, 1, 0, 1)
+    assert herring.description()
+    herring.barrier()
+    assert herring.stats()["ops_failed"] == 0
+    assert isinstance(herring.server_counters(), list)
+    herring.shutdown()
+    herring.shutdown()
+    assert not herring.is_initialized()
+
+
+CALLS = [
+    herring.rank,
+    herring.size,
+    herring.local_rank,
+    herring.local_size,
+    herring.description,
+    herring.stats,
+    herring.server_counters,
+    herring.barrier,
+    lambda: herring.allreduce(np.zeros(1)),
+    lambda: herring.allreduce_(np.zeros(1)),
+    lambda: herring.broadcast(np.zeros(1)),
+    lambda: herring.broadcast_(np.zeros(1)),
+    lambda: herring.allgather(np.zeros(1)),
+    lambda: herring.empty(1),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_after_shutdown_every_call_says_what_to_do(bare_environment, call):
+    herring.init()
+    herring.shutdown()
+    with pytest.raises(herring.ShutdownError, match=r"call herring\.init\(\)"):
+        call()
+
+
+def test_before_init_a_call_says_so(job):
+    job.start(call_before_init)
+    [outcome] = job.finish()
+    assert "herring.init() has not been called" in outcome.result
+
+
+def call_before_init():
+    try:
+        herring.rank()
+    except herring.ShutdownError as error:
+        return str(error)
+    return "no error"
+
+
+def test_init_again_with_the_same_or_nothing(bare_environment):
+    herring.init(lanes=2, timeout=30)
+    first = herring.description()
+    herring.init(lanes=2, timeout=30)
+    herring.init()
+    herring.init(rank=0, size=1)
+    assert herring.description() == first
+    with pytest.raises(herring.InvalidArgumentError, match="HERRING_LANES=2, not 3"):
+        herring.init(lanes=3)
+    with pytest.raises(herring.InvalidArgumentError, match="size 1, not 2"):
+        herring.init(rank=0, size=2)
+    herring.shutdown()
+    herring.init(lanes=3)
+    herring.shutdown()
+
+
+def test_a_hundred_times_leaks_nothing(bare_environment):
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    herring.init()
+    herring.shutdown()
+    before = descriptors()
+    for step in range(100):
+        herring.init()
+        assert herring.allreduce(float(step)) == step
+        herring.shutdown()
+    assert descriptors() == before
+
+
+def test_a_forked_child_is_told_and_harms_nobody(job):
+    for outcome in job.run(fork_and_go_on, 2):
+        pid, text, status, mean = outcome
+        assert f"forked from process {pid}" in text
+        assert "spawn" in text
+        assert status == 0
+        assert mean == 0.5
+
+
+def fork_and_go_on():
+    herring.init()
+    held = herring.empty(1 << 16)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            herring.allreduce(np.zeros(1))
+        except herring.ShutdownError as error:
+            os.write(writer, str(error).encode())
+        del held
+        sys.exit(0)  # Runs the exit handlers: they must leave the parent's connections alone.
+    os.close(writer)
+    text = os.read(reader, 4096).decode()
+    _, status = os.waitpid(child, 0)
+    return [os.getpid(), text, status, float(herring.allreduce(float(herring.rank())))]
+
+
+def test_exit_without_shutdown_is_clean(job):
+    results = job.run(exit_without_shutdown, 2)
+    assert results == [1.0, 1.0]
+
+
+def exit_without_shutdown():
+    herring.init()
+    herring.allreduce_(np.ones(1000, np.float32), async_op=True)
+    return float(herring.allreduce(1.0))
+
+
+def test_shutdown_and_init_again_in_a_job(job):
+    assert job.run(start_over, 3, {"times": 5}) == [[1.0] * 5] * 3
+
+
+def start_over(times):
+    means = []
+    for _ in range(times):
+        herring.init()
+        means.append(float(herring.allreduce(float(herring.rank()))))
+        herring.shutdown()
+    return means
+
+
+def test_the_version_is_in_one_place():
+    code = "import importlib.metadata, herring; print(herring.__version__)"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert output.strip() == herring.__version__
