@@ -107,6 +107,7 @@ class FabricEndpoint final : public transport::Endpoint {
   void settle_send(Operation& operation);
   Completion complete(const fi_cq_tagged_entry& entry);
   bool read_error(Completion& completion);
+  bool arm_queue();
   Completion failed_send(Operation& operation, std::int64_t error, const std::string& detail) const;
   Completion failed_receive(const Operation& operation, const fi_cq_err_entry& error, const std::string& detail) const;
 
@@ -121,6 +122,7 @@ class FabricEndpoint final : public transport::Endpoint {
   std::string description_;
   bool needs_registration_ = false;
   bool can_disconnect_ = false;
+  bool sticky_descriptor_ = false;
   Duration connect_timeout_;
   std::uint64_t next_key_ = 1;
   std::size_t sends_ = 0;
@@ -131,13 +133,15 @@ class FabricEndpoint final : public transport::Endpoint {
 FabricEndpoint::FabricEndpoint(std::shared_ptr<const Library> library, ProviderKind kind, const fi_info& info,
                                const FabricOptions& options)
     : objects_(std::move(library), kind, info),
-      waiter_(objects_.fabric.get(), objects_.queue.get(), objects_.wait_descriptor),
+      waiter_(objects_.wait_descriptor),
       address_(encode_address(objects_.own_address)),
       description_(std::string(fabric_name(kind)) + " (libfabric " + objects_.library->version_text() + ", " +
                    objects_.info->domain_attr->name + ")"),
       needs_registration_((objects_.info->domain_attr->mr_mode & FI_MR_LOCAL) != 0),
       // ofi_rxm closes the connection when the address goes; the tcp provider keeps it.
       can_disconnect_(kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs),
+      // In 1.17 its fi_trywait does nothing, and the descriptor stays readable for ever; a blocking read resets it.
+      sticky_descriptor_(kind == ProviderKind::kNet),
       connect_timeout_(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.connect_timeout_s))) {
 }
 
@@ -400,12 +404,16 @@ void FabricEndpoint::cancel_receive(Token token) {
 std::size_t FabricEndpoint::poll(std::span<Completion> completions) {
   std::size_t count = 0;
   bool room = false;
+  std::size_t strays = 0;
   std::array<fi_cq_tagged_entry, kReadBatch> entries;
   while (count < completions.size()) {
     const std::size_t wanted = std::min(entries.size(), completions.size() - count);
     const auto found = fi_cq_read(objects_.queue.get(), entries.data(), wanted);
     if (found == -FI_EAVAIL) {
-      if (!read_error(completions[count])) continue;
+      if (!read_error(completions[count])) {
+        if (++strays >= kReadBatch) break;
+        continue;
+      }
     } else if (found <= 0) {
       break;
     }
@@ -516,7 +524,14 @@ void FabricEndpoint::wait(Instant deadline, std::span<const int> also) {
   if (!ready_.empty()) return;
   // Waiting sends are tried again by the poll that follows.
   for (const Peer* peer : waiting_) deadline = std::min(deadline, peer->next_try);
-  waiter_.wait(deadline, also);
+  waiter_.wait(deadline, also, waiter_.watches_queue() && !arm_queue());
+}
+
+/// Makes the queue's descriptor silent until something new happens. False where there is something to poll already.
+bool FabricEndpoint::arm_queue() {
+  if (sticky_descriptor_) return fi_cq_sread(objects_.queue.get(), nullptr, 0, nullptr, 1) == -FI_EAGAIN;
+  fid* watched = &objects_.queue->fid;
+  return fi_trywait(objects_.fabric.get(), &watched, 1) == 0;
 }
 
 }  // namespace

@@ -17,7 +17,8 @@
 namespace herring::efa {
 namespace {
 
-constexpr std::array kKinds{ProviderKind::kEfa, ProviderKind::kVerbs, ProviderKind::kTcp, ProviderKind::kNet, ProviderKind::kTcpOverRxm};
+constexpr std::array kKinds{ProviderKind::kEfa, ProviderKind::kVerbs, ProviderKind::kTcp, ProviderKind::kNet,
+                            ProviderKind::kTcpOverRxm};
 constexpr std::uint64_t kModes = FI_CONTEXT | FI_CONTEXT2;
 constexpr int kMemoryModes = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
 constexpr std::size_t kLargestMessage = std::size_t{64} << 20;

@@ -1,12 +1,9 @@
 #include "efa/waiter.h"
 
-#include <rdma/fi_domain.h>
-#include <rdma/fi_errno.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
@@ -15,11 +12,8 @@
 
 namespace herring::efa {
 
-Waiter::Waiter(fid_fabric* fabric, fid_cq* queue, int descriptor)
-    : fabric_(fabric),
-      queue_(queue),
-      queue_descriptor_(descriptor),
-      wake_descriptor_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Waiter::Waiter(int descriptor)
+    : queue_descriptor_(descriptor), wake_descriptor_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (wake_descriptor_ < 0) throw Error(Code::kTransport, "eventfd failed: too many open files? (see `ulimit -n`)");
 }
 
@@ -31,14 +25,11 @@ void Waiter::wake() noexcept {
   static_cast<void>(!write(wake_descriptor_, &one, sizeof(one)));
 }
 
-void Waiter::wait(Instant deadline, std::span<const int> also) {
+void Waiter::wait(Instant deadline, std::span<const int> also, bool ready) {
   const Duration left = std::max<Duration>(deadline - std::chrono::steady_clock::now(), Duration(0));
-  if (queue_descriptor_ >= 0 && fruitless_ < kMaxFruitless) {
+  if (watches_queue()) {
     ++fruitless_;
-    fid* watched = &queue_->fid;
-    // Arms the descriptor; an error says that there is something to poll already.
-    const bool armed = fi_trywait(fabric_, &watched, 1) == 0;
-    block(armed ? left : Duration(0), also, true);
+    block(ready ? Duration(0) : left, also, true);
     return;
   }
   block(std::min(left, nap_), also, false);

@@ -2,10 +2,10 @@
 
 #include <poll.h>
 
+#include <chrono>
+#include <cstddef>
 #include <span>
 #include <vector>
-
-#include <rdma/fi_eq.h>
 
 #include "core/types.h"
 
@@ -16,13 +16,16 @@ namespace herring::efa {
 /// 50 us, doubling to 1 ms while nothing happens. Thread-safe: wake() only.
 class Waiter final {
  public:
-  /// `fabric` and `queue` are borrowed for the life of the waiter. `descriptor` is the queue's, or -1.
-  Waiter(fid_fabric* fabric, fid_cq* queue, int descriptor);
+  /// `descriptor` is the queue's, or -1 where it has none. Borrowed for the life of the waiter.
+  explicit Waiter(int descriptor);
   ~Waiter();
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  void wait(Instant deadline, std::span<const int> also);
+  /// True where the next wait() watches the queue's descriptor, which must be armed just before it.
+  bool watches_queue() const noexcept { return queue_descriptor_ >= 0 && fruitless_ < kMaxFruitless; }
+  /// Does not block where `ready` says that there is something to poll already.
+  void wait(Instant deadline, std::span<const int> also, bool ready);
   void wake() noexcept;
   /// poll() had something: naps start short again.
   void reset_naps() noexcept {
@@ -39,8 +42,6 @@ class Waiter final {
 
   void block(Duration limit, std::span<const int> also, bool with_queue);
 
-  fid_fabric* fabric_;
-  fid_cq* queue_;
   int queue_descriptor_;
   int wake_descriptor_;
   Duration nap_ = kShortestNap;

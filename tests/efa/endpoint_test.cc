@@ -134,9 +134,14 @@ TEST_F(FabricTest, ADescriptorOfTheCallersEndsAWaitAndStaysReadable) {
   close(descriptor);
 }
 
-TEST_F(FabricTest, AnIdleWaitSleeps) {
+TEST_F(FabricTest, AnIdleWaitSleepsAfterTraffic) {
   HERRING_FABRIC_OPEN(2);
   auto& endpoint = *parties_[0].endpoint;
+  const Bytes data = pattern(100, 1);
+  Bytes in(100);
+  ASSERT_TRUE(endpoint.post_receive(Tag{1}, in, {}, Token{1}).is_ok());
+  ASSERT_TRUE(parties_[1].endpoint->post_send(PeerId{0}, Tag{1}, data, {}, Token{1}).is_ok());
+  ASSERT_TRUE(until([&] { return parties_[0].done.contains(1) && parties_[1].done.contains(1); }));
   const Duration before = thread_cpu_time();
   const auto end = steady_clock::now() + milliseconds(300);
   std::size_t rounds = 0;
