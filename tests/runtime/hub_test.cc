@@ -150,8 +150,10 @@ TEST(Hub, TriesTheNextPortWhereAnotherProgramAnswers) {
 }
 
 TEST(Hub, AProcessThatDiedWhileJoiningMayBeRestarted) {
-  Hub hub(hub_options(2));
-  Child doomed([port = hub.port()] { HubClient(member_options(port, Role::kWorker, 1, 2), in(60s)); });
+  auto options = hub_options(2);
+  options.ports = {free_port()};
+  Child doomed([port = options.ports[0]] { HubClient(member_options(port, Role::kWorker, 1, 2), in(60s)); });
+  Hub hub(options);
   ASSERT_TRUE(eventually([&] { return hub.counters().joined == 1; }));
   doomed.signal(SIGKILL);
   doomed.wait();
