@@ -95,28 +95,43 @@ struct EngineStats {
 ///  3. On Reduced from member j: a staged member copies range j out. After all: complete; send Done to those whose
 ///     staging we read. Staging is freed when all who read it are done.
 /// Broadcast: the root's memory is the only source; every other member copies from it when all are Ready. Barrier:
-/// Ready only. Descriptors that differ: every member completes with kMismatch naming each world rank and what it said.
+/// Ready only. Descriptors that differ: every member completes with kMismatch naming each world rank and what it said,
+/// at the latest 2 s after the first difference was seen.
+///
+/// Failure (a time-out, a lost peer, the network, cancel()): the first one is told to the other members, and each
+/// completes with it. Whoever could be reading or writing our memory is waited for before the caller hears of it
+/// (members answer as soon as their executor is between two actions; a lost one is not waited for), so that after
+/// CompleteLocal nobody touches it, and a member that completes with Ok has summed what was there to be summed. A
+/// member that does not answer within 1 s (stopped, hung) is named in the status: it may still write to in-place memory
+/// when it comes back; staging memory stays out of use until it answers. An operation with the network completes after
+/// on_network_done().
+///
+/// Keys are used once, but for those with the top bit of `op` set (names): used again in the same order on every
+/// member.
 class Engine final {
  public:
   explicit Engine(EngineConfig config);
-  ~Engine();
+  ~Engine();  ///< Gives all staging memory back, also what others may still read.
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   /// Ends in exactly one CompleteLocal. A key in use completes with kInvalidArgument.
   void submit(Instant now, const LocalOperation& operation);
   void on_network_done(Instant now, const OpKey& key, const Status& status);
+  /// Gives an operation up on purpose; it completes with `why`, here and on the other members. Unknown keys: nothing.
+  void cancel(Instant now, const OpKey& key, const Status& why);
   /// A message from another rank; never trusted: bad ones are counted and dropped.
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
-  /// Gives an operation up: completes with `why` here and tells the other members, who complete with it too (those who submit
-  /// it later, at once). Unknown or finished keys are ignored. (The runtime: other parts of the same operation failed.)
-  void abort(Instant now, const OpKey& key, const Status& why);
   /// A local rank is gone: operations that need it fail with kPeerLost (`why` names it).
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
+  /// Call at or after next_deadline(), when all messages that have come are delivered.
   void on_tick(Instant now);
   Instant next_deadline() const;
 
+  /// Moves the actions to the end of `out`. Those of the call before have been carried out by now: what they refer to
+  /// is freed here, so call it once more after the last action.
   void take_actions(LocalActions& out);
+  /// Nothing is known, to be done or freed. (Memory that a hung member may still touch does not count.)
   bool is_idle() const;
   const EngineStats& stats() const;
 

@@ -1,0 +1,141 @@
+#include <algorithm>
+#include <utility>
+
+#include "intra_node/engine_impl.h"
+
+namespace herring::intra_node {
+
+/// False where the operation is over because its members disagree, or will be when the last of them has spoken.
+bool Engine::Impl::check_agreement(Instant now, Exchange& exchange) {
+  bool agree = true;
+  for (std::uint32_t i = 0; i < exchange.size(); ++i) {
+    const Said& said = exchange.of(i);
+    if (i == exchange.me || !said.ready) continue;
+    agree = agree && said.layout == exchange.layout && said.descriptor == exchange.operation.descriptor;
+  }
+  if (agree) return true;
+  if (exchange.mismatch_deadline == Instant::max()) {
+    exchange.mismatch_deadline = now + kMismatchWait;
+    wake_at(exchange.mismatch_deadline);
+  }
+  if (!exchange.everybody_is_ready() && now < exchange.mismatch_deadline) return false;
+  // No member can have found all equal, so none has touched another's memory, and each finds out by itself.
+  const Status status(Code::kMismatch, mismatch_text(exchange));
+  remember_failure(exchange.key, status);
+  for (Said& said : exchange.said) said.released = true;
+  complete(exchange, status);
+  return false;
+}
+
+void Engine::Impl::fail(Instant now, Exchange& exchange, const Status& status, bool relayed) {
+  if (!exchange.is_active() || exchange.stage == Stage::kFailing) return;
+  exchange.failure = status;
+  remember_failure(exchange.key, status);
+  std::string text = status.message();
+  if (!relayed && status.code() != Code::kTimeout && status.code() != Code::kPeerLost) {
+    // A time-out says whose it is, and a loss is everybody's.
+    text = "rank " + std::to_string(exchange.operation.world_ranks[exchange.me]) + " gave it up: " + text;
+  }
+  const bool exposed = exchange.location == Location::kInPlace || exchange.location == Location::kStaged;
+  for (const std::uint32_t rank : exchange.operation.members) {
+    if (rank == config_.local_rank) continue;
+    if (!exposed || lost_[rank]) exchange.said[rank].released = true;
+    if (!lost_[rank]) send_error(rank, exchange.key, Status(status.code(), text), false);
+  }
+  exchange.stage = Stage::kFailing;
+  exchange.mismatch_deadline = Instant::max();
+  exchange.deadline = now + kLetGoWait;
+  wake_at(exchange.deadline);
+  try_fail(exchange);
+}
+
+void Engine::Impl::try_fail(Exchange& exchange) {
+  if (exchange.stage == Stage::kFailing && !exchange.network_pending && exchange.everybody_let_go()) {
+    report_failure(exchange);
+  }
+}
+
+void Engine::Impl::report_failure(Exchange& exchange) {
+  if (exchange.everybody_let_go()) return complete(exchange, exchange.failure);
+  const auto holds_on = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).released; };
+  std::string text = exchange.failure.message() + " (" + name_ranks(exchange, holds_on) +
+                     " did not confirm to have stopped, and may still write to this operation's shared memory)";
+  complete(exchange, Status(exchange.failure.code(), std::move(text)));
+  if (exchange.staging.empty()) return retire(exchange);
+  exchange.stage = Stage::kQuarantined;
+  ++quarantined_;
+}
+
+/// `rank` will not touch our memory for this operation any more.
+void Engine::Impl::let_go(Exchange& exchange, std::uint32_t rank) {
+  exchange.said[rank].released = true;
+  if (exchange.stage == Stage::kFailing) return try_fail(exchange);
+  if (exchange.stage == Stage::kSharing) return try_finish(exchange);
+  try_retire(exchange);
+}
+
+void Engine::Impl::cancel(Instant now, const OpKey& key, const Status& why) {
+  Exchange* exchange = find_active(key);
+  if (exchange != nullptr && exchange->is_active()) fail(now, *exchange, why);
+}
+
+void Engine::Impl::on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why) {
+  if (local_rank >= config_.local_size || local_rank == config_.local_rank || lost_[local_rank]) return;
+  lost_[local_rank] = why;
+  pending_dones_[local_rank].clear();
+  std::vector<LocalKey> keys;
+  for (const auto& [key, exchange] : exchanges_) {
+    if (exchange->stage != Stage::kEarly && is_member(*exchange, local_rank)) keys.push_back(key);
+  }
+  for (const LocalKey& key : keys) {
+    Exchange* exchange = find(key);
+    if (exchange == nullptr) continue;
+    const auto member = static_cast<std::uint32_t>(std::ranges::find(exchange->operation.members, local_rank) -
+                                                   exchange->operation.members.begin());
+    if (!exchange->can_do_without(member)) {
+      exchange->said[local_rank].released = true;
+      fail(now, *exchange, Status(Code::kPeerLost, to_string(exchange->operation.descriptor) + ": " + why));
+    } else {
+      let_go(*exchange, local_rank);
+    }
+  }
+}
+
+void Engine::Impl::on_tick(Instant now) {
+  if (now < next_deadline_) return;
+  std::vector<LocalKey> due;
+  for (const auto& [key, exchange] : exchanges_) {
+    if (exchange->is_active() && now >= std::min(exchange->deadline, exchange->mismatch_deadline)) due.push_back(key);
+  }
+  for (const LocalKey& key : due) {
+    if (Exchange* exchange = find(key)) expire(now, *exchange);
+  }
+  next_deadline_ = Instant::max();
+  for (const auto& [key, exchange] : exchanges_) {
+    // Failing for want of the network's word only: that one has its own deadline.
+    if (!exchange->is_active() || (exchange->stage == Stage::kFailing && now >= exchange->deadline)) continue;
+    wake_at(std::min(exchange->deadline, exchange->mismatch_deadline));
+  }
+}
+
+void Engine::Impl::expire(Instant now, Exchange& exchange) {
+  if (exchange.stage == Stage::kFailing) {
+    if (!exchange.network_pending) report_failure(exchange);
+    return;
+  }
+  if (now >= exchange.mismatch_deadline) {
+    (void)check_agreement(now, exchange);
+    return;
+  }
+  fail(now, exchange, Status(Code::kTimeout, timeout_text(exchange)));
+}
+
+void Engine::Impl::remember_failure(const LocalKey& key, const Status& status) {
+  if (!tombstones_.emplace(key, status).second) return;
+  tombstone_order_.push_back(key);
+  if (tombstone_order_.size() <= kMaxTombstones) return;
+  tombstones_.erase(tombstone_order_.front());
+  tombstone_order_.pop_front();
+}
+
+}  // namespace herring::intra_node

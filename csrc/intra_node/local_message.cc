@@ -1,0 +1,205 @@
+#include "intra_node/local_message.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+namespace herring::intra_node {
+namespace {
+
+constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kReplyFlag = 1;
+constexpr std::size_t kMaxTextBytes = 1024;
+
+struct Head {
+  std::uint8_t version;
+  std::uint8_t kind;
+  std::uint8_t flags;
+  std::uint8_t detail;
+  std::uint32_t group;
+  std::uint64_t op;
+  std::uint32_t part;
+  std::uint32_t occurrence;
+  std::uint32_t count;
+  std::uint32_t zero;
+};
+static_assert(sizeof(Head) == 32 && offsetof(Head, op) == 8 && offsetof(Head, count) == 24);
+
+struct ReadyBody {
+  std::uint64_t layout;
+  std::uint64_t offset;
+  std::uint8_t collective;
+  std::uint8_t dtype;
+  std::uint8_t reduce;
+  std::uint8_t dims;
+  std::uint32_t root;
+  std::uint64_t op_bytes;
+  std::uint64_t part_bytes;
+  std::uint64_t shape[kMaxDims];
+};
+static_assert(sizeof(ReadyBody) == 104 && offsetof(ReadyBody, shape) == 40);
+
+struct PackedKey {
+  std::uint64_t op;
+  std::uint32_t group;
+  std::uint32_t part;
+  std::uint32_t occurrence;
+  std::uint32_t zero;
+};
+static_assert(sizeof(PackedKey) == 24);
+
+/// Fills a message whose size is known.
+class Writer {
+ public:
+  Writer(const Head& head, std::size_t body_bytes) : bytes_(sizeof(Head) + body_bytes) { put(head); }
+  template <class T>
+  void put(const T& value) {
+    put_bytes(std::as_bytes(std::span(&value, 1)));
+  }
+  void put_bytes(std::span<const std::byte> bytes) {
+    if (!bytes.empty()) std::memcpy(bytes_.data() + at_, bytes.data(), bytes.size());
+    at_ += bytes.size();
+  }
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::size_t at_ = 0;
+};
+
+template <class T>
+T read(std::span<const std::byte> bytes) {
+  T value;
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return value;
+}
+
+ReadyBody pack(const LocalMessage& message) {
+  ReadyBody body{};
+  const OpDescriptor& d = message.descriptor;
+  body.layout = message.layout;
+  body.offset = message.offset;
+  body.collective = static_cast<std::uint8_t>(d.collective);
+  body.dtype = static_cast<std::uint8_t>(d.dtype);
+  body.reduce = static_cast<std::uint8_t>(d.reduce);
+  body.dims = d.dims;
+  body.root = d.root;
+  body.op_bytes = d.op_bytes;
+  body.part_bytes = d.part_bytes;
+  std::ranges::copy(d.shape, body.shape);
+  return body;
+}
+
+bool unpack(const ReadyBody& body, LocalMessage& message) {
+  OpDescriptor& d = message.descriptor;
+  message.layout = body.layout;
+  message.offset = body.offset;
+  d.collective = static_cast<Collective>(body.collective);
+  d.dtype = static_cast<DataType>(body.dtype);
+  d.reduce = static_cast<ReduceOp>(body.reduce);
+  d.dims = body.dims;
+  d.root = body.root;
+  d.op_bytes = body.op_bytes;
+  d.part_bytes = body.part_bytes;
+  std::ranges::copy(body.shape, d.shape.begin());
+  return body.dims <= kMaxDims;
+}
+
+bool decode_ready(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
+  if (rest.size() < sizeof(ReadyBody) || head.detail > static_cast<std::uint8_t>(Location::kInline)) return false;
+  message.location = static_cast<Location>(head.detail);
+  message.data = rest.subspan(sizeof(ReadyBody));
+  if (!unpack(read<ReadyBody>(rest), message)) return false;
+  const std::uint64_t expected = message.location == Location::kInline ? message.descriptor.part_bytes : 0;
+  return message.data.size() == expected;
+}
+
+bool decode_done(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
+  if (head.count == 0 || rest.size() != std::size_t{head.count} * sizeof(PackedKey)) return false;
+  message.keys.reserve(head.count);
+  for (; !rest.empty(); rest = rest.subspan(sizeof(PackedKey))) {
+    const auto packed = read<PackedKey>(rest);
+    message.keys.push_back({{{packed.group}, packed.op, packed.part}, packed.occurrence});
+  }
+  return true;
+}
+
+bool decode_error(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
+  if (head.detail <= static_cast<std::uint8_t>(Code::kAgain) ||
+      head.detail > static_cast<std::uint8_t>(Code::kInternal) || rest.size() > kMaxTextBytes) {
+    return false;
+  }
+  message.code = static_cast<Code>(head.detail);
+  message.reply = (head.flags & kReplyFlag) != 0;
+  message.text.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode(const LocalMessage& message) {
+  Head head{};
+  head.version = kVersion;
+  head.kind = static_cast<std::uint8_t>(message.kind);
+  head.group = message.key.key.group.value;
+  head.op = message.key.key.op;
+  head.part = message.key.key.part;
+  head.occurrence = message.key.occurrence;
+  switch (message.kind) {
+    case MessageKind::kReady: {
+      head.detail = static_cast<std::uint8_t>(message.location);
+      Writer writer(head, sizeof(ReadyBody) + message.data.size());
+      writer.put(pack(message));
+      writer.put_bytes(message.data);
+      return writer.take();
+    }
+    case MessageKind::kReduced:
+      return Writer(head, 0).take();
+    case MessageKind::kDone: {
+      head.count = static_cast<std::uint32_t>(message.keys.size());
+      Writer writer(head, message.keys.size() * sizeof(PackedKey));
+      for (const LocalKey& key : message.keys) {
+        writer.put(PackedKey{key.key.op, key.key.group.value, key.key.part, key.occurrence, 0});
+      }
+      return writer.take();
+    }
+    case MessageKind::kError: {
+      head.detail = static_cast<std::uint8_t>(message.code);
+      head.flags = message.reply ? kReplyFlag : 0;
+      const auto text = std::as_bytes(std::span(message.text)).first(std::min(message.text.size(), kMaxTextBytes));
+      Writer writer(head, text.size());
+      writer.put_bytes(text);
+      return writer.take();
+    }
+  }
+  return {};
+}
+
+std::optional<LocalMessage> decode(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(Head)) return std::nullopt;
+  const auto head = read<Head>(bytes);
+  if (head.version != kVersion) return std::nullopt;
+  LocalMessage message;
+  message.kind = static_cast<MessageKind>(head.kind);
+  message.key = {{{head.group}, head.op, head.part}, head.occurrence};
+  const auto rest = bytes.subspan(sizeof(Head));
+  bool good = false;
+  switch (message.kind) {
+    case MessageKind::kReady:
+      good = decode_ready(head, rest, message);
+      break;
+    case MessageKind::kReduced:
+      good = rest.empty();
+      break;
+    case MessageKind::kDone:
+      good = decode_done(head, rest, message);
+      break;
+    case MessageKind::kError:
+      good = decode_error(head, rest, message);
+      break;
+  }
+  return good ? std::optional(std::move(message)) : std::nullopt;
+}
+
+}  // namespace herring::intra_node
