@@ -40,10 +40,11 @@ struct SendLocal {
   std::uint32_t to = 0;  ///< Local rank.
   std::vector<std::byte> bytes;
 };
-/// to[:] = from[:]
+/// to[:] = from[:]; copy() of intra_node/copy.h is made for it.
 struct CopyAction {
   std::span<const std::byte> from;
   std::span<std::byte> to;
+  bool bypass_cache = false;  ///< A hint: the whole result is larger than the caches.
 };
 struct ReduceLocal {
   ReduceSpec spec;

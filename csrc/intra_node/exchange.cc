@@ -7,6 +7,8 @@
 namespace herring::intra_node {
 namespace {
 
+constexpr std::uint64_t kLargeBytes = 8 << 20;
+
 template <class T>
 std::span<T> part(std::span<T> whole, ByteSpan range) {
   return whole.subspan(range.offset, range.bytes);
@@ -38,6 +40,9 @@ bool covers(const LocalOperation& operation) {
   }
   return next == operation.memory.size();
 }
+
+/// Its beginning is out of the caches before its end is in.
+bool is_large(const LocalOperation& operation) { return operation.descriptor.op_bytes >= kLargeBytes; }
 
 ReduceSpec spec_of(const LocalOperation& operation) {
   return {operation.descriptor.dtype, operation.descriptor.reduce, operation.average_over};
@@ -244,12 +249,14 @@ void copy_out(const Exchange& exchange, std::uint32_t member, const EngineConfig
   const std::span<std::byte> from =
       exchange.of(member).location == Location::kStaged ? slot_of(exchange, member, config) : exchange.staging;
   for (const ByteSpan& range : exchange.operation.owned[member]) {
-    if (range.bytes > 0) out.push_back(CopyAction{part(from, range), part(exchange.operation.memory, range)});
+    if (range.bytes == 0) continue;
+    out.push_back(CopyAction{part(from, range), part(exchange.operation.memory, range), is_large(exchange.operation)});
   }
 }
 
 void copy_from_root(const Exchange& exchange, const EngineConfig& config, LocalActions& out) {
-  out.push_back(CopyAction{slot_of(exchange, exchange.operation.root, config), exchange.operation.memory});
+  out.push_back(CopyAction{slot_of(exchange, exchange.operation.root, config), exchange.operation.memory,
+                           is_large(exchange.operation)});
 }
 
 bool reads_staging_of(const Exchange& exchange, std::uint32_t member) {
