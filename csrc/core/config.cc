@@ -87,7 +87,7 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_HEARTBEAT_S", Type::kSeconds, &Config::heartbeat_s,
      "Time between two signs of life of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
     {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
-     "Silence after which a process counts as lost. More than HERRING_HEARTBEAT_S.", 0.002, 86'400},
+     "Silence after which a process counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us, "How long to poll before blocking. 0: block at once.", 0,
      1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
