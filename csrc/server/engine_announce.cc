@@ -213,6 +213,7 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
   if (op.is_live()) {
     WorkerState& worker = workers_[header.sender];
     ++worker.ops;
+    participant.counted = true;
     if (participant.eager) ++worker.eager;
     if (!same_shape(announce, op.shape)) op.disagreed = true;
   }

@@ -28,7 +28,7 @@ Status decode_reason(std::span<const std::byte> body) {
 /// Tells everybody who has announced, and keeps the operation to tell those who announce later. The first reason wins.
 void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
-  retire_announces(op);
+  for (Participant& participant : op.participants) retire(participant);
   std::erase(ready_, op.id);
   live_.erase(op.key);
   op.state = OpState::kFailed;

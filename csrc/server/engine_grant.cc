@@ -158,6 +158,7 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
   }
   header.tag = participant.tag + header.chunk;
   ++participant.results;
+  if (participant.has_everything()) retire(participant);
   ++op.sends;
   stats_.bytes_sent += payload.size();
   send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, chunk, participant.peer, true});
@@ -165,7 +166,6 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
 
 /// All Results are handed out: the key is free again; the memory stays until they are sent.
 void Engine::Impl::finish_op(Op& op) {
-  retire_announces(op);
   op.state = OpState::kFinishing;
   live_.erase(op.key);
   set_timer(op, Instant::max());
@@ -174,13 +174,13 @@ void Engine::Impl::finish_op(Op& op) {
   op.deferred.clear();
 }
 
-void Engine::Impl::retire_announces(Op& op) {
-  for (const Participant& participant : op.participants) {
-    if (participant.silent) continue;
-    WorkerState& worker = workers_[participant.peer.value];
-    --worker.ops;
-    if (participant.eager) --worker.eager;
-  }
+/// The worker may count this announce as finished from now on, so the lane must not count it any longer.
+void Engine::Impl::retire(Participant& participant) {
+  if (!participant.counted) return;
+  participant.counted = false;
+  WorkerState& worker = workers_[participant.peer.value];
+  --worker.ops;
+  if (participant.eager) --worker.eager;
 }
 
 void Engine::Impl::release_slot(std::uint32_t slot) {

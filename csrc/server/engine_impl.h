@@ -31,6 +31,7 @@ struct Participant {
   std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
   bool silent = false;           // It gave the operation up without an announce: told nothing.
+  bool counted = false;          // In its worker's numbers of unfinished announces.
   bool eager = false;
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
@@ -200,7 +201,7 @@ class Engine::Impl {
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
   void finish_op(Op& op);
   void release_slot(std::uint32_t slot);
-  void retire_announces(Op& op);
+  void retire(Participant& participant);
 
   // engine_failure.cc
   void fail(Instant now, Op& op, const Status& why);
