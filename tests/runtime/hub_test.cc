@@ -259,6 +259,7 @@ TEST(HubEvents, LeavingAndFailingReachAllOthersInOneOrder) {
   auto members = join_all(hub.port(), 4);
   members[3]->report_failure("cannot allocate");
   EXPECT_EQ(next_event(*members[0]).kind, HubEvent::Kind::kFailed);
+  EXPECT_EQ(next_event(*members[2]).kind, HubEvent::Kind::kFailed);
   members[2]->leave();
   members[2]->leave();  // Idempotent.
   const HubEvent left = next_event(*members[0]);
@@ -270,6 +271,8 @@ TEST(HubEvents, LeavingAndFailingReachAllOthersInOneOrder) {
   EXPECT_EQ(failed.reason, "cannot allocate");
   EXPECT_EQ(next_event(*members[1]).member.rank, 2u);
   EXPECT_EQ(next_event(*members[3]).member.rank, 2u) << "a failed member still hears of the others";
+  members[1]->leave();
+  EXPECT_EQ(next_event(*members[0]).member.rank, 1u);
   HubEvent none;
   EXPECT_FALSE(members[2]->next_event(none)) << "one that left hears nothing";
   EXPECT_FALSE(members[0]->next_event(none));
