@@ -207,7 +207,7 @@ class RankLoop {
       }
     } else if (const auto* copy = std::get_if<CopyAction>(&action)) {
       if (copy->from.size() >= kFlushBefore) neighborhood_.flush();
-      intra_node::copy(copy->from, copy->to, copy->bypass_cache);
+      intra_node::copy_bytes(copy->from, copy->to, copy->bypass_cache);
     } else if (const auto* reduce = std::get_if<ReduceLocal>(&action)) {
       if (reduce->inputs.front().size() >= kFlushBefore) neighborhood_.flush();
       server::reduce(reduce->spec, reduce->inputs, reduce->outputs);

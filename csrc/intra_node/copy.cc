@@ -45,8 +45,8 @@ void copy_blocks(const std::byte* from, std::byte* to, std::size_t bytes) {
 }  // namespace
 #endif
 
-void copy(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache) {
-  if (from.size() != to.size()) throw std::invalid_argument("intra_node::copy: sizes differ");
+void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache) {
+  if (from.size() != to.size()) throw std::invalid_argument("intra_node::copy_bytes: sizes differ");
   if (from.empty()) return;
 #if defined(__SSE2__)
   if (from.size() > kSmall) {

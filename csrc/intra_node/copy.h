@@ -10,6 +10,6 @@ namespace herring::intra_node {
 /// private memory comes 16 bytes past a page, an arena's does not).
 ///
 /// `bypass_cache`: the target is not read soon and larger than the caches; writes it without reading it first.
-void copy(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache = false);
+void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache = false);
 
 }  // namespace herring::intra_node

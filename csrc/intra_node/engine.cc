@@ -262,12 +262,17 @@ void Engine::Impl::retire(Exchange& exchange) {
 }
 
 void Engine::Impl::take_actions(LocalActions& out) {
-  for (const auto& exchange : std::exchange(retired_and_taken_, {})) {
-    if (exchange->staging.empty()) continue;
-    stats_.staging_bytes -= exchange->staging.size();
-    config_.deallocate(exchange->staging);
-  }
-  retired_and_taken_ = std::exchange(retired_, {});
+  const auto free_all = [this](std::vector<std::unique_ptr<Exchange>>& exchanges) {
+    for (const auto& exchange : exchanges) {
+      if (exchange->staging.empty()) continue;
+      stats_.staging_bytes -= exchange->staging.size();
+      config_.deallocate(exchange->staging);
+    }
+    exchanges.clear();
+  };
+  free_all(retired_and_taken_);
+  if (actions_.empty()) return free_all(retired_);
+  retired_and_taken_.swap(retired_);
   if (out.empty()) {
     out.swap(actions_);
   } else {

@@ -1,0 +1,278 @@
+#include "intra_node/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "intra_node/local_cluster.h"
+#include "intra_node/local_message.h"
+
+namespace herring::intra_node {
+namespace {
+
+using std::chrono::seconds;
+using testing::LocalCluster;
+
+constexpr std::uint32_t kInlineBytes = 64;
+
+class EngineTest : public ::testing::Test {
+ protected:
+  LocalOperation operation(std::uint32_t rank, std::span<float> values, std::uint64_t op = 1) {
+    LocalOperation operation;
+    operation.key = {{0}, op, 0};
+    operation.descriptor.dims = 1;
+    operation.descriptor.shape[0] = values.size();
+    operation.descriptor.op_bytes = operation.descriptor.part_bytes = values.size_bytes();
+    operation.members.resize(cluster_.size());
+    std::iota(operation.members.begin(), operation.members.end(), 0u);
+    for (const std::uint32_t member : operation.members) operation.world_ranks.push_back(10 + member);
+    operation.owned.resize(cluster_.size());
+    operation.owned[0].push_back({0, values.size_bytes()});
+    operation.memory = std::as_writable_bytes(values);
+    operation.timeout = seconds(5);
+    memory_of_[rank] = operation.memory;
+    return operation;
+  }
+  const std::vector<Status>& completed(std::uint32_t rank, std::uint64_t op = 1) {
+    return cluster_.rank(rank).completed[{{0}, op, 0}];
+  }
+  /// The one status of an operation; a rank that has none or several fails the test.
+  Status status(std::uint32_t rank, std::uint64_t op = 1) {
+    EXPECT_EQ(completed(rank, op).size(), 1u) << "rank " << rank;
+    return completed(rank, op).empty() ? Status(Code::kInternal, "never completed") : completed(rank, op).front();
+  }
+  void expect_idle() {
+    for (std::uint32_t r = 0; r < cluster_.size(); ++r) {
+      EXPECT_TRUE(cluster_.rank(r).engine->is_idle()) << r;
+      EXPECT_EQ(cluster_.rank(r).engine->stats().staging_bytes, 0u) << r;
+    }
+  }
+
+  LocalCluster cluster_{3, 1 << 20, kInlineBytes};
+  std::map<std::uint32_t, std::span<std::byte>> memory_of_;
+  std::mt19937 random_{1};
+  std::vector<float> a_ = std::vector<float>(100, 1.0f);
+  std::vector<float> b_ = std::vector<float>(100, 2.0f);
+  std::vector<float> c_ = std::vector<float>(100, 3.0f);
+};
+
+TEST_F(EngineTest, TellsEveryRankWhoSaidWhat) {
+  cluster_.submit(0, operation(0, a_));
+  cluster_.submit(1, operation(1, b_));
+  LocalOperation other = operation(2, std::span(c_).first(50));
+  other.owned[0] = {{0, 200}};
+  cluster_.submit(2, other);
+  cluster_.run(random_);
+  for (std::uint32_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(status(r).code(), Code::kMismatch);
+    EXPECT_EQ(status(r).message(),
+              "ranks disagree about operation 1 of group 0: rank 10: all_reduce(float32[100], sum); rank 11: "
+              "all_reduce(float32[100], sum); rank 12: all_reduce(float32[50], sum)");
+  }
+  EXPECT_EQ(a_, std::vector<float>(100, 1.0f)) << "nobody's values change";
+  expect_idle();
+}
+
+TEST_F(EngineTest, WaitsTwoSecondsForTheRestOfAMismatch) {
+  cluster_.submit(0, operation(0, a_));
+  LocalOperation other = operation(1, b_);
+  other.descriptor.reduce = ReduceOp::kMax;
+  cluster_.submit(1, other);
+  cluster_.run(random_);
+  EXPECT_TRUE(completed(0).empty());
+  EXPECT_EQ(cluster_.rank(0).engine->next_deadline() - cluster_.now(), seconds(2));
+  cluster_.run_out(random_);
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(status(r).code(), Code::kMismatch);
+    EXPECT_NE(status(r).message().find("rank 12: has not called it yet"), std::string::npos) << status(r).message();
+  }
+  // The late one learns the same, and who said what before it.
+  cluster_.submit(2, operation(2, c_));
+  cluster_.run(random_);
+  EXPECT_EQ(status(2).code(), Code::kMismatch);
+  EXPECT_NE(status(2).message().find("rank 11: all_reduce(float32[100], max)"), std::string::npos);
+  expect_idle();
+}
+
+TEST_F(EngineTest, NamesLayoutsThatDiffer) {
+  cluster_.submit(0, operation(0, a_));
+  cluster_.submit(1, operation(1, b_));
+  LocalOperation other = operation(2, c_);
+  other.owned[0].clear();
+  other.owned[1] = {{0, 400}};
+  cluster_.submit(2, other);
+  cluster_.run(random_);
+  EXPECT_EQ(status(0).code(), Code::kMismatch);
+  EXPECT_NE(status(0).message().find("HERRING_* settings"), std::string::npos) << status(0).message();
+}
+
+TEST_F(EngineTest, NamesTheRanksThatDoNotCome) {
+  cluster_.submit(1, operation(1, b_));
+  cluster_.run_out(random_);
+  EXPECT_EQ(status(1).code(), Code::kTimeout);
+  EXPECT_EQ(status(1).message(),
+            "all_reduce(float32[100], sum) timed out after 5 s: rank 11 waits for ranks 10, 12 to call it");
+  // Whoever comes later is told at once.
+  cluster_.submit(0, operation(0, a_));
+  cluster_.run(random_);
+  EXPECT_EQ(status(0).to_string(), status(1).to_string());
+  expect_idle();
+}
+
+TEST_F(EngineTest, FailsWhatNeedsALostRank) {
+  cluster_.submit(0, operation(0, a_));
+  cluster_.submit(1, operation(1, b_));
+  cluster_.run(random_);
+  cluster_.rank(2).alive = false;
+  cluster_.lose(0, 2);
+  cluster_.lose(1, 2);
+  cluster_.run(random_);
+  for (std::uint32_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(status(r).code(), Code::kPeerLost);
+    EXPECT_NE(status(r).message().find("rank 2 died"), std::string::npos);
+  }
+  cluster_.submit(0, operation(0, a_, 2));
+  cluster_.run(random_);
+  EXPECT_EQ(status(0, 2).code(), Code::kPeerLost) << "and what is called afterwards";
+}
+
+TEST_F(EngineTest, PassesANetworkErrorToTheOtherMembers) {
+  for (std::uint32_t r = 0; r < 3; ++r) {
+    LocalOperation op = operation(r, r == 0 ? a_ : r == 1 ? b_ : c_);
+    op.network = true;
+    cluster_.submit(r, op);
+  }
+  cluster_.run(random_);
+  cluster_.finish_network(0, 0, Status(Code::kPeerLost, "server 7 is gone"));
+  cluster_.run(random_);
+  EXPECT_TRUE(completed(1).empty()) << "its own part of the network still has the memory";
+  for (std::uint32_t r = 1; r < 3; ++r) cluster_.finish_network(r, 0, Status(Code::kCancelled, "told to stop"));
+  cluster_.run(random_);
+  EXPECT_EQ(status(0).message(), "server 7 is gone");
+  EXPECT_EQ(status(1).message(), "server 7 is gone");
+  EXPECT_EQ(status(2).code(), Code::kPeerLost);
+  expect_idle();
+}
+
+TEST_F(EngineTest, NamesAMemberThatDoesNotLetGo) {
+  const auto memory = cluster_.allocate(0, 400);
+  LocalOperation in_place = operation(0, a_);
+  in_place.memory = memory;
+  cluster_.submit(0, in_place);
+  LocalOperation staged = operation(1, b_);
+  cluster_.submit(1, staged);
+  cluster_.run(random_);
+  // Rank 2 hangs: it answers nobody.
+  cluster_.rank(2).alive = false;
+  cluster_.rank(0).engine->cancel(cluster_.now(), in_place.key, Status(Code::kCancelled, "enough"));
+  cluster_.take(0);
+  cluster_.run(random_);
+  EXPECT_TRUE(completed(0).empty());
+  cluster_.run_out(random_);
+  EXPECT_EQ(status(0).message(),
+            "enough (rank 12 did not confirm to have stopped, and may still write to this operation's shared memory)");
+  EXPECT_EQ(status(1).code(), Code::kCancelled);
+  EXPECT_TRUE(cluster_.rank(1).engine->is_idle());
+  EXPECT_EQ(cluster_.rank(1).engine->stats().staging_bytes, 400u) << "staging memory stays out of use";
+  cluster_.rank(2).alive = true;
+  cluster_.run(random_);
+  EXPECT_EQ(cluster_.rank(1).engine->stats().staging_bytes, 0u) << "until the member answers";
+}
+
+TEST_F(EngineTest, SaysWhatToRaiseWhereTheArenaIsFull) {
+  const auto all = cluster_.allocate(1, 1 << 20);
+  ASSERT_FALSE(all.empty());
+  cluster_.submit(0, operation(0, a_));
+  cluster_.submit(1, operation(1, b_));
+  cluster_.submit(2, operation(2, c_));
+  cluster_.run(random_);
+  EXPECT_EQ(status(1).code(), Code::kUnavailable);
+  EXPECT_NE(status(1).message().find("HERRING_ARENA_BYTES"), std::string::npos);
+  EXPECT_EQ(status(0).code(), Code::kUnavailable);
+  EXPECT_EQ(status(2).code(), Code::kUnavailable);
+  expect_idle();
+}
+
+TEST_F(EngineTest, RefusesBadOperations) {
+  std::uint64_t op = 1;
+  const auto refused = [&](auto&& spoil) {
+    LocalOperation bad = operation(0, a_, ++op);
+    spoil(bad);
+    cluster_.submit(0, bad);
+    cluster_.run(random_);
+    return status(0, op).code() == Code::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.members = {1, 2}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.members = {0, 0, 1}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.members = {0, 1, 9}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.owned[0] = {{0, 396}}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.owned[1] = {{0, 4}}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.owned[0] = {{4, UINT64_MAX}}; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.memory = o.memory.first(396); }));
+  EXPECT_TRUE(refused([](LocalOperation& o) { o.average_over = 0; }));
+  EXPECT_TRUE(refused([](LocalOperation& o) {
+    o.descriptor.collective = Collective::kBroadcast;
+    o.root = 3;
+  }));
+  cluster_.submit(0, operation(0, a_, ++op));
+  cluster_.run(random_);
+  EXPECT_TRUE(completed(0, op).empty()) << "without a flaw it starts";
+}
+
+TEST_F(EngineTest, RefusesAKeyInUse) {
+  cluster_.submit(0, operation(0, a_));
+  cluster_.submit(0, operation(0, a_));
+  cluster_.run(random_);
+  EXPECT_EQ(status(0).code(), Code::kInvalidArgument);
+}
+
+TEST_F(EngineTest, DropsWhateverIsNotAMessage) {
+  // Genuine messages, spoilt: nothing may crash, and nothing of ours be read outside the arena (the sanitizers watch).
+  std::vector<std::vector<std::byte>> genuine;
+  for (const MessageKind kind : {MessageKind::kReady, MessageKind::kReduced, MessageKind::kDone, MessageKind::kError}) {
+    LocalMessage message;
+    message.kind = kind;
+    message.key = {{{0}, 1, 0}, 0};
+    message.descriptor = operation(0, a_).descriptor;
+    message.location = Location::kInPlace;
+    message.keys = {message.key};
+    message.code = Code::kTimeout;
+    message.text = "late";
+    genuine.push_back(encode(message));
+    ASSERT_TRUE(decode(genuine.back()).has_value());
+  }
+  for (std::uint32_t round = 0; round < 20000; ++round) {
+    if (round % 100 == 0) {
+      for (std::uint32_t r = 0; r < 2; ++r) cluster_.submit(r, operation(r, r == 0 ? a_ : b_, 1 + round / 100));
+    }
+    auto bytes = genuine[random_() % genuine.size()];
+    const std::uint64_t op = 1 + round / 100;
+    std::memcpy(bytes.data() + 8, &op, sizeof(op));
+    for (std::uint32_t flips = random_() % 4; flips > 0; --flips) {
+      bytes[random_() % bytes.size()] = static_cast<std::byte>(random_());
+    }
+    if (random_() % 4 == 0) bytes.resize(random_() % (bytes.size() + 50));
+    cluster_.rank(0).engine->on_message(cluster_.now(), random_() % 4, bytes);
+    if (cluster_.is_free(0)) cluster_.take(0);
+    cluster_.run(random_);
+  }
+  EXPECT_GT(cluster_.rank(0).engine->stats().messages_rejected, 100u);
+  cluster_.run_out(random_);
+}
+
+TEST_F(EngineTest, BoundsWhatItRemembersOfOthers) {
+  LocalMessage message;
+  message.kind = MessageKind::kReady;
+  message.descriptor.part_bytes = 0;
+  message.descriptor.collective = Collective::kBarrier;
+  for (std::uint32_t op = 0; op < 70000; ++op) {
+    message.key.key.op = op;
+    cluster_.rank(0).engine->on_message(cluster_.now(), 1, encode(message));
+  }
+  cluster_.take(0);
+  EXPECT_EQ(cluster_.rank(0).engine->stats().messages_rejected, 70000u - 65536u);
+  EXPECT_EQ(cluster_.rank(0).actions.size(), 70000u - 65536u) << "each is answered with an error";
+}
+
+}  // namespace
+}  // namespace herring::intra_node
