@@ -44,8 +44,8 @@ Logger::Logger(LoggerOptions options)
 
 std::string Logger::lines(LogLevel level, std::string_view text) const {
   std::string prefix = "herring";
-  if (!options_.who.empty()) prefix += "[" + options_.who + "]";
-  prefix += " " + std::string(name_of(level)) + ": ";
+  if (!options_.who.empty()) prefix.append("[").append(options_.who).append("]");
+  prefix.append(" ").append(name_of(level)).append(": ");
   std::string out;
   while (true) {
     const std::size_t end = std::min(text.find('\n'), text.size());
