@@ -85,7 +85,7 @@ TEST_F(LogTest, KeysMadeFromDataDoNotGrowWithoutBound) {
   Logger logger(options(LogLevel::kError));
   for (int i = 0; i < 10'000; ++i) {
     now_ += std::chrono::microseconds(1);
-    logger.log_limited(LogLevel::kError, "key" + std::to_string(i), "x");
+    logger.log_limited(LogLevel::kError, std::string("key").append(std::to_string(i)), "x");
   }
   const std::string text = written();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 10'000);

@@ -21,7 +21,7 @@ TEST(Metrics, SnapshotHasEveryNameOnceInOrder) {
 TEST(Metrics, ReferencesStayGoodWhileOthersAreAdded) {
   Metrics metrics;
   Counter& first = metrics.counter("a");
-  for (int i = 0; i < 1000; ++i) metrics.counter("b" + std::to_string(i));
+  for (int i = 0; i < 1000; ++i) metrics.counter(std::string("b").append(std::to_string(i)));
   first.add(5);
   EXPECT_EQ(metrics.counter("a").value(), 5u);
   EXPECT_EQ(&first, &metrics.counter("a"));
