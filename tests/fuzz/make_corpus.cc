@@ -1,0 +1,172 @@
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <iostream>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine_program.h"
+#include "wire/header.h"
+
+/// Writes the first inputs of each fuzz target: make_corpus tests/fuzz/corpus
+namespace herring::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::uint8_t>;
+
+class Corpus {
+ public:
+  explicit Corpus(fs::path root) : root_(std::move(root)) {}
+
+  void add(std::string_view target, std::string_view name, const Bytes& bytes) const {
+    fs::create_directories(root_ / target);
+    std::ofstream file(root_ / target / name, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    if (!file) throw std::runtime_error("cannot write " + (root_ / target / name).string());
+  }
+  void add(std::string_view target, std::string_view name, std::string_view text) const {
+    add(target, name, Bytes(text.begin(), text.end()));
+  }
+
+ private:
+  fs::path root_;
+};
+
+void append(Bytes& out, std::span<const std::byte> bytes) {
+  std::transform(bytes.begin(), bytes.end(), std::back_inserter(out),
+                 [](std::byte b) { return std::to_integer<std::uint8_t>(b); });
+}
+
+void add_headers(const Corpus& corpus) {
+  constexpr std::string_view kNames[] = {"announce", "grant", "push", "result", "error", "cancel", "credit"};
+  for (std::uint8_t type = 1; type <= 7; ++type) {
+    wire::Header header;
+    header.type = static_cast<wire::MessageType>(type);
+    header.flags = type == 1 ? wire::kFlagEager : type == 4 ? wire::kFlagNoPayload : std::uint16_t{0};
+    header.job_id = 77;
+    header.tag = 1000;
+    header.chunk = 3;
+    header.count = 2;
+    wire::Announce announce;
+    announce.descriptor.dims = 1;
+    announce.descriptor.shape[0] = 1000;
+    announce.descriptor.op_bytes = announce.descriptor.part_bytes = 4000;
+    announce.descriptor.collective = static_cast<Collective>(std::min<int>(type, 3));
+    announce.contributor_count = announce.rank_count = 4;
+    announce.shard_bytes = 4000;
+    announce.chunk_bytes = 1024;
+    announce.owned_count = 4;
+    announce.timeout_ms = 1000;
+    header.payload_bytes = wire::kAnnounceBytes;
+    Bytes bytes;
+    append(bytes, wire::encode(header));
+    append(bytes, wire::encode(announce));
+    corpus.add("header", kNames[type - 1], bytes);
+  }
+  corpus.add("header", "empty", "");
+}
+
+void add_configs(const Corpus& corpus) {
+  corpus.add("config", "plain", "HERRING_LANES=2\nHERRING_CHUNK_BYTES=64KB\nHERRING_LOG=debug\n");
+  corpus.add("config", "override", "HERRING_LANES=2\n\nHERRING_LANES=3\n");
+  corpus.add("config", "unknown", "HERRING_CHUNK=1\nPATH=/bin\nHERRING_TEST_SEED=1\n");
+  corpus.add("config", "contradiction", "HERRING_CHUNK_BYTES=1MB\nHERRING_BUCKET_BYTES=512KB\n");
+  corpus.add("config", "adjusted", "HERRING_DEAD_AFTER_S=0.005\nHERRING_ARENA_BYTES=1MB\nHERRING_BUCKET_BYTES=64\n");
+  corpus.add("config", "hub", "HERRING_HUB=[::1]:29500\nHERRING_SECRET=s\nHERRING_PROVIDER=tcp\n");
+  std::string indexed;
+  for (char index = 0; index < 0x1F; ++index) {
+    if (index == '\n') continue;
+    indexed += index;
+    indexed += "64\n";
+  }
+  corpus.add("config", "indexed", indexed);
+}
+
+constexpr std::uint8_t op(Step step) { return static_cast<std::uint8_t>(step); }
+
+/// worker, key, kind, share, no mutation
+void announce(Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8_t key = 0) {
+  program.insert(program.end(), {op(Step::kAnnounce), worker, key, kind, 0, 0});
+}
+
+void add_programs(const Corpus& corpus) {
+  constexpr std::string_view kNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
+  for (std::uint8_t collective = 0; collective < 4; ++collective) {
+    for (const std::uint8_t size : {0x00, 0x10, 0x30, 0x70}) {
+      Bytes program = {2};
+      for (std::uint8_t worker = 0; worker < 3; ++worker) announce(program, worker, collective | size);
+      program.push_back(op(Step::kSettle));
+      corpus.add("server_engine", std::string(kNames[collective]) + "_" + std::to_string(size >> 4), program);
+    }
+  }
+  Bytes eager = {1};
+  announce(eager, 0, kKindEager);
+  announce(eager, 1, kKindEager);
+  eager.push_back(op(Step::kSettle));
+  corpus.add("server_engine", "eager", eager);
+
+  Bytes mismatch = {1};
+  announce(mismatch, 0, 0x00);
+  announce(mismatch, 1, 0x10);
+  mismatch.insert(mismatch.end(), {op(Step::kTick), 30, op(Step::kSettle)});
+  corpus.add("server_engine", "mismatch", mismatch);
+
+  Bytes timeout = {1};
+  announce(timeout, 0, 0x70);
+  timeout.insert(timeout.end(), {op(Step::kTick), 60});
+  announce(timeout, 1, 0x70);
+  corpus.add("server_engine", "timeout", timeout);
+
+  Bytes lost = {1};
+  announce(lost, 0, 0x70);
+  announce(lost, 1, 0x70);
+  lost.insert(lost.end(), {op(Step::kPush), 0, 0, op(Step::kLost), 1, op(Step::kSettle)});
+  corpus.add("server_engine", "lost", lost);
+
+  Bytes cancelled = {1};
+  announce(cancelled, 0, 0x70);
+  announce(cancelled, 1, 0x70);
+  cancelled.insert(cancelled.end(), {op(Step::kPush), 0, 0, op(Step::kCancel), 1, 1, 0, 1, 0, op(Step::kSettle)});
+  corpus.add("server_engine", "cancelled", cancelled);
+
+  Bytes noisy = {1};
+  announce(noisy, 0, 0x00);
+  announce(noisy, 1, 0x00);
+  for (int i = 0; i < 12; ++i) noisy.insert(noisy.end(), {op(Step::kNoise), 0});
+  corpus.add("server_engine", "noisy", noisy);
+
+  // A process with its share of the result announces the next operation of the key, over and over.
+  Bytes ahead = {2 | kSetupShared};
+  for (std::uint8_t worker = 0; worker < 3; ++worker) announce(ahead, worker, 0x00);
+  announce(ahead, 0, 0x00);
+  ahead.insert(ahead.end(), {op(Step::kFlood), 0, 255, op(Step::kSettle)});
+  corpus.add("server_engine", "ahead", ahead);
+
+  for (const std::uint8_t kind : {0x00, 0x30, 0x03}) {
+    Bytes flood = {1};
+    announce(flood, 0, kind);
+    flood.insert(flood.end(), {op(Step::kFlood), 0, 255, op(Step::kLost), 1, op(Step::kFlood), 0, 255});
+    corpus.add("server_engine", "flood_" + std::to_string(kind), flood);
+  }
+}
+
+}  // namespace
+}  // namespace herring::fuzz
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::cerr << "usage: make_corpus FOLDER\n";
+    return 2;
+  }
+  const herring::fuzz::Corpus corpus{arguments[1]};
+  herring::fuzz::add_headers(corpus);
+  herring::fuzz::add_configs(corpus);
+  herring::fuzz::add_programs(corpus);
+  return 0;
+}
