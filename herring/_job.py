@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from herring import _core
-from herring._errors import InvalidArgumentError, UnavailableError
+from herring._errors import HerringTimeoutError, InvalidArgumentError, UnavailableError
 from herring._fabric import fabric_search
 from herring._placement import Placement, find_placement
 from herring._rendezvous import (
@@ -25,6 +25,8 @@ from herring._rendezvous import (
     read_store,
     store_key,
 )
+
+_HUB_GRACE_S = 2.0
 
 
 @dataclass
@@ -235,7 +237,13 @@ def _lead(
             else:
                 _mpi_broadcast(text, deadline)
         here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
-        return WorkerJob(config, placement, hub, _join(config, "worker", 0, placement.size, here, deadline), deadline)
+        client = _join(config, "worker", 0, placement.size, here, deadline)
+        return WorkerJob(config, placement, hub, client, deadline)
+    except HerringTimeoutError:
+        # The others learn from the hub who is missing, at their own deadline, which may be a little later than ours.
+        time.sleep(_HUB_GRACE_S)
+        hub.close()
+        raise
     except BaseException:
         hub.close()
         raise

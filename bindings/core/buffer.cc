@@ -116,7 +116,8 @@ Buffer take_exported(const py::object& object, Access access, const std::string&
   auto view = std::make_unique<Py_buffer>();
   if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     py::error_already_set raised;
-    refuse(role, "cannot be read as memory: " + std::string(raised.what()) + "; dtypes that work: " + kDtypes);
+    const std::string kind = py::hasattr(object, "dtype") ? " (dtype " + dtype_of(object, nullptr) + ")" : "";
+    refuse(role, "cannot be read as memory" + kind + ": " + raised.what() + "; dtypes that work: " + kDtypes);
   }
   Buffer buffer;
   buffer.owner = owner_of(view.release(), [](Py_buffer* exported) {

@@ -68,7 +68,7 @@ class Job:
         env: Mapping[str, str] | None = None,
         prefix: tuple[str, ...] = (),
     ) -> None:
-        """One more process, which calls `function(**arguments)`; `prefix` goes in front of the command line (mpirun)."""
+        """One more process, which calls `function(**arguments)`; `prefix` goes first (mpirun)."""
         source = sys.modules[function.__module__].__file__
         assert source is not None
         command = [*prefix, sys.executable, str(RUNNER), source, function.__name__, json.dumps(dict(arguments or {}))]
