@@ -162,7 +162,6 @@ TEST_F(FabricTest, SendsToAnAddressWhereNobodyListensFailByNameAndHoldUpNobody) 
   endpoint.add_peer(PeerId{9}, vacant_address(*fabric_));
   const Bytes data = pattern(5000, 1);
   Bytes in(5000);
-  const Duration cpu = thread_cpu_time();
   const auto start = steady_clock::now();
   for (std::uint64_t i = 0; i < 100; ++i)
     ASSERT_TRUE(endpoint.post_send(PeerId{9}, Tag{1}, data, {}, Token{i}).is_ok());
