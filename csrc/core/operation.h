@@ -27,10 +27,10 @@ struct OpDescriptor {
   Collective collective = Collective::kAllReduce;
   DataType dtype = DataType::kFloat32;
   ReduceOp reduce = ReduceOp::kSum;
-  std::uint8_t dims = 0;        ///< Number of used entries of `shape`, at most kMaxDims.
-  std::uint32_t root = 0;       ///< kBroadcast and kAllGather parts: group rank whose data everybody gets.
-  std::uint64_t op_bytes = 0;   ///< Bytes of the whole operation, over all parts.
-  std::uint64_t part_bytes = 0; ///< Bytes of this part.
+  std::uint8_t dims = 0;         ///< Number of used entries of `shape`, at most kMaxDims.
+  std::uint32_t root = 0;        ///< kBroadcast and kAllGather parts: group rank whose data everybody gets.
+  std::uint64_t op_bytes = 0;    ///< Bytes of the whole operation, over all parts.
+  std::uint64_t part_bytes = 0;  ///< Bytes of this part.
   std::array<std::uint64_t, kMaxDims> shape{};
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };

@@ -19,8 +19,8 @@ namespace herring {
 struct SendAction {
   PeerId to;
   Tag tag;
-  wire::Header header;            ///< magic, version, checksum are filled in by the executor.
-  std::vector<std::byte> body;    ///< Small and owned: an encoded Announce, an error text. May be empty.
+  wire::Header header;          ///< magic, version, checksum are filled in by the executor.
+  std::vector<std::byte> body;  ///< Small and owned: an encoded Announce, an error text. May be empty.
   std::span<const std::byte> payload;
   Token token;
 };
@@ -33,14 +33,14 @@ struct PostReceiveAction {
   Token token;
 };
 
-/// Withdraw a posted receive. After the executor has carried this out, nothing is written to its payload any more and no
-/// on_received(token) comes.
+/// Withdraw a posted receive. After the executor has carried this out, nothing is written to its payload any more and
+/// no on_received(token) comes.
 struct CancelReceiveAction {
   Token token;
 };
 
-/// outputs[k][:] = finalize(tree-sum of inputs), for every k; done before the next action is carried out. An output may be
-/// the same span as an input, never a partial overlap. All spans have the same size.
+/// outputs[k][:] = finalize(tree-sum of inputs), for every k; done before the next action is carried out. An output may
+/// be the same span as an input, never a partial overlap. All spans have the same size.
 struct ReduceAction {
   ReduceSpec spec;
   std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
@@ -56,8 +56,8 @@ struct CompleteAction {
 using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CompleteAction>;
 using Actions = std::vector<Action>;
 
-/// Where control messages (Announce, Grant, Error, Cancel, Credit) arrive: every endpoint keeps a bounded pool of receives
-/// posted on this tag. No other tag has the top bit set.
+/// Where control messages (Announce, Grant, Error, Cancel, Credit) arrive: every endpoint keeps a bounded pool of
+/// receives posted on this tag. No other tag has the top bit set.
 inline constexpr Tag kControlTag{0x8000'0000'0000'0001ull};
 
 }  // namespace herring
