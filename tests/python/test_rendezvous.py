@@ -186,7 +186,8 @@ def test_missing_workers_are_named(bare_environment, job):
     for error in errors:
         assert isinstance(error, herring.HerringTimeoutError)
         assert isinstance(error, TimeoutError)
-        assert re.search(r"waiting for workers? 1\b", str(error)), error
+        # Beside the one that never came, the list may have those that gave up a moment earlier.
+        assert re.search(r"waiting for workers? ([02], )?1\b", str(error)), error
 
 
 def test_no_hub_at_all_says_where_it_looked(bare_environment, job):
