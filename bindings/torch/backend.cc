@@ -103,9 +103,13 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   std::shared_ptr<std::byte> memory;
   if (bytes > 0 && !closed_ && getpid() == process_->pid) memory = process_->runtime->allocate(bytes);
   if (!memory) return at::empty({size}, options);  // Arena full: such a bucket is copied, not refused.
+  // Resizable, as hooks may resize a bucket (batched PowerSGD does): the new memory is then torch's own.
+  using Memory = std::shared_ptr<std::byte>;
   void* const data = memory.get();
-  return at::from_blob(
-      data, {size}, [memory = std::move(memory)](void*) mutable { memory.reset(); }, options);
+  c10::DataPtr owner(
+      data, new Memory(std::move(memory)), [](void* held) { delete static_cast<Memory*>(held); }, at::kCPU);
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(owner), c10::GetCPUAllocator(), true);
+  return at::empty({0}, options).set_(storage, 0, {size}, {1});
 }
 
 void Backend::abort() {

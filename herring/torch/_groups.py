@@ -124,7 +124,7 @@ class Groups:
         if options.group_rank == 0:
             keys = [f"{prefix}{rank}" for rank in range(options.group_size)]
             _wait_for(options.store, keys, name)
-            said = [json.loads(value) for value in options.store.multi_get(keys)]
+            said = [json.loads(value) for value in _get_all(options.store, keys)]
             try:
                 agreement = _decide(said, name, options.store)
             except InvalidArgumentError as error:
@@ -176,6 +176,11 @@ def _wait_for(store: Any, keys: list[str], name: str) -> None:
         raise HerringTimeoutError(
             f"process group '{name}': waited {limit_s:.0f} s (HERRING_JOIN_TIMEOUT_S) for {who} to create it"
         ) from error
+
+
+def _get_all(store: Any, keys: list[str]) -> list[bytes]:
+    """In one round trip where the store can."""
+    return list(store.multi_get(keys)) if store.has_extended_api() else [store.get(key) for key in keys]
 
 
 def _milliseconds(timeout: timedelta) -> int:

@@ -94,9 +94,11 @@ def layouts_and_odd_calls() -> None:
             value = numbers[rank].clone()
             dist.all_reduce(value, op=op)
             _check(value, want, f"complex {op}")
-        conjugate = numbers[rank].clone().conj()
-        dist.all_reduce(conjugate)
-        _check(conjugate.resolve_conj(), sum(numbers).conj().resolve_conj(), "lazy conjugate")
+        # Past torch's dispatcher, which hands the backend a copy of such a view and drops the result.
+        negated = numbers[rank].clone().conj().imag
+        assert negated.is_neg()
+        dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([negated]).wait()
+        _check(negated.resolve_neg(), -sum(each.imag for each in numbers), "a view with the negative bit")
         with expect_error((ValueError, RuntimeError), "complex"):
             dist.all_reduce(numbers[rank].clone(), op=dist.ReduceOp.MAX)
 
@@ -270,8 +272,6 @@ def refusals() -> None:
             dist.all_reduce(torch.zeros(3).to(torch.float8_e4m3fn))
         with expect_error(ValueError, "BAND", "integers"):
             dist.all_reduce(torch.zeros(3), op=dist.ReduceOp.BAND)
-        with expect_error((ValueError, RuntimeError, NotImplementedError), "meta"):
-            dist.all_reduce(torch.zeros(3, device="meta"))
         with expect_error(ValueError, "all_gather", "pad"):
             dist.all_gather([torch.empty(r + 1) for r in range(size)], torch.empty(rank + 1))
         with expect_error(NotImplementedError, "send is not supported yet"):

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -42,11 +43,11 @@ def several_groups() -> None:
         assert groups[mine[-1]]._get_backend(torch.device("cpu")).name() == "herring"
 
 
-def again_and_again(times: str) -> None:
+def again_and_again(times: str, folder: str) -> None:
     """init/destroy many times: same results, and no thread, file or mapping stays behind."""
     counts = []
     for number in range(int(times)):
-        with world() as (rank, size):
+        with world(**_store_file(folder, number)) as (rank, size):
             value = torch.full((100,), float(rank + number))
             dist.all_reduce(value)
             assert value[0] == sum(range(size)) + number * size
@@ -60,6 +61,12 @@ def again_and_again(times: str) -> None:
     assert counts[-1][0] <= counts[4][0] + 1, f"open files grow: {counts}"
     assert counts[-1][1] <= counts[4][1] + 2, f"threads grow: {counts}"
     assert counts[-1][2] <= counts[4][2] + 1, f"shared memory grows: {counts}"
+
+
+def _store_file(folder: str, number: int) -> dict[str, Any]:
+    """A store of its own for each init: with env:// a fast rank may still find the store that a slow one is closing."""
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    return {"init_method": f"file://{folder}/store-{number}", **place}
 
 
 def _herring_mappings() -> int:
@@ -142,17 +149,17 @@ def sub_group_of_gloo() -> None:
             dist.new_group([0, 1], backend="herring")
 
 
-def beside_the_numpy_api() -> None:
+def beside_the_numpy_api(folder: str) -> None:
     """herring.init() before init_process_group: one runtime, which stays when the groups go."""
     herring.init()
-    for _ in range(2):
-        with world() as (rank, size):
+    for number in range(2):
+        with world(**_store_file(folder, number)) as (rank, size):
             value = torch.tensor([float(rank)])
             dist.all_reduce(value)
             assert value.item() == sum(range(size)) == herring.allreduce(torch.tensor([float(rank)]), op="sum").item()
     assert herring.is_initialized()
     herring.shutdown()
-    with world() as (rank, size):
+    with world(**_store_file(folder, 2)) as (rank, size):
         assert herring.rank() == rank
         assert herring.size() == size
     assert not herring.is_initialized()

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+import herring.torch  # noqa: F401  (registers the backend where Herring is on the path only, not installed)
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 _calls = itertools.count()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ranks import run_ranks
 
 
@@ -9,8 +11,8 @@ def test_overlapping_groups_do_not_mix() -> None:
     run_ranks(3, "cases_groups:several_groups")
 
 
-def test_init_and_destroy_leave_nothing_behind() -> None:
-    run_ranks(2, "cases_groups:again_and_again", 30, timeout=200)
+def test_init_and_destroy_leave_nothing_behind(tmp_path: Path) -> None:
+    run_ranks(2, "cases_groups:again_and_again", 30, tmp_path, timeout=200)
 
 
 def test_ranks_that_disagree_all_get_an_error_that_says_who_said_what() -> None:
@@ -25,8 +27,8 @@ def test_a_sub_group_may_use_herring_while_the_default_group_uses_gloo() -> None
     run_ranks(3, "cases_groups:sub_group_of_gloo")
 
 
-def test_torch_and_numpy_share_one_runtime() -> None:
-    run_ranks(2, "cases_groups:beside_the_numpy_api")
+def test_torch_and_numpy_share_one_runtime(tmp_path: Path) -> None:
+    run_ranks(2, "cases_groups:beside_the_numpy_api", tmp_path)
 
 
 def test_a_script_that_just_ends_ends_well() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
 from herring.torch._launch import prepare_environment
+from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
 
 __all__ = ["DistributedDataParallel"]
 
+_NCCL_ONLY_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 _SIGNATURE = inspect.signature(_TorchDDP.__init__)
 
 
@@ -34,6 +39,23 @@ class DistributedDataParallel(_TorchDDP):
                 raise TypeError(f"torch {torch.__version__}'s DistributedDataParallel has no argument {name!r}")
             del kwargs[name]
         super().__init__(module, *args, **kwargs)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As torch's. The bf16 compression hooks, which torch refuses without NCCL, work here: Herring sums bfloat16."""
+        if getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS and dist.get_backend(self.process_group) == NAME:
+            hook = _under_another_name(hook)
+        super().register_comm_hook(state, hook)
+
+
+def _under_another_name(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """torch recognises the hooks that it refuses by their names."""
+
+    @functools.wraps(hook)
+    def herring_hook(state: object, bucket: dist.GradBucket) -> Any:
+        return hook(state, bucket)
+
+    herring_hook.__name__ = f"herring_{hook.__name__}"
+    return herring_hook
 
 
 DistributedDataParallel.__init__.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
