@@ -133,6 +133,7 @@ class Pump<Engine>::Impl {
     bool is_withdrawn = false;
     std::span<std::byte> buffer;
     Token token;  // The engine's.
+    PeerId to;    // Of a send.
   };
 
   std::size_t add_post(Kind kind, bool is_large) {
@@ -182,6 +183,7 @@ class Pump<Engine>::Impl {
     const std::size_t index = add_post(Kind::kSend, is_large);
     Post& post = posts_[index];
     post.token = action.token;
+    post.to = action.to;
     const wire::HeaderBytes header = wire::encode(action.header);
     std::memcpy(post.buffer.data(), header.data(), header.size());
     if (!action.body.empty()) {
@@ -326,20 +328,29 @@ class Pump<Engine>::Impl {
     for (std::size_t i = 0; i < posts_.size(); ++i) {
       if (posts_[i].kind == Kind::kControl || posts_[i].kind == Kind::kReceive) endpoint_.cancel_receive(Token{i});
     }
+    wait_until_free();
+    // A send to a peer that is gone may never complete by itself.
+    for (const Post& post : posts_) {
+      if (post.kind == Kind::kSend) endpoint_.remove_peer(post.to);
+    }
+    wait_until_free();
+    if (in_transport() == 0) return;
+    small_.abandon();
+    large_.abandon();
+  }
+
+  void wait_until_free() {
     std::array<transport::Completion, kPollBatch> batch;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    for (int idle = 0; in_transport() > 0 && idle < 200;) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+    for (int idle = 0; in_transport() > 0 && idle < 100;) {
       const std::size_t count = endpoint_.poll(batch);
       for (std::size_t i = 0; i < count; ++i) close_one(batch[i]);
       if (count > 0) continue;
       ++idle;
       const auto now = std::chrono::steady_clock::now();
-      if (now > deadline) break;
+      if (now > deadline) return;
       endpoint_.wait(std::min(deadline, now + std::chrono::milliseconds(5)));
     }
-    if (in_transport() == 0) return;
-    small_.abandon();
-    large_.abandon();
   }
 
   void close_one(const transport::Completion& completion) {

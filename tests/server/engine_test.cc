@@ -1,0 +1,592 @@
+#include "server/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace herring::server {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kJob = 7;
+constexpr std::uint32_t kChunk = 128;
+
+/// One lane and the messages of its workers, by hand.
+struct Bench {
+  explicit Bench(std::uint32_t workers_count, std::uint32_t window = 4, std::uint32_t slot_count = 0)
+      : workers(workers_count), memory(std::size_t{slot_count == 0 ? workers_count * window : slot_count} * kChunk) {
+    config.self = PeerId{workers};
+    config.job_id = kJob;
+    config.workers = workers;
+    config.max_chunk_bytes = kChunk;
+    config.window = window;
+    config.max_eager_bytes = 256;
+    next_sequence.resize(workers);
+    build();
+  }
+  void build() { engine = std::make_unique<Engine>(config, memory); }
+
+  wire::Header header(std::uint32_t sender, wire::MessageType type) const {
+    wire::Header header;
+    header.type = type;
+    header.job_id = kJob;
+    header.sender = sender;
+    header.op = op;
+    return header;
+  }
+
+  /// An all-reduce of float32[chunks * 32] that this worker owns completely.
+  wire::Announce announce(std::uint32_t sender, std::uint32_t chunks) const {
+    wire::Announce announce;
+    announce.descriptor.dims = chunks == 0 ? 0 : 1;
+    announce.descriptor.shape[0] = chunks * 32;
+    announce.descriptor.op_bytes = announce.descriptor.part_bytes = announce.shard_bytes = chunks * kChunk;
+    announce.contributor = sender;
+    announce.contributor_count = workers;
+    announce.first_rank = sender;
+    announce.rank_count = 1;
+    announce.chunk_bytes = kChunk;
+    announce.owned_count = chunks;
+    announce.timeout_ms = 10'000;
+    return announce;
+  }
+
+  /// Returns the announce's tag.
+  std::uint64_t send(std::uint32_t sender, const wire::Announce& body, std::span<const std::byte> eager = {},
+                     std::uint32_t announcers = 1) {
+    wire::Header head = header(sender, wire::MessageType::kAnnounce);
+    head.tag = next_tag;
+    next_tag += 100;
+    head.offset = next_sequence[sender]++;
+    head.count = announcers;
+    if (!eager.empty()) head.flags = wire::kFlagEager;
+    const auto encoded = wire::encode(body);
+    std::vector<std::byte> bytes(encoded.begin(), encoded.end());
+    bytes.insert(bytes.end(), eager.begin(), eager.end());
+    control(head, bytes);
+    return head.tag;
+  }
+  void control(wire::Header head, std::span<const std::byte> bytes) {
+    head.payload_bytes = static_cast<std::uint32_t>(bytes.size());
+    engine->on_control(now, head, bytes);
+    collect();
+  }
+  void cancel(std::uint32_t sender, std::uint64_t tag, std::uint64_t sequence, std::uint32_t pushes,
+              const std::string& why) {
+    wire::Header head = header(sender, wire::MessageType::kCancel);
+    head.tag = tag;
+    head.offset = sequence;
+    head.count = pushes;
+    std::vector<std::byte> body(1 + why.size(), static_cast<std::byte>(Code::kCancelled));
+    std::memcpy(body.data() + 1, why.data(), why.size());
+    control(head, body);
+  }
+
+  void collect() {
+    actions.clear();
+    engine->take_actions(actions);
+    for (const Action& action : actions) {
+      if (const auto* post = std::get_if<PostReceiveAction>(&action)) posted[post->tag.value] = *post;
+    }
+  }
+  template <class Kind>
+  std::vector<Kind> all() const {
+    std::vector<Kind> found;
+    for (const Action& action : actions) {
+      if (const auto* one = std::get_if<Kind>(&action)) found.push_back(*one);
+    }
+    return found;
+  }
+  std::vector<SendAction> sends(wire::MessageType type) const {
+    std::vector<SendAction> found;
+    for (const SendAction& send_action : all<SendAction>()) {
+      if (send_action.header.type == type) found.push_back(send_action);
+    }
+    return found;
+  }
+  /// A push that answers a grant: chunk `chunk` with the given number of bytes.
+  void push(std::uint32_t sender, std::uint64_t tag, std::uint32_t chunk, std::uint32_t bytes = kChunk) {
+    wire::Header head = header(sender, wire::MessageType::kPush);
+    head.tag = tag;
+    head.chunk = chunk;
+    head.offset = std::uint64_t{chunk} * kChunk;
+    head.payload_bytes = bytes;
+    const PostReceiveAction receive = posted.at(tag);
+    posted.erase(tag);
+    engine->on_received(now, receive.token, Status::ok(), head);
+    collect();
+  }
+  void sent_all() {
+    for (const SendAction& action : all<SendAction>()) engine->on_sent(now, action.token, Status::ok());
+    collect();
+  }
+  static std::string text(const SendAction& action) {
+    return {reinterpret_cast<const char*>(action.body.data()) + 1, action.body.size() - 1};
+  }
+
+  std::uint32_t workers;
+  EngineConfig config;
+  std::vector<std::byte> memory;
+  std::unique_ptr<Engine> engine;
+  Instant now{};
+  std::uint64_t op = 1;
+  std::uint64_t next_tag = 1000;
+  std::vector<std::uint64_t> next_sequence;
+  Actions actions;
+  std::map<std::uint64_t, PostReceiveAction> posted;
+};
+
+TEST(ServerEngine, NeedsASlotForEachWorker) {
+  EXPECT_THROW(Bench(4, 4, 3), Error);
+  EXPECT_NO_THROW(Bench(4, 4, 4));
+}
+
+TEST(ServerEngine, PostsTheReceivesBeforeTheGrantAndGrantsSeveralChunksAtOnce) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 3));
+  EXPECT_TRUE(bench.actions.empty()) << "the other one is still missing";
+  bench.send(1, bench.announce(1, 3));
+  EXPECT_EQ(bench.all<PostReceiveAction>().size(), 6u);
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 2u) << "one message for each worker, not for each chunk";
+  std::size_t posts_seen = 0;
+  for (const Action& action : bench.actions) {
+    if (std::holds_alternative<PostReceiveAction>(action)) ++posts_seen;
+    if (std::holds_alternative<SendAction>(action)) {
+      EXPECT_EQ(posts_seen, 6u);
+    }
+  }
+  for (const SendAction& grant : grants) {
+    EXPECT_EQ(grant.header.count, 3u);
+    for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(bench.posted.contains(grant.header.tag + i));
+  }
+}
+
+TEST(ServerEngine, ReducesInContributorOrderAndSendsToEverybodyAtOnce) {
+  Bench bench(3);
+  std::map<std::uint32_t, std::uint64_t> result_tags;
+  for (const std::uint32_t sender : {2u, 0u, 1u}) result_tags[sender] = bench.send(sender, bench.announce(sender, 1));
+  std::map<std::uint32_t, std::uint64_t> push_tags;
+  std::map<std::uint32_t, const std::byte*> slots;
+  for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) {
+    push_tags[grant.to.value] = grant.header.tag;
+    slots[grant.to.value] = bench.posted.at(grant.header.tag).payload.data();
+  }
+  bench.push(1, push_tags[1], 0);
+  bench.push(2, push_tags[2], 0);
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 3u);
+  bench.push(0, push_tags[0], 0);
+  const auto reductions = bench.all<ReduceAction>();
+  ASSERT_EQ(reductions.size(), 1u);
+  ASSERT_EQ(reductions[0].inputs.size(), 3u);
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_EQ(reductions[0].inputs[i].data(), slots[i]) << "contributor " << i;
+  ASSERT_EQ(reductions[0].outputs.size(), 1u);
+  EXPECT_EQ(reductions[0].outputs[0].data(), slots[0]);
+  const auto results = bench.sends(wire::MessageType::kResult);
+  ASSERT_EQ(results.size(), 3u);
+  for (const SendAction& result : results) EXPECT_EQ(result.tag.value, result_tags[result.to.value]);
+  EXPECT_TRUE(std::holds_alternative<ReduceAction>(bench.actions.front()));
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 1u) << "the result's slot is still being read";
+  bench.sent_all();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+  EXPECT_EQ(bench.engine->stats().bytes_received, 3u * kChunk);
+  EXPECT_EQ(bench.engine->stats().bytes_sent, 3u * kChunk);
+}
+
+TEST(ServerEngine, KeepsToTheWindowAndGrantsAgainWhenHalfOfItIsFree) {
+  Bench bench(1, 4, 16);
+  bench.send(0, bench.announce(0, 12));
+  auto grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 1u);
+  EXPECT_EQ(grants[0].header.count, 4u);
+  const std::uint64_t tag = grants[0].header.tag;
+  bench.push(0, tag, 0);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kGrant).empty()) << "not a grant for each chunk";
+  bench.push(0, tag + 1, 1);
+  grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 1u);
+  EXPECT_EQ(grants[0].header.chunk, 4u);
+  EXPECT_EQ(grants[0].header.count, 2u);
+  EXPECT_EQ(grants[0].header.tag, tag + 4);
+}
+
+TEST(ServerEngine, AChunkTakesAllItsSlotsOrNone) {
+  Bench bench(3, 4, 4);  // One chunk of three pushers fits, and one slot is left.
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.send(sender, bench.announce(sender, 2));
+  EXPECT_EQ(bench.posted.size(), 3u);
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 3u);
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  for (const SendAction& grant : grants) bench.push(grant.to.value, grant.header.tag, 0);
+  // Two of the three slots are free with the reduction, which makes three with the one left over.
+  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 3u);
+  EXPECT_EQ(bench.engine->stats().slots_peak, 4u);
+}
+
+TEST(ServerEngine, TheNextOperationStartsWhileTheFirstIsStillInFlight) {
+  Bench bench(2);
+  for (std::uint32_t sender = 0; sender < 2; ++sender) bench.send(sender, bench.announce(sender, 2));
+  bench.op = 2;
+  bench.send(0, bench.announce(0, 2));
+  bench.send(1, bench.announce(1, 2));
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 2u);
+  EXPECT_EQ(grants[0].header.op, 2u);
+}
+
+TEST(ServerEngine, EagerDataNeedsNeitherSlotNorGrant) {
+  Bench bench(2);
+  const std::vector<std::byte> data(2 * kChunk, std::byte{1});
+  bench.send(0, bench.announce(0, 2), data);
+  bench.send(1, bench.announce(1, 2), data);
+  EXPECT_TRUE(bench.all<PostReceiveAction>().empty());
+  EXPECT_EQ(bench.all<ReduceAction>().size(), 2u);
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 4u);
+  EXPECT_EQ(bench.engine->stats().slots_peak, 0u);
+  EXPECT_EQ(bench.engine->stats().bytes_received, 4u * kChunk);
+  bench.sent_all();
+  EXPECT_TRUE(bench.engine->is_idle());
+}
+
+TEST(ServerEngine, ABroadcastAsksOnePusherAndTellsItWithoutThePayload) {
+  Bench bench(3);
+  for (std::uint32_t sender = 0; sender < 3; ++sender) {
+    wire::Announce body = bench.announce(sender, 1);
+    body.descriptor.collective = Collective::kBroadcast;
+    body.descriptor.root = body.pusher = 1;
+    bench.send(sender, body);
+  }
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 1u);
+  EXPECT_EQ(grants[0].to, PeerId{1});
+  bench.push(1, grants[0].header.tag, 0);
+  EXPECT_TRUE(bench.all<ReduceAction>().empty());
+  for (const SendAction& result : bench.sends(wire::MessageType::kResult)) {
+    EXPECT_EQ(result.payload.size(), result.to == PeerId{1} ? 0u : kChunk);
+    EXPECT_EQ(result.header.flags, result.to == PeerId{1} ? wire::kFlagNoPayload : 0);
+  }
+}
+
+TEST(ServerEngine, ABarrierAnswersWhenTheLastOneComes) {
+  Bench bench(3);
+  for (std::uint32_t sender = 0; sender < 3; ++sender) {
+    EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+    wire::Announce body = bench.announce(sender, 0);
+    body.descriptor.collective = Collective::kBarrier;
+    bench.send(sender, body);
+  }
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 3u);
+}
+
+TEST(ServerEngine, APushThatDoesNotBelongIsCountedAndItsReceivePostedAgain) {
+  Bench bench(1);
+  bench.send(0, bench.announce(0, 1));
+  const std::uint64_t tag = bench.sends(wire::MessageType::kGrant)[0].header.tag;
+  bench.push(0, tag, 0, kChunk - 1);
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+  ASSERT_TRUE(bench.posted.contains(tag));
+  EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+  bench.push(0, tag, 0);
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 1u);
+}
+
+TEST(ServerEngine, AReceiveThatNeverWorksEndsTheOperationInsteadOfLoopingForEver) {
+  Bench bench(1);
+  bench.send(0, bench.announce(0, 1));
+  const std::uint64_t tag = bench.sends(wire::MessageType::kGrant)[0].header.tag;
+  for (int i = 0; i < 20 && bench.posted.contains(tag); ++i) {
+    const PostReceiveAction receive = bench.posted.at(tag);
+    bench.posted.clear();
+    bench.engine->on_received(bench.now, receive.token, Status(Code::kTransport, "fi_trecv: broken"), {});
+    bench.collect();
+  }
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_NE(Bench::text(errors[0]).find("fi_trecv: broken"), std::string::npos);
+}
+
+TEST(ServerEngine, AMismatchNamesEachRankAndGroupsThoseWhoAgree) {
+  Bench bench(4);
+  wire::Announce other = bench.announce(2, 5);
+  bench.send(0, bench.announce(0, 3));
+  bench.send(1, bench.announce(1, 3));
+  bench.send(2, other);
+  EXPECT_TRUE(bench.actions.empty()) << "rank 3 is about to say its part";
+  bench.send(3, bench.announce(3, 3));
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 4u);
+  for (const SendAction& error : errors) {
+    EXPECT_EQ(static_cast<Code>(error.body[0]), Code::kMismatch);
+    EXPECT_EQ(
+        Bench::text(error),
+        "ranks 0, 1, 3 said all_reduce(float32[96], sum); rank 2 said all_reduce(float32[160], sum) (operation 1; "
+        "every rank must make the same calls)");
+  }
+}
+
+TEST(ServerEngine, AMismatchOfSettingsSaysTheNumbers) {
+  Bench bench(2);
+  wire::Announce other = bench.announce(1, 3);
+  other.chunk_bytes = kChunk / 2;
+  other.owned_count = 6;
+  bench.send(0, bench.announce(0, 3));
+  bench.send(1, other);
+  const std::string text = Bench::text(bench.sends(wire::MessageType::kError).at(0));
+  EXPECT_NE(text.find("in chunks of 128"), std::string::npos) << text;
+  EXPECT_NE(text.find("in chunks of 64"), std::string::npos) << text;
+}
+
+TEST(ServerEngine, AMismatchDoesNotWaitLongForTheLastAndTellsItLater) {
+  Bench bench(3);
+  bench.send(0, bench.announce(0, 3));
+  bench.send(1, bench.announce(1, 2));
+  ASSERT_EQ(bench.engine->next_deadline(), bench.now + bench.config.mismatch_grace);
+  bench.now = bench.engine->next_deadline();
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 2u);
+  bench.send(2, bench.announce(2, 2));
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(errors[0].to, PeerId{2});
+  EXPECT_EQ(static_cast<Code>(errors[0].body[0]), Code::kMismatch);
+}
+
+TEST(ServerEngine, AMismatchOfManyStaysWithinOneKilobyte) {
+  Bench bench(64, 1);
+  for (std::uint32_t sender = 0; sender < 64; ++sender) bench.send(sender, bench.announce(sender, sender + 1));
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 64u);
+  EXPECT_LE(Bench::text(errors[0]).size(), 1024u);
+  EXPECT_NE(Bench::text(errors[0]).find("rank 5 said all_reduce(float32[192], sum)"), std::string::npos);
+}
+
+TEST(ServerEngine, ASecondProcessInOnesPlaceIsRefusedAlone) {
+  Bench bench(3);
+  for (std::uint32_t sender = 0; sender < 2; ++sender) {
+    wire::Announce body = bench.announce(sender, 1);
+    body.contributor_count = 2;
+    bench.send(sender, body);
+    if (sender == 0) {
+      wire::Announce impostor = bench.announce(2, 1);
+      impostor.contributor_count = 2;
+      impostor.contributor = 0;
+      bench.send(2, impostor);
+      const auto errors = bench.sends(wire::MessageType::kError);
+      ASSERT_EQ(errors.size(), 1u);
+      EXPECT_EQ(errors[0].to, PeerId{2});
+      EXPECT_EQ(static_cast<Code>(errors[0].body[0]), Code::kProtocol);
+    }
+  }
+  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 2u) << "the others go on";
+}
+
+TEST(ServerEngine, CoOwnersMustNotOverlap) {
+  Bench bench(3);
+  const auto half = [&](std::uint32_t sender, std::uint32_t first, std::uint32_t count) {
+    wire::Announce body = bench.announce(sender, 4);
+    body.contributor = 0;
+    body.contributor_count = 1;
+    body.owned_first = first;
+    body.owned_count = count;
+    return body;
+  };
+  bench.send(0, half(0, 0, 2), {}, 2);
+  bench.send(1, half(1, 1, 3), {}, 2);
+  ASSERT_EQ(bench.sends(wire::MessageType::kError).size(), 1u);
+  EXPECT_EQ(bench.sends(wire::MessageType::kError)[0].to, PeerId{1});
+  bench.send(2, half(2, 2, 2), {}, 2);
+  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 2u);
+}
+
+TEST(ServerEngine, ACopyOfAnAnnounceIsDropped) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 1));
+  --bench.next_sequence[0];
+  bench.send(0, bench.announce(0, 1));
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+  EXPECT_TRUE(bench.actions.empty());
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 2u);
+}
+
+TEST(ServerEngine, OperatorsThatDoNotFitTheTypeAreRefusedByName) {
+  Bench bench(1);
+  wire::Announce body = bench.announce(0, 1);
+  body.descriptor.reduce = ReduceOp::kBxor;
+  bench.send(0, body);
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_NE(Bench::text(errors[0]).find("bxor"), std::string::npos) << Bench::text(errors[0]);
+}
+
+TEST(ServerEngine, StrangersAreCountedAndNotAnswered) {
+  Bench bench(2);
+  wire::Header head = bench.header(0, wire::MessageType::kAnnounce);
+  head.job_id = 8;
+  bench.control(head, {});
+  head = bench.header(0, wire::MessageType::kAnnounce);
+  head.epoch = 1;
+  bench.control(head, {});
+  head = bench.header(2, wire::MessageType::kAnnounce);
+  bench.control(head, {});
+  head = bench.header(0, wire::MessageType::kGrant);
+  bench.control(head, {});
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 4u);
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_TRUE(bench.engine->is_idle());
+}
+
+TEST(ServerEngine, ATimeOutNamesWhoIsMissingAndWhoCame) {
+  Bench bench(4);
+  bench.send(0, bench.announce(0, 3));
+  bench.send(1, bench.announce(1, 3));
+  bench.send(3, bench.announce(3, 3));
+  bench.now += 10s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 3u);
+  EXPECT_EQ(
+      Bench::text(errors[0]),
+      "after 10 s rank 2 had not called all_reduce(float32[96], sum), operation 1; ranks 0, 1, 3 had. Look at what "
+      "the missing ones were doing");
+}
+
+TEST(ServerEngine, ATimeOutNamesWhoseDataDidNotCome) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 1));
+  bench.send(1, bench.announce(1, 1));
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  bench.push(0, grants[0].header.tag, 0);
+  bench.now += 10s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_NE(Bench::text(bench.sends(wire::MessageType::kError).at(0)).find("the data of rank 1 had not arrived"),
+            std::string::npos);
+}
+
+TEST(ServerEngine, AFailedOperationKeepsItsReceivesUntilTheWorkersSayWhatIsOnItsWay) {
+  Bench bench(2);
+  const std::uint64_t tags[2] = {bench.send(0, bench.announce(0, 2)), bench.send(1, bench.announce(1, 2))};
+  std::map<std::uint32_t, std::uint64_t> push_tags;
+  for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) push_tags[grant.to.value] = grant.header.tag;
+  bench.cancel(1, tags[1], 0, 1, "rank 1 stops");
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 2u);
+  EXPECT_TRUE(bench.all<CancelReceiveAction>().empty()) << "one push of rank 1 is on its way";
+  bench.push(1, push_tags[1], 0);
+  EXPECT_EQ(bench.all<CancelReceiveAction>().size(), 1u) << "it was the only one";
+  EXPECT_FALSE(bench.engine->is_idle());
+  wire::Header head = bench.header(0, wire::MessageType::kCancel);
+  head.tag = tags[0];
+  head.chunk = 1;
+  bench.control(head, {});
+  EXPECT_EQ(bench.all<CancelReceiveAction>().size(), 2u);
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+}
+
+TEST(ServerEngine, AWorkerThatDoesNotAnswerAnErrorLosesItsReceivesAfterAGrace) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 1));
+  bench.send(1, bench.announce(1, 1));
+  bench.now += 10s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 2u);
+  bench.now = bench.engine->next_deadline();
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.all<CancelReceiveAction>().size(), 2u);
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+}
+
+TEST(ServerEngine, ACancelThatOvertakesItsAnnounceWaitsForIt) {
+  Bench bench(2);
+  bench.cancel(0, 5000, 0, 0, "changed my mind");
+  EXPECT_TRUE(bench.actions.empty());
+  bench.next_tag = 5000;
+  bench.send(0, bench.announce(0, 1));
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(Bench::text(errors[0]), "changed my mind");
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u) << "the other one hears the same";
+}
+
+TEST(ServerEngine, CreditsComeInBatches) {
+  Bench bench(1);
+  bench.config.announce_credits = 8;
+  bench.build();
+  std::uint32_t credited = 0;
+  std::uint32_t messages = 0;
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    bench.op = i + 1;
+    bench.send(0, bench.announce(0, 1));
+    for (const SendAction& credit : bench.sends(wire::MessageType::kCredit)) {
+      ++messages;
+      credited += credit.header.count;
+    }
+  }
+  EXPECT_EQ(messages, 4u);
+  EXPECT_EQ(credited, 16u);
+}
+
+TEST(ServerEngine, OneMoreOperationThanTheLimitIsAnErrorToThatWorker) {
+  Bench bench(2);
+  bench.config.max_ops_per_worker = 3;
+  bench.build();
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    bench.op = i + 1;
+    bench.send(0, bench.announce(0, 1));
+    EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
+  }
+  bench.op = 4;
+  bench.send(0, bench.announce(0, 1));
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u);
+}
+
+TEST(ServerEngine, RemembersABoundedNumberOfFailuresForABoundedTime) {
+  Bench bench(2);
+  bench.config.max_tombstones = 3;
+  bench.build();
+  std::vector<std::uint64_t> tags;
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    bench.op = i;
+    const std::uint64_t tag = bench.send(0, bench.announce(0, 1));
+    bench.cancel(0, tag, i - 1, 0, "stop");
+  }
+  bench.op = 1;  // Forgotten: waits like any other.
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
+  bench.op = 5;  // Remembered.
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u);
+  bench.now += bench.config.max_tombstone;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  bench.op = 4;
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
+}
+
+TEST(ServerEngine, ALostWorkerFailsWhatWaitsForItAndItsMessagesAreIgnored) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 1));
+  bench.engine->on_peer_lost(bench.now, PeerId{1}, "worker 1 closed its connection");
+  bench.collect();
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(static_cast<Code>(errors[0].body[0]), Code::kPeerLost);
+  EXPECT_EQ(Bench::text(errors[0]), "worker 1 closed its connection");
+  bench.send(1, bench.announce(1, 1));
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+}
+
+}  // namespace
+}  // namespace herring::server

@@ -1,0 +1,412 @@
+#include "worker/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+
+namespace herring::worker {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint64_t kJob = 7;
+constexpr std::uint32_t kChunk = 128;
+constexpr std::uint32_t kWorkers = 4;
+
+/// One worker and the messages of its lanes, by hand.
+struct Bench {
+  explicit Bench(std::uint32_t lanes, std::uint32_t rank = 0) {
+    config.self = PeerId{rank};
+    config.job_id = kJob;
+    for (std::uint32_t i = 0; i < lanes; ++i) config.lanes.push_back(PeerId{kWorkers + i});
+    config.lane_weights.assign(lanes, 1.0);
+    config.chunk_bytes = kChunk;
+    config.announce_credits = 8;
+    config.eager_window = 2;
+    config.lane_grace = 5s;
+    build();
+  }
+  void build() { engine = std::make_unique<Engine>(config); }
+
+  Operation operation(std::uint64_t op, std::span<std::byte> memory) const {
+    Operation operation;
+    operation.key = {GroupId{0}, op, 0};
+    operation.descriptor.dims = 1;
+    operation.descriptor.dtype = DataType::kUInt8;
+    operation.descriptor.shape[0] = operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory.size();
+    operation.memory = memory;
+    operation.contributor = config.self.value;
+    operation.contributor_count = kWorkers;
+    operation.first_rank = config.self.value;
+    operation.timeout = 10s;
+    return operation;
+  }
+  void submit(const Operation& operation) {
+    engine->submit(now, operation);
+    collect();
+  }
+  void collect() {
+    actions.clear();
+    engine->take_actions(actions);
+    for (const Action& action : actions) {
+      if (const auto* post = std::get_if<PostReceiveAction>(&action)) posted[post->tag.value] = *post;
+      if (const auto* done = std::get_if<CompleteAction>(&action)) completed.push_back(*done);
+    }
+  }
+  std::vector<SendAction> sends(wire::MessageType type) const {
+    std::vector<SendAction> found;
+    for (const Action& action : actions) {
+      const auto* send = std::get_if<SendAction>(&action);
+      if (send != nullptr && send->header.type == type) found.push_back(*send);
+    }
+    return found;
+  }
+  template <class Kind>
+  std::size_t count() const {
+    return static_cast<std::size_t>(std::count_if(
+        actions.begin(), actions.end(), [](const Action& action) { return std::holds_alternative<Kind>(action); }));
+  }
+  wire::Header from(PeerId lane, const wire::Header& announce, wire::MessageType type) const {
+    wire::Header header;
+    header.type = type;
+    header.job_id = kJob;
+    header.sender = lane.value;
+    header.op = announce.op;
+    header.part = announce.part;
+    return header;
+  }
+  void control(wire::Header header, std::span<const std::byte> body = {}) {
+    header.payload_bytes = static_cast<std::uint32_t>(body.size());
+    engine->on_control(now, header, body);
+    collect();
+  }
+  void grant(const SendAction& announce, std::uint32_t chunk, std::uint32_t chunks, std::uint64_t tag) {
+    wire::Header header = from(announce.to, announce.header, wire::MessageType::kGrant);
+    header.chunk = chunk;
+    header.count = chunks;
+    header.tag = tag;
+    header.offset = announce.header.tag;
+    control(header);
+  }
+  void error(const SendAction& announce, Code code, const std::string& text, std::uint32_t results) {
+    wire::Header header = from(announce.to, announce.header, wire::MessageType::kError);
+    header.tag = announce.header.tag;
+    header.count = results;
+    std::vector<std::byte> body(1 + text.size(), static_cast<std::byte>(code));
+    std::memcpy(body.data() + 1, text.data(), text.size());
+    control(header, body);
+  }
+  /// The lane's Result of one chunk; false where nothing waits for it.
+  bool result(const SendAction& announce, std::uint32_t chunk, bool right = true) {
+    const auto body = wire::decode_announce(announce.body);
+    const auto found = posted.find(announce.header.tag + chunk);
+    if (found == posted.end()) return false;
+    const PostReceiveAction receive = found->second;
+    posted.erase(found);
+    wire::Header header = from(announce.to, announce.header, wire::MessageType::kResult);
+    header.tag = announce.header.tag + chunk;
+    header.chunk = chunk;
+    if (body->owned_count > 0) header.offset = body->shard_offset + std::uint64_t{chunk} * kChunk;
+    header.payload_bytes = static_cast<std::uint32_t>(receive.payload.size());
+    if (!right) header.chunk += 1;
+    engine->on_received(now, receive.token, Status::ok(), header);
+    collect();
+    return true;
+  }
+  void sent(const std::vector<SendAction>& sent_actions) {
+    for (const SendAction& action : sent_actions) engine->on_sent(now, action.token, Status::ok());
+    collect();
+  }
+
+  EngineConfig config;
+  std::unique_ptr<Engine> engine;
+  Instant now{};
+  Actions actions;
+  std::map<std::uint64_t, PostReceiveAction> posted;
+  std::vector<CompleteAction> completed;
+};
+
+TEST(WorkerEngine, PostsItsReceivesBeforeEachAnnounce) {
+  Bench bench(2);
+  std::vector<std::byte> memory(1000);
+  bench.submit(bench.operation(1, memory));
+  std::set<std::uint64_t> tags;
+  std::size_t announced_chunks = 0;
+  for (const Action& action : bench.actions) {
+    if (const auto* post = std::get_if<PostReceiveAction>(&action)) tags.insert(post->tag.value);
+    if (const auto* send = std::get_if<SendAction>(&action)) {
+      const auto body = wire::decode_announce(send->body);
+      ASSERT_TRUE(body.has_value());
+      for (std::uint32_t c = 0; c < body->owned_count; ++c) EXPECT_TRUE(tags.contains(send->header.tag + c));
+      announced_chunks += body->owned_count;
+      EXPECT_EQ(send->tag, kControlTag);
+    }
+  }
+  EXPECT_EQ(tags.size(), announced_chunks);
+}
+
+TEST(WorkerEngine, CompletesOnceWhenAllResultsAreInAndAllSendsAreDone) {
+  Bench bench(1);
+  std::vector<std::byte> memory(3 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.grant(announce, 0, 3, 900);
+  const auto pushes = bench.sends(wire::MessageType::kPush);
+  ASSERT_EQ(pushes.size(), 3u);
+  for (std::uint32_t c = 0; c < 3; ++c) {
+    EXPECT_EQ(pushes[c].tag.value, 900u + c);
+    EXPECT_EQ(pushes[c].payload.data(), memory.data() + c * kChunk);
+    EXPECT_TRUE(bench.result(announce, c));
+  }
+  EXPECT_TRUE(bench.completed.empty()) << "the transport still reads the memory";
+  bench.sent(pushes);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_TRUE(bench.completed[0].status.is_ok());
+  bench.sent({announce});
+  EXPECT_TRUE(bench.engine->is_idle());
+}
+
+TEST(WorkerEngine, AGrantIsAnsweredOnce) {
+  Bench bench(1);
+  std::vector<std::byte> memory(2 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.grant(announce, 0, 1, 900);
+  EXPECT_EQ(bench.sends(wire::MessageType::kPush).size(), 1u);
+  bench.grant(announce, 0, 1, 950);
+  EXPECT_EQ(bench.sends(wire::MessageType::kPush).size(), 0u);
+  bench.grant(announce, 1, 2, 970);  // Beyond the shard.
+  EXPECT_EQ(bench.sends(wire::MessageType::kPush).size(), 0u);
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 2u);
+}
+
+TEST(WorkerEngine, TheHomeLaneHearsOfEverythingAndItsVerdictIsAwaited) {
+  // One chunk for one of eight lanes: most keys have their home elsewhere.
+  int elsewhere = 0;
+  for (std::uint64_t op = 1; op <= 20; ++op) {
+    Bench bench(8);
+    bench.config.min_shard_bytes = kChunk;
+    bench.build();
+    std::vector<std::byte> memory(kChunk);
+    bench.submit(bench.operation(op, memory));
+    const auto announces = bench.sends(wire::MessageType::kAnnounce);
+    ASSERT_LE(announces.size(), 2u);
+    if (announces.size() < 2) continue;
+    ++elsewhere;
+    for (const SendAction& announce : announces) {
+      EXPECT_TRUE(bench.completed.empty());
+      EXPECT_TRUE(bench.result(announce, 0));
+    }
+    EXPECT_EQ(bench.completed.size(), 1u);
+  }
+  EXPECT_GT(elsewhere, 10);
+}
+
+TEST(WorkerEngine, WorkersStartAtDifferentLanes) {
+  std::set<std::uint32_t> first;
+  std::vector<std::byte> memory(64 * kChunk);
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    Bench bench(4, rank);
+    bench.submit(bench.operation(1, memory));
+    first.insert(bench.sends(wire::MessageType::kAnnounce).at(0).to.value);
+  }
+  EXPECT_EQ(first.size(), 4u);
+}
+
+TEST(WorkerEngine, SmallShardsTravelInTheAnnounceWithinTheirWindow) {
+  Bench bench(1);
+  bench.config.max_eager_bytes = 512;
+  bench.build();
+  std::vector<std::vector<std::byte>> memory(4, std::vector<std::byte>(500));
+  std::vector<SendAction> announces;
+  for (std::uint64_t op = 1; op <= 3; ++op) {
+    bench.submit(bench.operation(op, memory[op]));
+    announces.push_back(bench.sends(wire::MessageType::kAnnounce).at(0));
+  }
+  EXPECT_EQ(announces[0].payload.data(), memory[1].data());
+  EXPECT_EQ(announces[0].payload.size(), 500u);
+  EXPECT_EQ(announces[1].header.flags, wire::kFlagEager);
+  EXPECT_EQ(announces[2].header.flags, 0) << "two are unfinished: the third asks first";
+  bench.sent(announces);
+  for (std::uint32_t c = 0; c < 4; ++c) bench.result(announces[0], c);
+  EXPECT_EQ(bench.completed.size(), 1u);
+  bench.submit(bench.operation(4, memory[0]));
+  EXPECT_EQ(bench.sends(wire::MessageType::kAnnounce).at(0).header.flags, wire::kFlagEager);
+}
+
+TEST(WorkerEngine, AnnouncesBeyondTheCreditsWaitInOrder) {
+  Bench bench(1);
+  bench.config.announce_credits = 2;
+  bench.build();
+  std::vector<std::byte> memory(kChunk);
+  for (std::uint64_t op = 1; op <= 4; ++op) {
+    bench.submit(bench.operation(op, memory));
+    EXPECT_EQ(bench.sends(wire::MessageType::kAnnounce).size(), op <= 2 ? 1u : 0u);
+  }
+  wire::Header header = bench.from(PeerId{kWorkers}, {}, wire::MessageType::kCredit);
+  header.count = 1;
+  bench.control(header);
+  ASSERT_EQ(bench.sends(wire::MessageType::kAnnounce).size(), 1u);
+  EXPECT_EQ(bench.sends(wire::MessageType::kAnnounce)[0].header.op, 3u);
+  header.count = 50;  // More than were ever spent.
+  bench.control(header);
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+}
+
+TEST(WorkerEngine, AnErrorFromOneLaneIsToldToTheOthersAndWaitsForWhatIsOnItsWay) {
+  Bench bench(2);
+  std::vector<std::byte> memory(8 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const auto announces = bench.sends(wire::MessageType::kAnnounce);
+  ASSERT_EQ(announces.size(), 2u);
+  bench.grant(announces[1], 0, 2, 900);
+  const auto pushes = bench.sends(wire::MessageType::kPush);
+  bench.error(announces[0], Code::kMismatch, "rank 0 said this; rank 1 said that", 0);
+  const auto cancels = bench.sends(wire::MessageType::kCancel);
+  ASSERT_EQ(cancels.size(), 2u);
+  EXPECT_EQ(cancels[0].header.chunk, 1u) << "that lane has spoken";
+  EXPECT_EQ(cancels[1].header.chunk, 0u);
+  EXPECT_EQ(cancels[1].header.count, 2u) << "pushes that the lane may still have to take";
+  EXPECT_EQ(cancels[1].header.tag, announces[1].header.tag);
+  bench.error(announces[1], Code::kMismatch, "rank 0 said this; rank 1 said that", 1);
+  EXPECT_EQ(bench.count<CancelReceiveAction>(), 0u) << "one Result is on its way";
+  EXPECT_TRUE(bench.completed.empty());
+  bench.result(announces[1], 1);
+  EXPECT_GT(bench.count<CancelReceiveAction>(), 0u);
+  EXPECT_TRUE(bench.completed.empty()) << "pushes still read the memory";
+  bench.sent(pushes);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kMismatch);
+  EXPECT_EQ(bench.completed[0].status.message(), "rank 0 said this; rank 1 said that");
+}
+
+TEST(WorkerEngine, AfterAFailureALateGrantOrErrorIsHarmless) {
+  Bench bench(2);
+  std::vector<std::byte> memory(8 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const auto announces = bench.sends(wire::MessageType::kAnnounce);
+  bench.error(announces[0], Code::kTimeout, "rank 2 is missing", 0);
+  bench.grant(announces[1], 0, 4, 900);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kPush).empty()) << "the lane was told to expect none";
+  bench.error(announces[1], Code::kTimeout, "rank 2 is missing", 0);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  bench.error(announces[0], Code::kTimeout, "again", 0);
+  bench.grant(announces[1], 0, 4, 900);
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_EQ(bench.completed.size(), 1u);
+  // The key can be used again at once; messages of the first time do not touch it.
+  bench.submit(bench.operation(1, memory));
+  bench.error(announces[0], Code::kTimeout, "again", 0);
+  bench.grant(announces[1], 0, 4, 900);
+  EXPECT_TRUE(bench.actions.empty());
+  EXPECT_EQ(bench.completed.size(), 1u);
+}
+
+TEST(WorkerEngine, SilentLanesAreNamedAfterTheTimeOutAndTheGrace) {
+  Bench bench(2);
+  std::vector<std::byte> memory(8 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const auto announces = bench.sends(wire::MessageType::kAnnounce);
+  const SendAction& good = announces[0].to == PeerId{kWorkers} ? announces[0] : announces[1];
+  for (std::uint32_t c = 0; c < 4; ++c) ASSERT_TRUE(bench.result(good, c));
+  EXPECT_EQ(bench.engine->next_deadline(), bench.now + 15s);
+  bench.now += 15s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.sends(wire::MessageType::kCancel).size(), 1u);
+  EXPECT_TRUE(bench.completed.empty());
+  bench.now = bench.engine->next_deadline();
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.count<CancelReceiveAction>(), 4u);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kTimeout);
+  const std::string& text = bench.completed[0].status.message();
+  EXPECT_NE(text.find("lane 1 (peer 5"), std::string::npos) << text;
+  EXPECT_EQ(text.find("lane 0"), std::string::npos) << text;
+  // The receives were taken back before the completion was told.
+  EXPECT_TRUE(std::holds_alternative<CompleteAction>(bench.actions.back()));
+}
+
+TEST(WorkerEngine, AResultThatDoesNotBelongIsCountedAndItsReceivePostedAgain) {
+  Bench bench(1);
+  std::vector<std::byte> memory(kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.result(announce, 0, false);
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+  EXPECT_TRUE(bench.completed.empty());
+  EXPECT_TRUE(bench.result(announce, 0));
+  EXPECT_EQ(bench.completed.size(), 1u);
+}
+
+TEST(WorkerEngine, AKeyInUseAndBadArgumentsCompleteWithAReason) {
+  Bench bench(1);
+  std::vector<std::byte> memory(kChunk);
+  bench.submit(bench.operation(1, memory));
+  bench.submit(bench.operation(1, memory));
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kInvalidArgument);
+  Operation wrong = bench.operation(2, memory);
+  wrong.memory = std::span(memory).first(5);
+  bench.submit(wrong);
+  ASSERT_EQ(bench.completed.size(), 2u);
+  EXPECT_NE(bench.completed[1].status.message().find("5 bytes"), std::string::npos);
+  wrong = bench.operation(3, memory);
+  wrong.descriptor.collective = Collective::kBroadcast;
+  wrong.descriptor.root = kWorkers;
+  bench.submit(wrong);
+  ASSERT_EQ(bench.completed.size(), 3u);
+  EXPECT_NE(bench.completed[2].status.message().find("root 4"), std::string::npos);
+}
+
+TEST(WorkerEngine, AbortingWhatWasNeverStartedTellsTheHomeLane) {
+  Bench bench(3);
+  std::vector<std::byte> memory(9 * kChunk);
+  bench.engine->abort(bench.now, bench.operation(1, memory), Status(Code::kMismatch, "the host disagrees"));
+  bench.collect();
+  const auto cancels = bench.sends(wire::MessageType::kCancel);
+  ASSERT_EQ(cancels.size(), 1u);
+  EXPECT_EQ(cancels[0].header.tag, 0u);
+  EXPECT_EQ(cancels[0].header.offset, kWorkers);
+  EXPECT_TRUE(bench.completed.empty());
+}
+
+TEST(WorkerEngine, ALostLaneEndsWhatUsesItAtOnce) {
+  Bench bench(1);
+  std::vector<std::byte> memory(kChunk);
+  bench.submit(bench.operation(1, memory));
+  bench.engine->on_peer_lost(bench.now, PeerId{kWorkers}, "server 0 is gone");
+  bench.collect();
+  EXPECT_EQ(bench.count<CancelReceiveAction>(), 1u);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kPeerLost);
+  EXPECT_EQ(bench.completed[0].status.message(), "server 0 is gone");
+  bench.submit(bench.operation(2, memory));
+  ASSERT_EQ(bench.completed.size(), 2u);
+  EXPECT_EQ(bench.completed[1].status.message(), "server 0 is gone");
+}
+
+TEST(WorkerEngine, OwnedRangesCoverEveryByteOnce) {
+  Bench bench(3);
+  for (const std::uint64_t bytes : {0ull, 1ull, 127ull, 128ull, 5'000ull, 100'001ull}) {
+    for (const std::uint32_t owners : {1u, 2u, 3u, 8u}) {
+      std::vector<int> covered(bytes);
+      for (std::uint32_t owner = 0; owner < owners; ++owner) {
+        for (const ByteRange& range : owned_ranges(bench.config, {GroupId{0}, 9, 0}, bytes, owner, owners)) {
+          for (std::uint64_t b = 0; b < range.bytes; ++b) ++covered.at(range.offset + b);
+        }
+      }
+      EXPECT_TRUE(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }))
+          << bytes << " bytes, " << owners << " owners";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace herring::worker
