@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -46,10 +47,14 @@ class CMakeBuild(build_ext):
 
     def build_native(self) -> Path:
         """Runs CMake; returns the folder with lib/libherring.so and _core.*.so."""
-        build = Path(self.build_temp).resolve() / "cmake"
+        # An editable install gets a temporary build_temp; a lasting one makes the next install quick.
+        kept = ROOT / "build" / f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        build = (kept if getattr(self, "editable_mode", False) else Path(self.build_temp).resolve()) / "cmake"
         build.mkdir(parents=True, exist_ok=True)
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DHERRING_PYTHON=ON"]
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={self.pybind11_folder()}"]
+        # These lie in pip's build environment, another one each time: what an earlier run remembers is gone.
+        configure += [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}"]
         try:
             subprocess.run(configure, check=True)
             subprocess.run(["ninja", "-C", str(build), "herring_shared", "herring_python"], check=True)
@@ -82,7 +87,7 @@ class CMakeBuild(build_ext):
         """Best effort: the first `import herring.torch` builds it as well."""
         if not (package / "torch" / "_build.py").exists():
             return
-        python = [sys.executable, "-I", "-c"]
+        python = [sys.executable, "-IB", "-c"]
         probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
         if subprocess.run([*python, probe], check=False).returncode != 0:
             return
