@@ -1,6 +1,7 @@
 #include "backend.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <unistd.h>
 

@@ -145,8 +145,8 @@ def hooks() -> None:
             model.register_comm_hook(None, hook)
             _train(model, rank)
             _compare(model, _single(size), hook.__name__, tolerance)
-        # Its callbacks wait for collectives. One bucket: those of several would call them in no fixed order, on any backend
-        # that completes futures on threads of its own.
+        # Its callbacks wait for collectives. One bucket: those of several would call them in no fixed order, on any
+        # backend that completes futures on threads of its own.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model = DistributedDataParallel(_model())
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

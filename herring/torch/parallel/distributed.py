@@ -41,7 +41,7 @@ class DistributedDataParallel(_TorchDDP):
         super().__init__(module, *args, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's. The bf16 compression hooks, which torch refuses without NCCL, work here: Herring sums bfloat16."""
+        """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it."""
         if getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS and dist.get_backend(self.process_group) == NAME:
             hook = _under_another_name(hook)
         super().register_comm_hook(state, hook)
@@ -51,7 +51,7 @@ def _under_another_name(hook: Callable[..., Any]) -> Callable[..., Any]:
     """torch recognises the hooks that it refuses by their names."""
 
     @functools.wraps(hook)
-    def herring_hook(state: object, bucket: dist.GradBucket) -> Any:
+    def herring_hook(state: object, bucket: Any) -> Any:
         return hook(state, bucket)
 
     herring_hook.__name__ = f"herring_{hook.__name__}"
