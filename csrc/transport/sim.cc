@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <list>
 #include <queue>
 #include <random>
@@ -57,6 +58,11 @@ struct Event {
   std::uint64_t message = 0;
   bool operator>(const Event& other) const { return std::tie(when, order) > std::tie(other.when, other.order); }
 };
+
+bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  const std::less<> before;
+  return !a.empty() && !b.empty() && before(a.data(), b.data() + b.size()) && before(b.data(), a.data() + a.size());
+}
 
 Duration transfer_time(std::size_t bytes, double bytes_per_second) {
   if (bytes_per_second <= 0) return Duration::zero();
@@ -189,6 +195,20 @@ class SimNetwork::State {
   }
 
   bool has_completions(std::size_t index) const { return !nodes_[index].completions.empty(); }
+
+  bool is_borrowed(std::size_t index, std::span<const std::byte> memory) const {
+    for (const auto& [id, message] : messages_) {
+      if (message.from != index || message.sent) continue;
+      if (overlap(message.first, memory) || overlap(message.second, memory)) return true;
+    }
+    for (const auto& [tag, receives] : nodes_[index].posted) {
+      for (const Receive& receive : receives) {
+        if (overlap(receive.first, memory) || overlap(receive.second, memory)) return true;
+      }
+    }
+    return false;
+  }
+
   void set_slowness(std::size_t index, double factor) { nodes_[index].slowness = factor; }
   void kill(std::size_t index) { nodes_[index].alive = false; }
 
@@ -437,6 +457,9 @@ Instant SimNetwork::next_event() const { return state_->next_event(); }
 bool SimNetwork::advance() { return state_->advance(); }
 void SimNetwork::advance_to(Instant when) { state_->advance_to(when); }
 bool SimNetwork::has_completions(std::size_t endpoint) const { return state_->has_completions(endpoint); }
+bool SimNetwork::is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const {
+  return state_->is_borrowed(endpoint, memory);
+}
 void SimNetwork::set_slowness(std::size_t endpoint, double factor) { state_->set_slowness(endpoint, factor); }
 void SimNetwork::kill(std::size_t endpoint) { state_->kill(endpoint); }
 void SimNetwork::partition(std::size_t a, std::size_t b) { state_->partition(a, b); }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "core/types.h"
 #include "transport/transport.h"
@@ -53,6 +54,8 @@ class SimNetwork final {
   void advance_to(Instant when);
   /// True where poll() of that endpoint has something.
   bool has_completions(std::size_t endpoint) const;
+  /// True where a post of that endpoint that has not completed may still read or write this memory.
+  bool is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const;
 
   /// All messages to and from this endpoint take `factor` times as long from now on.
   void set_slowness(std::size_t endpoint, double factor);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -64,6 +66,7 @@ class Cluster {
   }
 
   void submit(std::uint32_t rank, const worker::Operation& operation) {
+    memory_[{rank, operation.key}] = operation.memory;
     workers_[rank]->submit(network_.now(), operation);
     worker_pumps_[rank]->flush();
   }
@@ -136,7 +139,10 @@ class Cluster {
     const runtime::PumpOptions pump{options_.lanes * (options_.window + 24), 1100};
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
         *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
-        [this, rank](const CompleteAction& action) { completions_[rank].push_back(action); }));
+        [this, rank](const CompleteAction& action) {
+          EXPECT_FALSE(network_.is_borrowed(rank, memory_[{rank, action.key}])) << "the network still uses the memory";
+          completions_[rank].push_back(action);
+        }));
   }
 
   void add_lane(std::uint32_t lane) {
@@ -227,6 +233,7 @@ class Cluster {
   std::vector<std::unique_ptr<WorkerPump>> worker_pumps_;
   std::vector<std::unique_ptr<LanePump>> lane_pumps_;
   std::vector<std::vector<CompleteAction>> completions_;
+  std::map<std::pair<std::uint32_t, OpKey>, std::span<const std::byte>> memory_;  // What each submit lent.
   std::vector<std::uint32_t> dead_;
 };
 
