@@ -327,7 +327,7 @@ void Engine::submit(Instant now, const LocalOperation& operation) { impl_->submi
 void Engine::on_network_done(Instant now, const OpKey& key, const Status& status) {
   impl_->on_network_done(now, key, status);
 }
-void Engine::cancel(Instant now, const OpKey& key, const Status& why) { impl_->cancel(now, key, why); }
+void Engine::abort(Instant now, const OpKey& key, const Status& why) { impl_->abort(now, key, why); }
 void Engine::on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes) {
   impl_->on_message(now, from, bytes);
 }

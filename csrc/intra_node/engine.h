@@ -99,7 +99,7 @@ struct EngineStats {
 /// Ready only. Descriptors that differ: every member completes with kMismatch naming each world rank and what it said,
 /// at the latest 2 s after the first difference was seen.
 ///
-/// Failure (a time-out, a lost peer, the network, cancel()): the first one is told to the other members, and each
+/// Failure (a time-out, a lost peer, the network, abort()): the first one is told to the other members, and each
 /// completes with it. Whoever could be reading or writing our memory is waited for before the caller hears of it
 /// (members answer as soon as their executor is between two actions; a lost one is not waited for), so that after
 /// CompleteLocal nobody touches it, and a member that completes with Ok has summed what was there to be summed. A
@@ -119,8 +119,10 @@ class Engine final {
   /// Ends in exactly one CompleteLocal. A key in use completes with kInvalidArgument.
   void submit(Instant now, const LocalOperation& operation);
   void on_network_done(Instant now, const OpKey& key, const Status& status);
-  /// Gives an operation up on purpose; it completes with `why`, here and on the other members. Unknown keys: nothing.
-  void cancel(Instant now, const OpKey& key, const Status& why);
+  /// Gives an operation up: completes with `why` here and tells the other members, who complete with it too (those who
+  /// submit it later, at once). Unknown or finished keys are ignored. (The runtime: other parts of the same operation
+  /// failed.)
+  void abort(Instant now, const OpKey& key, const Status& why);
   /// A message from another rank; never trusted: bad ones are counted and dropped.
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   /// A local rank is gone: operations that need it fail with kPeerLost (`why` names it).

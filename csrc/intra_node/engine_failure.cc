@@ -74,7 +74,7 @@ void Engine::Impl::let_go(Exchange& exchange, std::uint32_t rank) {
   try_retire(exchange);
 }
 
-void Engine::Impl::cancel(Instant now, const OpKey& key, const Status& why) {
+void Engine::Impl::abort(Instant now, const OpKey& key, const Status& why) {
   Exchange* exchange = find_active(key);
   if (exchange != nullptr && exchange->is_active()) fail(now, *exchange, why);
 }

@@ -32,7 +32,7 @@ class Engine::Impl {
 
   void submit(Instant now, const LocalOperation& operation);
   void on_network_done(Instant now, const OpKey& key, const Status& status);
-  void cancel(Instant now, const OpKey& key, const Status& why);
+  void abort(Instant now, const OpKey& key, const Status& why);
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
   void on_tick(Instant now);

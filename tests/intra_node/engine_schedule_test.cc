@@ -280,8 +280,8 @@ class Schedule {
         return true;
       case 1:
         if (!cluster_.is_free(r) || calls_[r].empty()) return false;
-        cluster_.rank(r).engine->cancel(cluster_.now(), calls_[r][random_() % calls_[r].size()].plan->key,
-                                        Status(Code::kCancelled, "no longer wanted"));
+        cluster_.rank(r).engine->abort(cluster_.now(), calls_[r][random_() % calls_[r].size()].plan->key,
+                                       Status(Code::kCancelled, "no longer wanted"));
         cluster_.take(r);
         return true;
       default:

@@ -164,7 +164,7 @@ TEST_F(EngineTest, NamesAMemberThatDoesNotLetGo) {
   cluster_.run(random_);
   // Rank 2 hangs: it answers nobody.
   cluster_.rank(2).alive = false;
-  cluster_.rank(0).engine->cancel(cluster_.now(), in_place.key, Status(Code::kCancelled, "enough"));
+  cluster_.rank(0).engine->abort(cluster_.now(), in_place.key, Status(Code::kCancelled, "enough"));
   cluster_.take(0);
   cluster_.run(random_);
   EXPECT_TRUE(completed(0).empty());
