@@ -109,7 +109,7 @@ class Pump<Engine>::Impl {
     while (!backlog_.empty()) {
       // A receive that was withdrawn is not over until the transport says so.
       if (cancels_pending_ > 0 && !std::holds_alternative<CancelReceiveAction>(backlog_.front())) break;
-      if (!std::visit([this](auto& action) { return carry_out(action); }, backlog_.front())) break;
+      if (!std::visit([this](auto& action) { return this->carry_out(action); }, backlog_.front())) break;
       backlog_.pop_front();
       any = true;
     }
