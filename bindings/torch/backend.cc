@@ -278,7 +278,7 @@ void Backend::add_all_gather(const WorkInfo& info, const Tensors& outputs, const
   shape.insert(shape.end(), dense.memory.sizes().begin(), dense.memory.sizes().end());
   at::Tensor gathered = at::empty(shape, dense.memory.options());
   step.requests.push_back(all_gather_request(info, gathered, dense.memory));
-  append(step, [outputs, gathered = std::move(gathered), source = std::move(dense), title = info.title] {
+  append(step, [outputs, gathered = std::move(gathered), source = std::move(dense)] {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const at::Tensor block = gathered.select(0, static_cast<std::int64_t>(i));
       Dense target{outputs[i], block, true};

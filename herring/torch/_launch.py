@@ -9,6 +9,7 @@ import time
 from herring._errors import InvalidArgumentError
 from herring._placement import Placement, find_placement
 
+MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_LIMIT_S = 120.0
 
 
@@ -19,11 +20,12 @@ def prepare_environment() -> None:
     or where nothing launched this process. Raises UnavailableError where mpi4py is needed and missing.
     """
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP then allocates its buckets in the backend's memory.
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if "RANK" in os.environ or not is_launched_by_mpi():
         return
-    placement = find_placement()
-    if not placement.is_mpi:
-        return
+    # As MPI says it: what else is set may be half of a pair, for children that the script starts by itself.
+    placement = find_placement(
+        environment={k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "LOCAL_RANK")}
+    )
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         address, port = _agree_on_master(placement)
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, port
@@ -36,6 +38,11 @@ def prepare_environment() -> None:
     for name, value in values.items():
         if value is not None:
             os.environ.setdefault(name, str(value))
+
+
+def is_launched_by_mpi() -> bool:
+    """Whether mpirun (or another MPI launcher) started this process."""
+    return any(name in os.environ for name in MPI_VARIABLES)
 
 
 def _agree_on_master(placement: Placement) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from herring.torch._launch import prepare_environment
+from herring.torch._launch import is_launched_by_mpi, prepare_environment
 from herring.torch._register import NAME, register
 
 
@@ -31,7 +31,7 @@ def ensure_initialized(*args: Any, **kwargs: Any) -> None:
 
 def is_launched() -> bool:
     """Whether a launcher started this process as one of a job."""
-    return any(name in os.environ for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
+    return "RANK" in os.environ or is_launched_by_mpi()
 
 
 def local_rank() -> int:

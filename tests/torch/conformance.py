@@ -7,6 +7,7 @@ a test fails that passes on gloo. "herring as gloo" is the same backend under gl
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+
+import herring
 
 SUITE = Path(__file__).resolve().with_name("conformance_suite.py")
 COLUMNS = {"gloo": ("gloo", "0"), "herring": ("herring", "0"), "herring as gloo": ("gloo", "1")}
@@ -35,7 +38,7 @@ def run(column: str, ranks: int, parts: list[str], limit_s: float, folder: Path)
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(folder),
     }
-    env["PYTHONPATH"] = os.pathsep.join([str(SUITE.parents[2]), env.get("PYTHONPATH", "")])
+    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
     print(f"--- {column}", flush=True)
     try:
         subprocess.run([sys.executable, str(SUITE), str(results), *parts], env=env, check=True, timeout=limit_s)
@@ -70,6 +73,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=7200, help="seconds for each column")
     parser.add_argument("--columns", nargs="+", choices=list(COLUMNS), default=list(COLUMNS))
     arguments = parser.parse_args()
+    if importlib.util.find_spec("expecttest") is None:
+        sys.exit("torch's suite needs the package expecttest: pip install expecttest")
     with tempfile.TemporaryDirectory() as folder:
         table = {
             name: run(name, arguments.ranks, arguments.k, arguments.limit, Path(folder)) for name in arguments.columns

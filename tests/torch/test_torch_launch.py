@@ -74,6 +74,21 @@ def test_one_ranks_failure_ends_the_job_with_its_reason() -> None:
     assert "rank 1 has had enough" in output
 
 
+def test_importing_herring_leaves_half_set_variables_alone() -> None:
+    """Scripts that spawn their ranks themselves set some of the launcher's variables, and pass the others."""
+    code = (
+        "import os, herring.torch\n"
+        "import torch.distributed as dist\n"
+        "assert 'RANK' not in os.environ\n"
+        "dist.init_process_group('herring', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+        "print('fine')\n"
+    )
+    env = clean_environment({"WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"})
+    assert "fine" in run_children([([sys.executable, "-c", code], env)], 60)[0]
+
+
 def test_importing_torch_stays_cheap_and_does_not_touch_mpi() -> None:
     """What the entry point does in every `import torch` on the machine."""
     code = (
