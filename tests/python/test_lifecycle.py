@@ -1,8 +1,8 @@
 """init(), shutdown(), and everything around them that a script may get wrong."""
 
 import gc
+import importlib.metadata
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -147,7 +147,9 @@ def start_over(times):
     return means
 
 
-def test_the_version_is_in_one_place():
-    code = "import importlib.metadata, herring; print(herring.__version__)"
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert output.strip() == herring.__version__
+def test_the_installed_version_is_the_packages():
+    try:
+        installed = importlib.metadata.version("herring")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("herring is not installed, only on the path")
+    assert installed == herring.__version__
