@@ -38,7 +38,7 @@ def run(column: str, ranks: int, parts: list[str], limit_s: float, folder: Path)
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(folder),
     }
-    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(herring.__file__).resolve().parents[1]), env.get("PYTHONPATH", "")])
     print(f"--- {column}", flush=True)
     try:
         subprocess.run([sys.executable, str(SUITE), str(results), *parts], env=env, check=True, timeout=limit_s)
