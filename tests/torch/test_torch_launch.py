@@ -24,8 +24,10 @@ def _arguments() -> list[str]:
     return [] if _is_autoloaded() else ["imports"]
 
 
-def _run(command: list[str], expect: int = 0) -> str:
-    return run_children([(command, clean_environment())], 120, {0: expect})[0]
+def _run(command: list[str], folder: Path, expect: int = 0) -> str:
+    # torchrun leaves a folder of logs where temporary files go.
+    env = clean_environment({"TMPDIR": str(folder)} if "torch.distributed.run" in command else None)
+    return run_children([(command, env)], 120, {0: expect})[0]
 
 
 def _ended(output: str) -> dict[int, str]:
@@ -41,36 +43,36 @@ def _mpirun(size: int, *arguments: str) -> list[str]:
     return [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", str(size), sys.executable, *arguments]
 
 
-def test_under_torchrun() -> None:
+def test_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT]
-    ended = _ended(_run([*command, *_arguments()]))
+    ended = _ended(_run([*command, *_arguments()], tmp_path))
     assert sorted(ended) == [0, 1]
     assert ended[0] == ended[1]
 
 
-def test_under_mpirun() -> None:
-    output = _run(_mpirun(2, SCRIPT, *_arguments()))
+def test_under_mpirun(tmp_path: Path) -> None:
+    output = _run(_mpirun(2, SCRIPT, *_arguments()), tmp_path)
     ended = _ended(output)
     assert sorted(ended) == [0, 1], output
     assert ended[0] == ended[1]
 
 
-def test_importing_herring_under_mpirun_tells_the_local_rank() -> None:
-    output = _run(_mpirun(2, SCRIPT, "imports"))
+def test_importing_herring_under_mpirun_tells_the_local_rank(tmp_path: Path) -> None:
+    output = _run(_mpirun(2, SCRIPT, "imports"), tmp_path)
     assert {"local rank 0", "local rank 1"} <= set(output.splitlines())
 
 
-def test_both_launchers_train_the_same_model() -> None:
+def test_both_launchers_train_the_same_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", SCRIPT]
-    by_torchrun = _ended(_run([*command, "imports"]))
-    by_mpirun = _ended(_run(_mpirun(3, SCRIPT, "imports")))
+    by_torchrun = _ended(_run([*command, "imports"], tmp_path))
+    by_mpirun = _ended(_run(_mpirun(3, SCRIPT, "imports"), tmp_path))
     assert len(by_torchrun) == 3
     assert by_torchrun == by_mpirun
 
 
-def test_one_ranks_failure_ends_the_job_with_its_reason() -> None:
+def test_one_ranks_failure_ends_the_job_with_its_reason(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT]
-    output = _run([*command, "imports", "fails"], expect=1)
+    output = _run([*command, "imports", "fails"], tmp_path, expect=1)
     assert "rank 1 has had enough" in output
 
 
