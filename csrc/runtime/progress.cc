@@ -132,6 +132,31 @@ std::vector<PeerTraffic> Progress::lane_traffic() const {
 }
 
 void Progress::loop() {
+  try {
+    run();
+  } catch (const std::exception& problem) {
+    const std::string text = std::string("the communication thread stopped: ") + problem.what();
+    fail_everything(Status(Code::kInternal, text));
+    if (options_.hub != nullptr) options_.hub->report_failure(text);
+    refuse_until_stopped();
+  }
+  fail_everything(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
+  publish();
+}
+
+/// After an exception: what is still submitted fails at once.
+void Progress::refuse_until_stopped() {
+  while (!stop_.load()) {
+    const Instant now = std::chrono::steady_clock::now();
+    take_commands(now);
+    const int descriptors[] = {wake_fd_};
+    asleep_.store(true);
+    poll_until(now + std::chrono::milliseconds(10), descriptors);
+    asleep_.store(false);
+  }
+}
+
+void Progress::run() {
   const Duration spin = std::chrono::microseconds(config_.spin_us);
   Instant busy_until{};
   while (!stop_.load()) {
@@ -150,8 +175,6 @@ void Progress::loop() {
       sleep(std::min(next_deadline(), now + kIdleWait));
     }
   }
-  fail_everything(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
-  publish();
 }
 
 bool Progress::take_commands(Instant now) {
@@ -224,6 +247,8 @@ bool Progress::take_local_messages(Instant now) {
 
 void Progress::run_ticks(Instant now) {
   if (local_ && now >= local_->next_deadline()) {
+    while (take_local_messages(now)) {
+    }  // What has arrived in time counts as in time.
     local_->on_tick(now);
     run_local_actions(now);
   }

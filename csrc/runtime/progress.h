@@ -101,6 +101,8 @@ class Progress final {
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
   void loop();
+  void run();
+  void refuse_until_stopped();
   bool take_commands(Instant now);
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);

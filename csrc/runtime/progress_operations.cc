@@ -1,11 +1,11 @@
 // The life of an operation on the progress thread: cut into parts, each part through shared memory, servers, or both.
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "core/status.h"
 #include "fusion_buffer/fusion_buffer.h"
+#include "intra_node/copy.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
 
@@ -18,8 +18,11 @@ constexpr std::uint64_t kPartAlignment = 64;
 constexpr std::uint32_t kLocalWindow = 4;
 constexpr std::uint32_t kNetworkWindow = 4;
 
-void copy(std::span<const std::byte> from, std::span<std::byte> to) {
-  if (!to.empty() && from.data() != to.data()) std::memcpy(to.data(), from.data(), to.size());
+// A copy or sum of this size takes longer than a neighbour's wake-up: it hears first.
+constexpr std::size_t kFlushBytes = 32 << 10;
+
+void copy(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache = false) {
+  if (!to.empty() && from.data() != to.data()) intra_node::copy_bytes(from, to, bypass_cache);
 }
 
 std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, std::size_t members) {
@@ -191,8 +194,10 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
   if (auto* send = std::get_if<intra_node::SendLocal>(&action)) {
     send_local(*send);
   } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
-    copy(move->from, move->to);
+    if (move->to.size() >= kFlushBytes) options_.neighborhood->flush();
+    copy(move->from, move->to, move->bypass_cache);
   } else if (auto* sum = std::get_if<intra_node::ReduceLocal>(&action)) {
+    if (!sum->outputs.empty() && sum->outputs.front().size() >= kFlushBytes) options_.neighborhood->flush();
     server::reduce(sum->spec, sum->inputs, sum->outputs, isa_);
   } else if (auto* network = std::get_if<intra_node::NetworkAction>(&action)) {
     const auto found = parts_.find(network->key);

@@ -22,7 +22,8 @@ namespace {
 
 constexpr std::uint32_t kRingBytes = 256 << 10;
 constexpr std::uint64_t kNamedBit = std::uint64_t{1} << 63;
-// How long an orderly shutdown waits for the others to have got everything this process's lanes owe them.
+// How long an orderly shutdown waits: for what is pending here, and for the others to have got everything that this
+// process's lanes owe them.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
 
 Duration seconds(double value) {
@@ -161,7 +162,7 @@ class Runtime::Impl {
     }
     const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
     if (progress->failure().is_ok()) {
-      progress->drain(std::chrono::steady_clock::now() + seconds(options.config.timeout_s));
+      progress->drain(deadline);
       say_goodbye(deadline);
     }
     progress_stats = progress->stats();

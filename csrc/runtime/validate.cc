@@ -50,8 +50,7 @@ Status validate(const Request& request, const GroupRoute& route) {
 }
 
 std::uint64_t effective_arena_bytes(const Config& config) {
-  if (config.arena_bytes != 0) return config.arena_bytes;
-  return std::max<std::uint64_t>(usable_memory_bytes() / 2, 64u << 20);
+  return std::max<std::uint64_t>(resolve_arena_bytes(config), config.arena_bytes != 0 ? 0 : 64u << 20);
 }
 
 server::Isa reduction_isa(const Config& config) {

@@ -25,7 +25,7 @@ Instant in_seconds(double seconds) {
 }
 
 std::vector<std::string> fabric_search() {
-  const char* library = std::getenv("TEST_LIBFABRIC");
+  const char* library = std::getenv("HERRING_TEST_LIBFABRIC");
   return library == nullptr ? std::vector<std::string>{} : std::vector<std::string>{library};
 }
 
@@ -39,7 +39,7 @@ struct JobShape {
   std::uint32_t workers = 2;
   std::uint32_t servers = 0;
   std::uint32_t hosts = 1;
-  Config config;
+  Config config = {};
 };
 
 using Body = std::function<void(Runtime&)>;
@@ -156,7 +156,7 @@ TEST(Runtime, SharedMemoryCarriesEveryCollective) {
 }
 
 TEST(Runtime, ServersCarryEveryCollective) {
-  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set TEST_LIBFABRIC)";
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set HERRING_TEST_LIBFABRIC)";
   expect_clean(run_job({.workers = 2, .servers = 2}, every_collective));
   expect_clean(run_job({.workers = 3, .hosts = 3}, every_collective));
   expect_clean(run_job({.workers = 4, .servers = 1, .hosts = 2}, every_collective));
@@ -164,7 +164,7 @@ TEST(Runtime, ServersCarryEveryCollective) {
 }
 
 TEST(Runtime, TheBitsDoNotDependOnThePlacement) {
-  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set TEST_LIBFABRIC)";
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here (set HERRING_TEST_LIBFABRIC)";
   constexpr std::size_t kCount = 100'003;
   const auto result_of = [](const JobShape& shape) {
     std::vector<std::vector<float>> results(shape.workers);
