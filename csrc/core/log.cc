@@ -58,7 +58,9 @@ std::string Logger::lines(LogLevel level, std::string_view text) const {
   }
 }
 
-void Logger::write_all(std::string_view text) const {
+void Logger::write_all(std::string_view text) {
+  // Not every kernel moves a file's position atomically with the write.
+  const std::scoped_lock lock(write_mutex_);
   while (!text.empty()) {
     const ssize_t written = ::write(options_.descriptor, text.data(), text.size());
     if (written >= 0) {

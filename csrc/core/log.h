@@ -48,10 +48,11 @@ class Logger final {
   };
 
   std::string lines(LogLevel level, std::string_view text) const;
-  void write_all(std::string_view text) const;
+  void write_all(std::string_view text);
   Limit& limit_of(std::string_view key, Instant now);
 
   const LoggerOptions options_;
+  std::mutex write_mutex_;
   mutable std::mutex mutex_;  // Guards all below.
   std::map<std::string, Limit, std::less<>> limits_;
   std::uint64_t suppressed_ = 0;
