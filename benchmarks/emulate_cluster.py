@@ -3,9 +3,10 @@
 
   benchmarks/emulate_cluster.py --workers 8 --servers 8 --rate 500mbit -- herring bench allreduce --sizes 25MB
 
-Every host is a network, UTS, IPC and mount namespace of its own, joined by a virtual Ethernet pair to a bridge; a token bucket
-holds the rate in both directions. Worker hosts run the command with torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and HERRING_SERVERS; server hosts run `herring server`. Needs root and iproute2.
+Every host is a network, UTS, IPC and mount namespace of its own, joined by a virtual Ethernet pair to a bridge; a token
+bucket holds the rate in both directions. Worker hosts run the command with torchrun's variables (RANK, WORLD_SIZE,
+LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and HERRING_SERVERS; server hosts run `herring server`. Needs
+root and iproute2.
 Nothing has a name outside these processes: when they end, however they end, the kernel takes everything down.
 """
 

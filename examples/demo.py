@@ -1,4 +1,4 @@
-"""``make demo``: trains two real models through Herring's servers and shows that the result is the same as in one process."""
+"""``make demo``: trains two real models through Herring's servers and compares with training in one process."""
 
 from __future__ import annotations
 
@@ -91,7 +91,11 @@ def main() -> int:
     good &= agree("CNN", "accuracy", ACCURACY_TOLERANCE, digits)
     good &= servers(text["Herring, 2 servers"])
     print("\nStep times are medians on this machine; at 2 processes on few cores most of a step is computing.")
-    verdict = "OK: both models trained through Herring, with the same result as in one process" if good else "FAILED: see above"
+    verdict = (
+        "OK: both models trained through Herring, with the same result as in one process"
+        if good
+        else "FAILED: see above"
+    )
     print(f"demo: {verdict} ({time.monotonic() - start:.0f} s)")
     return 0 if good else 1
 

@@ -8,11 +8,10 @@ torchrun --nproc-per-node 2 examples/train_digits.py --backend gloo             
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+import training
 from sklearn.datasets import load_digits
 from torch import nn
-
-import training
+from torch.nn import functional
 
 GLOBAL_BATCH = 64
 TEST_IMAGES = 360
@@ -49,7 +48,7 @@ def main() -> None:
     def loss_of_batch(step: int) -> torch.Tensor:
         chosen = rest[torch.randint(len(rest), (GLOBAL_BATCH,), generator=torch.Generator().manual_seed(step))]
         mine = chosen[rank * GLOBAL_BATCH // world : (rank + 1) * GLOBAL_BATCH // world]
-        return F.cross_entropy(model(images[mine]), labels[mine])
+        return functional.cross_entropy(model(images[mine]), labels[mine])
 
     title = f"CNN on digits, {args.backend}, {world} proc"
     _, seconds = training.train(title, model, optimizer, loss_of_batch, args.steps, rank)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import pydoc_data.topics
 
 import torch
-import torch.nn.functional as F
-from torch import nn
-
 import training
+from torch import nn
+from torch.nn import functional
 
 CONTEXT = 64
 GLOBAL_BATCH = 32
@@ -47,7 +46,7 @@ def load_text() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batch(data: torch.Tensor, seed: int, rank: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of a global batch that depends on the seed alone: so every number of ranks sees the same data."""
+    """This rank's rows of a global batch that depends on the seed alone: any number of ranks sees the same data."""
     starts = torch.randint(len(data) - CONTEXT - 1, (GLOBAL_BATCH,), generator=torch.Generator().manual_seed(seed))
     rows = starts[rank * GLOBAL_BATCH // world : (rank + 1) * GLOBAL_BATCH // world]
     window = torch.stack([data[start : start + CONTEXT + 1] for start in rows.tolist()])
@@ -66,7 +65,7 @@ def main() -> None:
 
     def loss_of(data: torch.Tensor, seed: int, first: int, of: int, net: nn.Module) -> torch.Tensor:
         tokens, targets = batch(data, seed, first, of)
-        return F.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(net(tokens).flatten(0, 1), targets.flatten())
 
     _, seconds = training.train(
         f"transformer, {args.backend}, {world} proc",

@@ -63,7 +63,8 @@ class ProgressLine:
             return
         filled = 24 * done // self._total
         left = (time.monotonic() - self._start) / done * (self._total - done)
-        text = f"{self._title:<28} [{'#' * filled}{'.' * (24 - filled)}] {done}/{self._total}  loss {loss:.4f}  {left:3.0f} s left"
+        bar = "#" * filled + "." * (24 - filled)
+        text = f"{self._title:<28} [{bar}] {done}/{self._total}  loss {loss:.4f}  {left:3.0f} s left"
         print(f"\r{text}" if self._tty else text, end="\n" if not self._tty or done == self._total else "", flush=True)
 
 
@@ -91,7 +92,9 @@ def train(
     return losses, seconds
 
 
-def report(args: argparse.Namespace, rank: int, world: int, model: nn.Module, seconds: list[float], **values: float) -> None:
+def report(
+    args: argparse.Namespace, rank: int, world: int, model: nn.Module, seconds: list[float], **values: float
+) -> None:
     """Prints and writes what the run came to; every rank calls it."""
     servers: list[dict[str, Any]] = []
     if args.backend == "herring":

@@ -24,8 +24,8 @@ def _parser() -> argparse.ArgumentParser:
     server = commands.add_parser(
         "server",
         help="run a server process",
-        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT, WORLD_SIZE and "
-        "HERRING_SERVERS, the same as the workers have; processes may start in any order.",
+        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
+        "and HERRING_SERVERS, the same as the workers have; processes may start in any order.",
     )
     server.add_argument("--rank", type=int, required=True, help="0 to HERRING_SERVERS - 1, each once")
     server.add_argument("--quiet", action="store_true", help="do not print what was served at the end")

@@ -91,8 +91,9 @@ def _fabric() -> list[Finding]:
         if not provider["usable"] and not provider["reason"]:
             continue
         state = "ok" if provider["usable"] else "absent"
-        mark = "CHOSEN: " if chosen else ""
-        findings.append(Finding(f"  {provider['name']}", state, f"{provider['domain']}: {mark}{provider['reason']}"))
+        reason = provider["reason"].removeprefix("chosen: ")
+        text = f"CHOSEN: {reason}" if chosen else reason
+        findings.append(Finding(f"  {provider['name']}", state, f"{provider['domain']}: {text}"))
     if report["chosen"] < 0:
         findings.append(
             Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
@@ -127,9 +128,9 @@ def _torch() -> Finding:
         return Finding("torch", "absent", "not installed: numpy and DLPack arrays work, herring.torch does not")
     text = version
     try:
-        from herring.torch import _build
+        from herring.torch import _binding
 
-        text += "; " + _build.describe()
+        text += "; " + _binding.describe()
     except (ImportError, AttributeError) as error:
         return Finding("torch", "problem", f"{version}, but herring.torch does not load: {error}")
     return Finding("torch", "ok", text)

@@ -12,18 +12,19 @@
 namespace herring::efa {
 
 struct FabricOptions {
-  std::string library;             ///< Path of libfabric.so; empty: search (DESIGN section 4).
-  std::string provider = "auto";   ///< auto (efa, verbs, tcp), or one of them.
-  std::string interface;           ///< Interface name, address, or empty: prefer one that can reach other hosts.
-  std::vector<std::string> search; ///< Further files to try last: where PyPI wheels keep theirs (the binding finds them).
-  double connect_timeout_s = 20;   ///< A peer that takes no message for this long fails the sends that wait for it.
+  std::string library;            ///< Path of libfabric.so; empty: search (DESIGN section 4).
+  std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
+  std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
+  std::vector<std::string>
+      search;  ///< Further files to try last: where PyPI wheels keep theirs (the binding finds them).
+  double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
 };
 
 struct ProviderReport {
-  std::string name;                ///< "tcp"
-  std::string domain;              ///< "eth0"
+  std::string name;    ///< "tcp"
+  std::string domain;  ///< "eth0"
   bool usable = false;
-  std::string reason;              ///< Why not usable, or why chosen.
+  std::string reason;  ///< Why not usable, or why chosen.
 };
 
 /// What a look around found, for `herring doctor`. Never throws for what is merely absent.
@@ -32,7 +33,7 @@ struct FabricReport {
   std::string version;             ///< "2.5"
   std::vector<std::string> tried;  ///< "path: reason", in order.
   std::vector<ProviderReport> providers;
-  int chosen = -1;                 ///< Index into providers.
+  int chosen = -1;  ///< Index into providers.
 };
 FabricReport probe(const FabricOptions& options);
 

@@ -15,19 +15,20 @@ struct ByteRange {
 
 struct ShardPlanInput {
   std::uint64_t total_bytes = 0;
-  std::span<const double> weights;      ///< One a lane, >= 0, not all zero. Need not sum to 1.
-  std::uint64_t alignment_bytes = 64;   ///< Every boundary inside the part is a multiple of this.
-  std::uint64_t min_shard_bytes = 0;    ///< Small parts go to fewer lanes rather than in shards below this.
-  std::uint32_t rotation = 0;           ///< Which lane a small part starts at and who gets the odd unit: spreads load.
+  std::span<const double> weights;     ///< One a lane, >= 0, not all zero. Need not sum to 1.
+  std::uint64_t alignment_bytes = 64;  ///< Every boundary inside the part is a multiple of this.
+  std::uint64_t min_shard_bytes = 0;   ///< Small parts go to fewer lanes rather than in shards below this.
+  std::uint32_t rotation = 0;          ///< Which lane a small part starts at and who gets the odd unit: spreads load.
 };
 
 /// One range a lane, in lane order (empty for a lane with no share); together they cover every byte exactly once.
-/// Every share is within one alignment unit of the ideal where min_shard_bytes does not bind. Throws Error for no weights,
-/// a negative or non-finite weight, or an alignment of 0.
+/// Every share is within one alignment unit of the ideal where min_shard_bytes does not bind. Throws Error for no
+/// weights, a negative or non-finite weight, or an alignment of 0.
 std::vector<ByteRange> make_shard_plan(const ShardPlanInput& input);
 
-/// Weights of DESIGN section 5 for n worker hosts and k dedicated server hosts on equal links: loads that finish together.
-/// `own_host` is 0 where k >= n. n = 1 gives everything to the dedicated servers (or to the host itself, k = 0).
+/// Weights of DESIGN section 5 for n worker hosts and k dedicated server hosts on equal links: loads that finish
+/// together. `own_host` is 0 where k >= n. n = 1 gives everything to the dedicated servers (or to the host itself, k =
+/// 0).
 struct PlacementWeights {
   double dedicated = 0;  ///< Share of each dedicated server.
   double own_host = 0;   ///< Share of the server embedded on each worker host.
@@ -43,7 +44,8 @@ double lower_bound_seconds(std::uint32_t worker_hosts, std::uint32_t dedicated_h
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes);
 ByteRange chunk_range(ByteRange shard, std::uint32_t chunk_bytes, std::uint32_t chunk);
 
-/// Splits `count` consecutive things among `ways` owners: owner i has [first, first + count), sizes differ by at most one.
+/// Splits `count` consecutive things among `ways` owners: owner i has [first, first + count), sizes differ by at most
+/// one.
 struct IndexRange {
   std::uint32_t first = 0;
   std::uint32_t count = 0;

@@ -10,8 +10,10 @@ namespace {
 
 /// What both ends of the data plane derive sizes from.
 std::string settings_that_must_agree(const Config& config) {
-  return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_BUCKET_BYTES=" + std::to_string(config.bucket_bytes) +
-         " HERRING_CHUNK_BYTES=" + std::to_string(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
+  return "HERRING_LANES=" + std::to_string(config.lanes) +
+         " HERRING_BUCKET_BYTES=" + std::to_string(config.bucket_bytes) +
+         " HERRING_CHUNK_BYTES=" + std::to_string(config.chunk_bytes) +
+         " HERRING_WINDOW=" + std::to_string(config.window) +
          " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
          " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
          " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node));

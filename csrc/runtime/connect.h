@@ -18,14 +18,14 @@ namespace herring::runtime {
 
 /// What one process opens for the placement, before the addresses are exchanged.
 struct Connections {
-  std::unique_ptr<efa::Fabric> fabric;                 ///< Null where the placement has no lanes.
-  std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only.
-  std::vector<std::unique_ptr<LaneThread>> lanes;      ///< This process's own lanes, in plan order.
+  std::unique_ptr<efa::Fabric> fabric;             ///< Null where the placement has no lanes.
+  std::unique_ptr<transport::Endpoint> endpoint;   ///< Workers only.
+  std::vector<std::unique_ptr<LaneThread>> lanes;  ///< This process's own lanes, in plan order.
 };
 
-/// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known to
-/// everybody; the lanes run afterwards. Every member of the job calls it at the same time. Throws Error: kUnavailable
-/// where the placement needs a network and there is no libfabric, kMismatch naming who has other settings.
+/// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known
+/// to everybody; the lanes run afterwards. Every member of the job calls it at the same time. Throws Error:
+/// kUnavailable where the placement needs a network and there is no libfabric, kMismatch naming who has other settings.
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
                     std::span<const std::string> fabric_search, Instant deadline);
 

@@ -54,9 +54,9 @@ ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
 std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers) {
   const ProtocolLimits limits = protocol_limits(config, workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
-  return std::uint64_t{workers} *
-         (std::uint64_t{limits.window} * config.chunk_bytes +
-          (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) + limits.eager_window * std::uint64_t{config.eager_bytes});
+  return std::uint64_t{workers} * (std::uint64_t{limits.window} * config.chunk_bytes +
+                                   (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) +
+                                   limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
 LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)

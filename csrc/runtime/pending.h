@@ -14,8 +14,8 @@
 
 namespace herring::runtime {
 
-/// Runs callbacks off the progress thread. A callback may block on another operation, whose own callback must still run:
-/// so a task never waits behind a blocked one; another thread is started instead, up to max_threads.
+/// Runs callbacks off the progress thread. A callback may block on another operation, whose own callback must still
+/// run: so a task never waits behind a blocked one; another thread is started instead, up to max_threads.
 class CallbackPool final {
  public:
   explicit CallbackPool(std::size_t max_threads = 64);
@@ -51,8 +51,8 @@ class PendingWork final : public Work {
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  Status status_;                                                // guarded by mutex_ until done_
-  std::vector<std::function<void(const Status&)>> on_done_;      // guarded by mutex_
+  Status status_;                                            // guarded by mutex_ until done_
+  std::vector<std::function<void(const Status&)>> on_done_;  // guarded by mutex_
 };
 
 }  // namespace herring::runtime

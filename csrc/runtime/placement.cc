@@ -76,8 +76,8 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   } else if (placement.hosts > 1 || (config.intra_node == IntraNode::kOff && placement.workers > 1)) {
     add_embedded(placement, config, workers, 1.0);
   }
-  // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there the
-  // servers do the summing, unless the user says otherwise.
+  // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there
+  // the servers do the summing, unless the user says otherwise.
   placement.host_first = config.intra_node == IntraNode::kOn ||
                          (config.intra_node == IntraNode::kAuto && (placement.hosts > 1 || placement.servers == 0));
   return placement;
@@ -94,8 +94,8 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   for (std::uint32_t i = 0; i < ranks.size(); ++i) {
     const std::uint32_t world = ranks[i];
     if (world >= placement.workers) {
-      throw Error(Code::kInvalidArgument, "a group names rank " + std::to_string(world) + ", but the job has ranks 0 to " +
-                                              std::to_string(placement.workers - 1));
+      throw Error(Code::kInvalidArgument, "a group names rank " + std::to_string(world) +
+                                              ", but the job has ranks 0 to " + std::to_string(placement.workers - 1));
     }
     if (!seen.insert(world).second) {
       throw Error(Code::kInvalidArgument, "a group names rank " + std::to_string(world) + " twice");

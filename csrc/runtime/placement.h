@@ -13,23 +13,23 @@ namespace herring::runtime {
 
 /// One lane of one server, in plan order.
 struct LanePlace {
-  PeerId peer;                ///< workers + position in Placement::lanes
-  std::uint32_t server = 0;   ///< Position among the servers of the plan.
-  double weight = 0;          ///< Share of every part, relative.
-  bool embedded = false;      ///< In worker `owner`'s process; else in server process `owner`.
+  PeerId peer;               ///< workers + position in Placement::lanes
+  std::uint32_t server = 0;  ///< Position among the servers of the plan.
+  double weight = 0;         ///< Share of every part, relative.
+  bool embedded = false;     ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
 };
 
-/// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on every
-/// process (DESIGN section 5).
+/// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on
+/// every process (DESIGN section 5).
 struct Placement {
   std::uint32_t workers = 0;
-  std::uint32_t servers = 0;                ///< In the plan; 0: shared memory is the whole job.
-  std::vector<std::uint32_t> host_of;       ///< Host number of each worker, numbered by first appearance.
+  std::uint32_t servers = 0;           ///< In the plan; 0: shared memory is the whole job.
+  std::vector<std::uint32_t> host_of;  ///< Host number of each worker, numbered by first appearance.
   std::uint32_t hosts = 0;
-  bool host_first = false;                  ///< The ranks of a host reduce among themselves before the network.
+  bool host_first = false;  ///< The ranks of a host reduce among themselves before the network.
   std::vector<LanePlace> lanes;
-  std::vector<std::string> server_places;   ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
+  std::vector<std::string> server_places;  ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
 
   /// Workers on the same host as `worker`, by rank.
   std::vector<std::uint32_t> neighbours(std::uint32_t worker) const;

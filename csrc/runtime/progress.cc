@@ -42,13 +42,16 @@ void poll_until(Instant until, std::span<const int> descriptors) {
   std::vector<pollfd> polled;
   for (const int descriptor : descriptors) polled.push_back({descriptor, POLLIN, 0});
   const Duration left = std::max(until - std::chrono::steady_clock::now(), Duration::zero());
-  const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000), static_cast<long>(left.count() % 1'000'000'000)};
-  ppoll(polled.data(), polled.size(), &timeout, nullptr);  // An early return (a signal) is harmless: the loop looks again.
+  const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
+                         static_cast<long>(left.count() % 1'000'000'000)};
+  ppoll(polled.data(), polled.size(), &timeout,
+        nullptr);  // An early return (a signal) is harmless: the loop looks again.
 }
 
 }  // namespace
 
-Progress::Progress(ProgressOptions options) : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)) {
+Progress::Progress(ProgressOptions options)
+    : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) {
@@ -202,7 +205,8 @@ bool Progress::take_hub_events(Instant now) {
         member_left(now, event);
         break;
       case HubEvent::Kind::kLost:
-        if (event.member.role == Role::kWorker) options_.on_peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
+        if (event.member.role == Role::kWorker)
+          options_.on_peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
         fail_everything(Status(Code::kPeerLost, who + " is lost: " + event.reason));
         break;
       case HubEvent::Kind::kFailed:

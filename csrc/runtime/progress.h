@@ -55,7 +55,7 @@ struct PendingOperation {
   std::uint32_t next_part = 0;
   std::uint32_t in_flight = 0;
   bool staged = false;
-  Status failure;                 ///< The first error of any part.
+  Status failure;  ///< The first error of any part.
 };
 
 struct ProgressOptions {

@@ -80,7 +80,8 @@ void Progress::plan_parts(PendingOperation& operation) const {
   if (operation.path == GroupRoute::Path::kLocal) {
     operation.part_bytes = config_.local_part_bytes;
   } else {
-    operation.part_bytes = balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), config_.chunk_bytes);
+    operation.part_bytes =
+        balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), config_.chunk_bytes);
   }
   operation.part_bytes = std::max(operation.part_bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
   const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
@@ -108,8 +109,8 @@ void Progress::start_part(Instant now, const std::shared_ptr<PendingOperation>& 
   part.descriptor.part_bytes = bytes;
   part.memory = whole.output.subspan(block * whole.block_bytes + offset, bytes);
   if (whole.descriptor.collective == Collective::kAllGather) part.descriptor.root = block;
-  const bool has_root = whole.descriptor.collective == Collective::kAllGather ||
-                        whole.descriptor.collective == Collective::kBroadcast;
+  const bool has_root =
+      whole.descriptor.collective == Collective::kAllGather || whole.descriptor.collective == Collective::kBroadcast;
   if (!has_root || part.descriptor.root == whole.group->route.index) {
     if (bytes > 0) copy(whole.input.subspan(offset, bytes), part.memory);
   }

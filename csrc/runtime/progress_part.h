@@ -18,8 +18,8 @@ struct Progress::Part {
   std::shared_ptr<PendingOperation> operation;
   OpKey key;
   OpDescriptor descriptor;
-  std::span<std::byte> memory;      ///< The caller's bytes of this part.
-  bool local = false;               ///< The local engine completes it.
+  std::span<std::byte> memory;  ///< The caller's bytes of this part.
+  bool local = false;           ///< The local engine completes it.
   bool network_submitted = false;
   bool aborted = false;
   std::unique_ptr<transport::Registration> registration;
@@ -29,7 +29,8 @@ struct Progress::Part {
 inline std::uint32_t local_inline_bytes(std::size_t max_message_bytes) {
   constexpr std::size_t kMessageOverhead = 512;
   constexpr std::size_t kLargest = 8192;
-  return static_cast<std::uint32_t>(std::min(kLargest, max_message_bytes - std::min(max_message_bytes, kMessageOverhead)));
+  return static_cast<std::uint32_t>(
+      std::min(kLargest, max_message_bytes - std::min(max_message_bytes, kMessageOverhead)));
 }
 
 }  // namespace herring::runtime

@@ -37,7 +37,9 @@ std::uint64_t name_key(std::string_view name) {
   return hash | kNamedBit;
 }
 
-std::uint64_t host_token(std::uint64_t job_id, const std::string& host) { return job_id ^ (name_key(host) & ~kNamedBit); }
+std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
+  return job_id ^ (name_key(host) & ~kNamedBit);
+}
 
 std::shared_ptr<std::byte> map_private(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -55,8 +57,8 @@ class Runtime::Impl {
         placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
         callbacks(std::make_shared<CallbackPool>()) {
     join_neighbours(deadline);
-    Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
-                                      options.fabric_search, deadline);
+    Connections connections =
+        connect(options.config, placement, *options.hub, Role::kWorker, options.rank, options.fabric_search, deadline);
     lanes = std::move(connections.lanes);
     fabric = std::move(connections.fabric);
     description = describe(connections.endpoint.get());
@@ -97,8 +99,8 @@ class Runtime::Impl {
     if (neighborhood) text = "shared memory inside each host";
     if (endpoint == nullptr) return text;
     if (!text.empty()) text += ", then ";
-    const auto embedded = static_cast<std::uint32_t>(
-        std::count_if(placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return lane.embedded; }));
+    const auto embedded = static_cast<std::uint32_t>(std::count_if(
+        placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return lane.embedded; }));
     text += endpoint->description() + " through " + std::to_string(placement.servers) + " servers (" +
             std::to_string(embedded / options.config.lanes) + " embedded in workers)";
     return text;
@@ -195,14 +197,15 @@ class Runtime::Impl {
   std::unique_ptr<efa::Fabric> fabric;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   std::unique_ptr<Progress> progress;
-  RuntimeStats progress_stats;           // after shutdown
+  RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
   mutable std::mutex mutex;
   std::map<GroupId, std::shared_ptr<Group>> groups;  // guarded by mutex
   bool stopped = false;                              // guarded by mutex
 };
 
-Runtime::Runtime(RuntimeOptions options, Instant deadline) : impl_(std::make_unique<Impl>(std::move(options), deadline)) {}
+Runtime::Runtime(RuntimeOptions options, Instant deadline)
+    : impl_(std::make_unique<Impl>(std::move(options), deadline)) {}
 
 Runtime::~Runtime() { shutdown(); }
 

@@ -36,16 +36,16 @@ class Work {
 /// One collective call, framework-free. Spans are borrowed until the Work is done.
 struct Request {
   GroupId group;
-  OpDescriptor descriptor;               ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
-  std::optional<std::string> name;       ///< Matched by name (any order on each rank), else by the group's call order.
-  std::span<const std::byte> input;      ///< All-gather: this rank's block. Else: the same memory as output, or the source.
-  std::span<std::byte> output;           ///< All-gather: group size x block. Barrier: empty.
-  std::optional<Duration> timeout;       ///< Else Config::timeout_s.
+  OpDescriptor descriptor;           ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
+  std::optional<std::string> name;   ///< Matched by name (any order on each rank), else by the group's call order.
+  std::span<const std::byte> input;  ///< All-gather: this rank's block. Else: the same memory as output, or the source.
+  std::span<std::byte> output;       ///< All-gather: group size x block. Barrier: empty.
+  std::optional<Duration> timeout;   ///< Else Config::timeout_s.
 };
 
-struct ServerCounters {                  ///< What one server has moved so far.
+struct ServerCounters {  ///< What one server has moved so far.
   std::uint32_t server = 0;
-  std::string place;                     ///< "process 1 on node-b", "embedded in worker 0"
+  std::string place;  ///< "process 1 on node-b", "embedded in worker 0"
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t ops = 0;
@@ -56,13 +56,13 @@ struct RuntimeStats {
   std::uint64_t ops_failed = 0;
   std::uint64_t bytes_to_servers = 0;
   std::uint64_t bytes_from_servers = 0;
-  std::uint64_t zero_copy_ops = 0;       ///< Whose memory was in the arena: no copy on this side.
+  std::uint64_t zero_copy_ops = 0;  ///< Whose memory was in the arena: no copy on this side.
   std::uint64_t staged_ops = 0;
 };
 
 struct RuntimeOptions {
   Config config;
-  std::shared_ptr<HubClient> hub;        ///< Joined already.
+  std::shared_ptr<HubClient> hub;  ///< Joined already.
   std::uint32_t rank = 0;
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions::search
 };
@@ -79,9 +79,9 @@ class Runtime final {
 
   std::uint32_t rank() const;
   std::uint32_t size() const;
-  std::uint32_t local_rank() const;      ///< Among the workers of this host, by rank.
+  std::uint32_t local_rank() const;  ///< Among the workers of this host, by rank.
   std::uint32_t local_size() const;
-  std::uint32_t servers() const;         ///< Servers in the shard plan; 0: everything goes through shared memory.
+  std::uint32_t servers() const;  ///< Servers in the shard plan; 0: everything goes through shared memory.
   /// "shared memory", "tcp (libfabric 2.5, eth0) via 4 embedded servers": for logs, doctor and benchmarks.
   std::string description() const;
 

@@ -25,8 +25,8 @@ class ServerProcess::Impl {
         placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
         stop_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
-    connections = connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search,
-                          deadline);
+    connections =
+        connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search, deadline);
     // Where workers have lanes too, they part together (Runtime::shutdown); the hub waits for every member's word.
     const bool mixed = std::any_of(placement.lanes.begin(), placement.lanes.end(),
                                    [](const LanePlace& lane) { return lane.embedded; });
@@ -66,7 +66,8 @@ class ServerProcess::Impl {
   bool take(const HubEvent& event) {
     const std::string who = to_string(event.member);
     if (event.kind == HubEvent::Kind::kHubLost) {
-      if (!gone.contains(0)) note(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
+      if (!gone.contains(0))
+        note(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
       return true;
     }
     if (event.kind == HubEvent::Kind::kFailed) note(Status(Code::kPeerLost, who + " failed: " + event.reason));

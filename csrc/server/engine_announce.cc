@@ -98,7 +98,8 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
       if (std::any_of(op->deferred.begin(), op->deferred.end(),
                       [peer](const Deferred& waiting) { return waiting.header.sender == peer.value; })) {
         refuse(Status(Code::kProtocol, "rank " + std::to_string(peer.value) + " announced " +
-                                           to_string(announce->descriptor) + " again before the last one could have ended"));
+                                           to_string(announce->descriptor) +
+                                           " again before the last one could have ended"));
         return;
       }
       op->deferred.push_back({header, {body.begin(), body.end()}});

@@ -27,8 +27,8 @@ struct Completion {
   Status status;          ///< Not ok: the post failed; its memory is free again either way.
 };
 
-/// Memory that the endpoint may send from and receive into. Lives until deregistered by its destructor; must not outlive
-/// the endpoint. Where the provider needs no registration this costs nothing.
+/// Memory that the endpoint may send from and receive into. Lives until deregistered by its destructor; must not
+/// outlive the endpoint. Where the provider needs no registration this costs nothing.
 class Registration {
  public:
   virtual ~Registration() = default;

@@ -61,6 +61,20 @@ def load() -> Binding:
         raise UnavailableError(str(error)) from error
 
 
+def describe() -> str:
+    """Whether the binding for this torch is there, without building or loading it."""
+    name = _build.module_name(torch.__version__)
+    try:
+        digest = _build.Sources.find().digest()
+    except _build.BuildError as error:
+        return str(error)
+    wanted = _build.stamp(torch.__version__, digest).encode()
+    for folder in (_INSTALLED, cache_folder(digest)):
+        if _has_stamp(folder / f"{name}.so", wanted):
+            return f"the binding for it is there ({folder})"
+    return "the binding for it is built by the first `import herring.torch`, in about 40 s"
+
+
 def cache_folder(digest: str) -> Path:
     """Where a first import builds: by Herring, torch, Python and sources, so that nothing in it is ever stale."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -22,7 +22,8 @@ std::vector<Member> members(Role role, const std::vector<std::string>& hosts) {
   return result;
 }
 
-Placement place(const Config& config, const std::vector<std::string>& workers, const std::vector<std::string>& servers = {}) {
+Placement place(const Config& config, const std::vector<std::string>& workers,
+                const std::vector<std::string>& servers = {}) {
   return make_placement(config, members(Role::kWorker, workers), members(Role::kServer, servers));
 }
 

@@ -1,5 +1,5 @@
-// The whole runtime, several workers and servers as threads of one process, over the real hub, the real shared memory and
-// (where there is one) the real libfabric: what a user's job is made of.
+// The whole runtime, several workers and servers as threads of one process, over the real hub, the real shared memory
+// and (where there is one) the real libfabric: what a user's job is made of.
 #include "runtime/runtime.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,8 @@ namespace herring::runtime {
 namespace {
 
 Instant in_seconds(double seconds) {
-  return std::chrono::steady_clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
 std::vector<std::string> fabric_search() {
@@ -115,7 +116,8 @@ void every_collective(Runtime& runtime) {
   const auto n = static_cast<float>(runtime.size());
   for (const std::size_t count : {0ul, 1ul, 7ul, 1000ul, 70'000ul, 3'000'001ul}) {
     std::vector<float> values(count);
-    for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 100) + static_cast<float>(runtime.rank());
+    for (std::size_t i = 0; i < count; ++i)
+      values[i] = static_cast<float>(i % 100) + static_cast<float>(runtime.rank());
     finish(runtime.submit(all_reduce(values, ReduceOp::kAverage)));
     for (std::size_t i = 0; i < count; ++i) {
       ASSERT_FLOAT_EQ(values[i], static_cast<float>(i % 100) + (n - 1) / 2) << "element " << i << " of " << count;
