@@ -176,6 +176,7 @@ def join_as_server(
         raise InvalidArgumentError(
             "a server finds its job through MASTER_ADDR and MASTER_PORT, or HERRING_HUB: set one"
         )
+    config = config.with_secret(meeting.secret)
     return ServerJob(config, rank, _join(config, "server", rank, workers, meeting, deadline), deadline)
 
 
@@ -214,7 +215,9 @@ def _lead(
 ) -> WorkerJob:
     """Worker 0: starts the hub, tells the others where it is, and joins it like everybody."""
     is_all_local = config.servers == 0 and placement.local_size == placement.size
-    if fixed is None and not config.secret:
+    if fixed is not None:
+        config = config.with_secret(fixed.secret)
+    elif not config.secret:
         config = config.with_secret(secrets.token_hex(32))
     if fixed is None:
         listen_host = "127.0.0.1" if is_all_local else ""

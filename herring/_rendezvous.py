@@ -6,7 +6,8 @@ In this order:
 2. A store that the framework already has (torch's): worker 0 publishes ``host:port:secret`` in it. Server processes do
    not see the store, so this is for jobs without them.
 3. ``MASTER_ADDR`` and ``MASTER_PORT``: on that host, at the first free of ``derived_ports(MASTER_PORT)``. Everybody
-   tries them in turn; the handshake tells which is the hub of this job. The secret is ``HERRING_SECRET``, or empty.
+   tries them in turn; the handshake tells which is the hub of this job. The secret is ``HERRING_SECRET``; without it
+   one made of MASTER_PORT, which protects from nobody but keeps apart two jobs whose ports overlap.
 4. MPI, where mpirun launched the job: worker 0 broadcasts ``host:port:secret``.
 5. A job of one process: loopback, any port.
 
@@ -93,7 +94,7 @@ def from_master(environment: Mapping[str, str], secret: str) -> Meeting | None:
     if not host or not port:
         missing = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise InvalidArgumentError(f"{missing} is not set, but MASTER_ADDR and MASTER_PORT go together: set both")
-    return Meeting(host, derived_ports(_port(port, "MASTER_PORT")), secret)
+    return Meeting(host, derived_ports(_port(port, "MASTER_PORT")), secret or f"MASTER_PORT={port}")
 
 
 def _port(text: str, name: str) -> int:

@@ -59,6 +59,7 @@ def test_hub_setting():
 def test_master():
     env = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
     assert from_master(env, "s") == Meeting("node-a", derived_ports(29500), "s")
+    assert from_master(env, "").secret == "MASTER_PORT=29500"
     assert from_master({}, "") is None
     with pytest.raises(herring.InvalidArgumentError, match="MASTER_PORT is not set"):
         from_master({"MASTER_ADDR": "node-a"}, "")
@@ -170,6 +171,24 @@ def test_the_hub_takes_the_next_port_where_the_first_is_taken(config, job):
         jobs = join_in_threads(2, lambda i: join_as_worker(config, rank=i, size=2, environment=env))
         assert jobs[0].hub.port == derived_ports(job.port)[1]
         close_all(jobs)
+
+
+def test_two_jobs_whose_ports_overlap_do_not_mix(config, job):
+    one = job.master()
+    other = {**one, "MASTER_PORT": str(job.port + 1111)}
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", derived_ports(job.port)[0]))
+        squatter.listen()
+
+        def join(index):
+            # The first job's hub takes the port that the second job's members try first.
+            return join_as_worker(config, rank=index % 2, size=2, environment=one if index < 2 else other)
+
+        jobs = join_in_threads(4, join)
+    assert jobs[0].client.job_id == jobs[1].client.job_id
+    assert jobs[2].client.job_id == jobs[3].client.job_id
+    assert jobs[0].client.job_id != jobs[2].client.job_id
+    close_all(jobs)
 
 
 def test_hub_setting_wins_over_master(bare_environment, job):
