@@ -54,12 +54,12 @@ check: check-fast test
 asan: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet
-	@$(TESTS) asan build/asan
+	@HERRING_TEST_SCHEDULES=2000 $(TESTS) asan build/asan
 
 tsan: setup-tests
 	@$(CMAKE) -B build/tsan -DHERRING_SANITIZE=thread -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/tsan -j $(JOBS) --quiet
-	@$(TESTS) tsan build/tsan
+	@HERRING_TEST_SCHEDULES=2000 $(TESTS) tsan build/tsan
 
 fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)

@@ -2,6 +2,18 @@
 
 namespace herring {
 
+std::string to_string(const OpKey& key) {
+  std::string text = (key.op >> 63) != 0 ? "a named operation" : "operation " + std::to_string(key.op);
+  const std::uint32_t group = key.group.value;
+  if (group >= kFirstFrameworkGroup) {
+    text += " of process group " + std::to_string(group - kFirstFrameworkGroup);
+  } else if (group > 0) {
+    text += " of group " + std::to_string(group);
+  }
+  if (key.part > 0) text += " (part " + std::to_string(key.part) + ")";
+  return text;
+}
+
 std::string to_string(const OpDescriptor& descriptor) {
   std::string text(name(descriptor.collective));
   text += '(';

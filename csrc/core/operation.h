@@ -19,6 +19,12 @@ struct OpKey {
   friend constexpr auto operator<=>(const OpKey&, const OpKey&) = default;
 };
 
+/// Frameworks number their process groups from here; below are the groups of Herring's own API. 0 is the whole job.
+inline constexpr std::uint32_t kFirstFrameworkGroup = 1u << 30;
+
+/// "operation 20 of process group 1 (part 3)", "a named operation"
+std::string to_string(const OpKey& key);
+
 inline constexpr std::uint8_t kMaxDims = 8;
 
 /// What a rank says it is doing. All ranks of the group must say the same, or each gets an error that says who said

@@ -283,8 +283,7 @@ std::string mismatch_text(const Exchange& exchange) {
     said.push_back(to_string(mine ? exchange.operation.descriptor : exchange.of(i).descriptor));
     texts_differ |= said.back() != to_string(exchange.operation.descriptor);
   }
-  std::string text = "ranks disagree about operation " + std::to_string(exchange.key.key.op) + " of group " +
-                     std::to_string(exchange.key.key.group.value) + ": ";
+  std::string text = "ranks disagree about " + to_string(exchange.key.key) + ": ";
   for (std::uint32_t i = 0; i < exchange.size(); ++i) {
     const bool mine = i == exchange.me;
     text += (i > 0 ? "; rank " : "rank ") + std::to_string(exchange.operation.world_ranks[i]) + ": " + said[i];

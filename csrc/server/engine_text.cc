@@ -8,13 +8,6 @@
 namespace herring::server {
 namespace {
 
-std::string op_name(const OpKey& key) {
-  std::string text = (key.op >> 63) != 0 ? "a named operation" : "operation " + std::to_string(key.op);
-  if (key.group != GroupId{0}) text += " of group " + std::to_string(key.group.value);
-  if (key.part > 0) text += " (part " + std::to_string(key.part) + ")";
-  return text;
-}
-
 /// What a rank said, beyond the call itself: only where the calls look the same.
 std::string details(const wire::Announce& announce) {
   std::string text = " with " + std::to_string(announce.descriptor.op_bytes) + " bytes (" +
@@ -87,7 +80,7 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
   std::sort(lines.begin(), lines.end());
   std::string text;
   for (const auto& [rank, line] : lines) text += (text.empty() ? "" : "; ") + line;
-  std::string tail = " (" + op_name(op.key) + "; every rank must make the same calls)";
+  std::string tail = " (" + to_string(op.key) + "; every rank must make the same calls)";
   if (text.size() + tail.size() > kMaxErrorText) {
     text.resize(kMaxErrorText - tail.size() - 4);
     text += " ...";
@@ -133,7 +126,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.6g s",
                 std::chrono::duration<double>(op.deadline - op.first_announce).count());
-  const std::string call = to_string(op.shape.descriptor) + ", " + op_name(op.key);
+  const std::string call = to_string(op.shape.descriptor) + ", " + to_string(op.key);
   std::vector<std::uint32_t> came;
   std::vector<std::uint32_t> silent;
   for (const Participant& participant : op.participants) {

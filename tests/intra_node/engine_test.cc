@@ -66,7 +66,7 @@ TEST_F(EngineTest, TellsEveryRankWhoSaidWhat) {
   for (std::uint32_t r = 0; r < 3; ++r) {
     EXPECT_EQ(status(r).code(), Code::kMismatch);
     EXPECT_EQ(status(r).message(),
-              "ranks disagree about operation 1 of group 0: rank 10: all_reduce(float32[100], sum); rank 11: "
+              "ranks disagree about operation 1: rank 10: all_reduce(float32[100], sum); rank 11: "
               "all_reduce(float32[100], sum); rank 12: all_reduce(float32[50], sum)");
   }
   EXPECT_EQ(a_, std::vector<float>(100, 1.0f)) << "nobody's values change";
