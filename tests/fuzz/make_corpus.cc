@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "engine_program.h"
+#include "runtime/hub_frame.h"
+#include "runtime/hub_protocol.h"
 #include "wire/header.h"
 
 /// Writes the first inputs of each fuzz target: make_corpus tests/fuzz/corpus
@@ -156,6 +158,49 @@ void add_programs(const Corpus& corpus) {
   }
 }
 
+/// A first byte (the size of the reads) and a frame of each type; "session" has them one after the other.
+void add_hub_frames(const Corpus& corpus) {
+  using namespace runtime::control;
+  using runtime::Role;
+  const runtime::Member member{Role::kWorker, 1, 4711, "node-b", "host-2"};
+  const std::vector<std::byte> blob(100, std::byte{7});
+  const std::vector<std::vector<std::byte>> blobs{blob, {}, blob};
+  const std::vector<std::pair<FrameType, std::vector<std::byte>>> frames{
+      {FrameType::kHello, encode(Hello{})},
+      {FrameType::kChallenge, encode(Challenge{})},
+      {FrameType::kRefuse, encode(Refuse{RefuseCode::kSizes, "sizes differ"})},
+      {FrameType::kJoin, encode(Join{member, 2, 1})},
+      {FrameType::kWelcome, encode(Welcome{std::chrono::seconds(1), std::chrono::seconds(5)})},
+      {FrameType::kRoster, encode_roster(77, std::vector{member, member}).front()},
+      {FrameType::kPing, encode_serial(3)},
+      {FrameType::kPong, encode_serial(3)},
+      {FrameType::kEvent, encode(Event{runtime::HubEvent::Kind::kLost, 1, "silent"})},
+      {FrameType::kExchange, encode(Exchange{"connect", blob})},
+      {FrameType::kGathered, encode_gathered("connect", blobs).front()},
+      {FrameType::kExchangeFailed, encode(ExchangeFailed{"connect", 1, "gone"})},
+      {FrameType::kQuery, encode_text("connect")},
+      {FrameType::kMissing, encode_missing("connect", "worker 1")},
+      {FrameType::kFail, encode_text("ValueError")},
+      {FrameType::kLeave, {}},
+      {FrameType::kClosing, encode_text("worker 0 left")},
+  };
+  Bytes session{5};
+  for (const auto& [type, body] : frames) {
+    Bytes frame;
+    append(frame, frame_head(type, body.size()));
+    append(frame, Mac{});
+    append(frame, body);
+    session.insert(session.end(), frame.begin(), frame.end());
+    frame.insert(frame.begin(), 63);
+    const std::string number = std::to_string(static_cast<int>(type));
+    corpus.add("hub_frame", "frame" + number, frame);
+    Bytes only_body{1};
+    append(only_body, body);
+    corpus.add("hub_frame", "body" + number, only_body);
+  }
+  corpus.add("hub_frame", "session", session);
+}
+
 }  // namespace
 }  // namespace herring::fuzz
 
@@ -168,5 +213,6 @@ int main(int count, char** arguments) {
   herring::fuzz::add_headers(corpus);
   herring::fuzz::add_configs(corpus);
   herring::fuzz::add_programs(corpus);
+  herring::fuzz::add_hub_frames(corpus);
   return 0;
 }
