@@ -1,8 +1,5 @@
 #include "server/engine.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "server/engine_impl.h"
 
 namespace herring::server {
@@ -238,11 +235,7 @@ void Engine::Impl::send_error(PeerId to, const OpKey& key, std::uint64_t tag, st
   wire::Header header = header_to(key, wire::MessageType::kError);
   header.tag = tag;
   header.count = results;
-  const std::size_t length = std::min(status.message().size(), kMaxErrorText);
-  std::vector<std::byte> body(1 + length);
-  body[0] = static_cast<std::byte>(status.code());
-  std::memcpy(body.data() + 1, status.message().data(), length);
-  send(to, kControlTag, header, std::move(body), {}, {0, kNone, to, false});
+  send(to, kControlTag, header, wire::encode_reason(status), {}, {0, kNone, to, false});
 }
 
 void Engine::Impl::take_actions(Actions& out) {

@@ -9,20 +9,6 @@ namespace {
 /// How many Cancels of one worker may wait for the announce that they overtook.
 constexpr std::size_t kMaxHeldCancels = 1024;
 
-/// Code and text of an Error or Cancel; a body that is none of ours becomes a protocol error.
-Status decode_reason(std::span<const std::byte> body) {
-  if (body.empty()) return Status(Code::kProtocol, "a worker gave up without a reason");
-  const auto number = std::to_integer<std::uint8_t>(body.front());
-  const bool known =
-      number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(Code::kInternal);
-  std::string text;
-  for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
-    const char c = static_cast<char>(b);
-    text += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return Status(known ? static_cast<Code>(number) : Code::kProtocol, std::move(text));
-}
-
 }  // namespace
 
 /// Tells everybody who has announced, and keeps the operation to tell those who announce later. The first reason wins.
@@ -54,7 +40,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
 
 void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::span<const std::byte> body) {
   if (header.tag == 0) {
-    give_up_unannounced(now, header, decode_reason(body));
+    give_up_unannounced(now, header, wire::decode_reason(body));
     return;
   }
   const PeerId peer{header.sender};
@@ -73,7 +59,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
     for (Participant& participant : live->participants) {
       if (participant.peer != peer || participant.tag != header.tag) continue;
       participant.gave_up_after = header.count;
-      fail(now, *live, decode_reason(body));
+      fail(now, *live, wire::decode_reason(body));
       return;
     }
   }
@@ -86,7 +72,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
   }
   // Over on this side, with all Results sent. Where the worker has an Error of ours already it waits for nothing.
   if (header.chunk == 0) {
-    send_error(peer, header.key(), header.tag, kAllResults,
+    send_error(peer, header.key(), header.tag, wire::kAllResults,
                Status(Code::kCancelled, "this server had finished its share of the operation"));
   }
 }

@@ -1,4 +1,3 @@
-#include <algorithm>
 
 #include "server/engine_impl.h"
 

@@ -15,14 +15,13 @@
 #include <vector>
 
 #include "server/engine.h"
+#include "wire/reason.h"
 
 /// The server engine's inside, shared by the files that implement it. Nobody else includes this.
 namespace herring::server {
 
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
-inline constexpr std::uint32_t kAllResults = 0xFFFF'FFFF;          // Error: every Result of this announce was sent.
 inline constexpr std::uint64_t kNotAnnounced = ~std::uint64_t{0};  // Cancel: no announce of mine belongs to this.
-inline constexpr std::size_t kMaxErrorText = 1024;
 
 /// One process that takes part in an operation.
 struct Participant {

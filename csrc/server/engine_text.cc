@@ -21,8 +21,8 @@ std::string details(const wire::Announce& announce) {
 }
 
 std::string bounded(std::string text) {
-  if (text.size() > kMaxErrorText) {
-    text.resize(kMaxErrorText - 4);
+  if (text.size() > wire::kMaxReasonText) {
+    text.resize(wire::kMaxReasonText - 4);
     text += " ...";
   }
   return text;
@@ -81,8 +81,8 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
   std::string text;
   for (const auto& [rank, line] : lines) text += (text.empty() ? "" : "; ") + line;
   std::string tail = " (" + to_string(op.key) + "; every rank must make the same calls)";
-  if (text.size() + tail.size() > kMaxErrorText) {
-    text.resize(kMaxErrorText - tail.size() - 4);
+  if (text.size() + tail.size() > wire::kMaxReasonText) {
+    text.resize(wire::kMaxReasonText - tail.size() - 4);
     text += " ...";
   }
   return text + tail;

@@ -1,4 +1,3 @@
-#include <limits>
 #include <string>
 
 #include "worker/engine_impl.h"
@@ -7,19 +6,6 @@ namespace herring::worker {
 namespace {
 
 constexpr std::uint32_t kMaxRetries = 8;
-
-Status decode_reason(std::span<const std::byte> body) {
-  if (body.empty()) return Status(Code::kProtocol, "a server gave up without a reason");
-  const auto number = std::to_integer<std::uint8_t>(body.front());
-  const bool known =
-      number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(Code::kInternal);
-  std::string text;
-  for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxErrorText))) {
-    const char c = static_cast<char>(b);
-    text += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return Status(known ? static_cast<Code>(number) : Code::kProtocol, std::move(text));
-}
 
 }  // namespace
 
@@ -121,7 +107,7 @@ void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::sp
     drain_part(*op, *part, false);
     complete_if_done(*op);
   } else {
-    fail(now, *op, decode_reason(body));
+    fail(now, *op, wire::decode_reason(body));
   }
 }
 

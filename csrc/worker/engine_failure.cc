@@ -1,22 +1,9 @@
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "worker/engine_impl.h"
 
 namespace herring::worker {
-namespace {
-
-std::vector<std::byte> encode_reason(const Status& why) {
-  const std::size_t length = std::min(why.message().size(), kMaxErrorText);
-  std::vector<std::byte> body(1 + length);
-  body[0] = static_cast<std::byte>(why.is_ok() ? Code::kCancelled : why.code());
-  std::memcpy(body.data() + 1, why.message().data(), length);
-  return body;
-}
-
-}  // namespace
-
 void Engine::Impl::abort(Instant now, const Operation& operation, const Status& why) {
   Op* op = find_op(operation.key);
   if (op != nullptr) {
@@ -34,7 +21,7 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
   header.count = operation.owner_count;
-  send(lane.peer, kControlTag, header, encode_reason(why), {}, {});
+  send(lane.peer, kControlTag, header, wire::encode_reason(why), {}, {});
 }
 
 /// The first error wins; the operation completes when no lane can write to its memory any more, or after lane_grace.
@@ -64,7 +51,7 @@ void Engine::Impl::give_up_part(Op& op, std::size_t index) {
     header.offset = part.sequence;
     header.count = part.pushed;
     header.chunk = part.has_error ? 1 : 0;
-    send(lane.peer, kControlTag, header, encode_reason(op.failure), {}, {op.id, index, false, false});
+    send(lane.peer, kControlTag, header, wire::encode_reason(op.failure), {}, {op.id, index, false, false});
   }
   drain_part(op, part, false);
 }
@@ -143,7 +130,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
   std::string text = "after " + std::string(seconds) + " rank " + std::to_string(config_.self.value) +
                      " had no verdict on " + to_string(op.operation.descriptor) + " from server lane " + lanes +
                      "; see whether these servers are alive and reachable";
-  if (text.size() > kMaxErrorText) text.resize(kMaxErrorText);
+  if (text.size() > wire::kMaxReasonText) text.resize(wire::kMaxReasonText);
   return text;
 }
 

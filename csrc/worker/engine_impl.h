@@ -12,13 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "wire/reason.h"
 #include "worker/engine.h"
 
 /// The worker engine's inside, shared by the files that implement it. Nobody else includes this.
 namespace herring::worker {
-
-inline constexpr std::uint32_t kAllResults = 0xFFFF'FFFF;  // Error: every Result of this announce was sent.
-inline constexpr std::size_t kMaxErrorText = 1024;
 
 /// One lane's share of an operation.
 struct LanePart {

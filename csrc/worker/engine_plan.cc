@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <string>
 
 #include "worker/engine_impl.h"
