@@ -1,5 +1,7 @@
 #include "server/engine.h"
 
+#include <algorithm>
+
 #include "server/engine_impl.h"
 
 namespace herring::server {
