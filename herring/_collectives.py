@@ -62,10 +62,13 @@ def _submit(
     name: str | None,
     op: str = "sum",
     root: int = 0,
+    async_op: bool = False,
 ) -> Handle[ArrayT]:
     session = process.current()
     seconds = to_seconds(timeout)
-    work = session.runtime.submit(collective, source, result, op=op, root=root, name=name, timeout=seconds)
+    work = session.runtime.submit(
+        collective, source, result, op=op, root=root, name=name, timeout=seconds, is_waited_for=not async_op
+    )
     what = collective if name is None else f"{collective} {name!r}"
     return Handle(work, result, session.config.timeout_s if seconds is None else seconds, what)
 
@@ -117,7 +120,7 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    handle = _submit("all_reduce", source, result, timeout=timeout, name=name, op=_op(op))
+    handle = _submit("all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op)
     return handle if async_op else handle.wait()
 
 
@@ -152,7 +155,7 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     process.current()
-    handle = _submit("all_reduce", None, array, timeout=timeout, name=name, op=_op(op))
+    handle = _submit("all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op)
     return handle if async_op else handle.wait()
 
 
@@ -171,7 +174,9 @@ def broadcast(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source)
-    handle = _submit("broadcast", source, result, timeout=timeout, name=name, root=_root(session, root))
+    handle = _submit(
+        "broadcast", source, result, timeout=timeout, name=name, root=_root(session, root), async_op=async_op
+    )
     return handle if async_op else handle.wait()
 
 
@@ -188,7 +193,7 @@ def broadcast_(
 ) -> ArrayT | Handle[ArrayT]:
     """broadcast() in place: writes rank `root`'s elements into `array` on the others, and returns it."""
     session = process.current()
-    handle = _submit("broadcast", None, array, timeout=timeout, name=name, root=_root(session, root))
+    handle = _submit("broadcast", None, array, timeout=timeout, name=name, root=_root(session, root), async_op=async_op)
     return handle if async_op else handle.wait()
 
 
@@ -212,7 +217,7 @@ def allgather(
     dims = tuple(source.shape)
     joined = (session.job.size * dims[0], *dims[1:]) if dims else (session.job.size,)
     result: Any = new_result(session.runtime, source, joined)
-    handle = _submit("all_gather", source, result, timeout=timeout, name=name)
+    handle = _submit("all_gather", source, result, timeout=timeout, name=name, async_op=async_op)
     return handle if async_op else handle.wait()
 
 

@@ -195,8 +195,13 @@ class Runtime:
         group: int = 0,
         name: str | None = None,
         timeout: float | None = None,
+        is_waited_for: bool = False,
     ) -> Work:
-        """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place."""
+        """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place.
+
+        is_waited_for: wait() is called at once; the calling thread then moves the data itself.
+        """
+
     def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
         """Memory that operations use without a copy; None where there is none left."""
     def abort(self, reason: str) -> None: ...

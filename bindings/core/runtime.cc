@@ -132,12 +132,13 @@ void bind_runtime_class(py::module_& module) {
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
              const std::string& op, std::uint32_t root, std::uint32_t group, std::optional<std::string> name,
-             std::optional<double> timeout) {
-            return submit(self.owned.get(), {collective, input, output, op, root, group, std::move(name), timeout});
+             std::optional<double> timeout, bool is_waited_for) {
+            return submit(self.owned.get(),
+                          {collective, input, output, op, root, group, std::move(name), timeout, is_waited_for});
           },
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
-          py::arg("timeout") = py::none())
+          py::arg("timeout") = py::none(), py::arg("is_waited_for") = false)
       .def("allocate", &allocate, py::arg("bytes"))
       .def(
           "abort",

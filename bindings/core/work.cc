@@ -92,6 +92,7 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   request.name = arguments.name;
   request.input = input.bytes;
   request.output = output.bytes;
+  request.is_waited_for = arguments.is_waited_for;
   if (arguments.timeout) request.timeout = deadline_after(*arguments.timeout) - std::chrono::steady_clock::now();
 
   std::shared_ptr<Work> work;
@@ -99,9 +100,21 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
     py::gil_scoped_release unlocked;
     work = runtime->submit(request);
     // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
-    work->on_done([input = std::move(input), output = std::move(output)](const Status&) {});
+    if (!request.is_waited_for) work->on_done([input, output](const Status&) {});
   }
-  return std::make_unique<PyWork>(std::move(work));
+  auto result = std::make_unique<PyWork>(std::move(work));
+  if (request.is_waited_for) result->arrays = {std::move(input.owner), std::move(output.owner)};
+  return result;
+}
+
+PyWork::~PyWork() {
+  if (arrays.empty()) return;
+  try {
+    // A wait that was left early (ctrl-C): the runtime still uses the arrays.
+    if (!owned.get()->is_done()) owned.get()->on_done([kept = std::move(arrays)](const Status&) {});
+  } catch (const Error&) {
+    // A forked child: the parent's arrays are not in use here.
+  }
 }
 
 void bind_work(py::module_& module) {

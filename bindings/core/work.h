@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/core/python.h"
 #include "runtime/runtime.h"
@@ -12,7 +13,13 @@ namespace herring::python {
 /// Python's Work. Safe to drop at any time: the operation goes on and holds what it needs.
 struct PyWork {
   explicit PyWork(std::shared_ptr<runtime::Work> started) : owned(std::move(started)) {}
+  ~PyWork();
+  PyWork(const PyWork&) = delete;
+  PyWork& operator=(const PyWork&) = delete;
+
   ProcessOwned<runtime::Work> owned;
+  /// The arrays of a call that is waited for at once. Those of others are held by a callback.
+  std::vector<std::shared_ptr<void>> arrays;
 };
 
 /// What Python says in Runtime.submit(), before it is checked.
@@ -25,6 +32,7 @@ struct SubmitArguments {
   std::uint32_t group = 0;
   std::optional<std::string> name;
   std::optional<double> timeout;
+  bool is_waited_for = false;
 };
 
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is

@@ -157,6 +157,7 @@ runtime::Request Backend::request(const WorkInfo& info, const OpDescriptor& desc
   request.input = input;
   request.output = output;
   request.timeout = info.timeout;
+  request.is_waited_for = !info.is_async;
   return request;
 }
 

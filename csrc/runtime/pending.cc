@@ -62,8 +62,37 @@ void CallbackPool::loop(const std::shared_ptr<State>& state) {
   }
 }
 
+void DriverSeat::drive(const Work& work, Instant deadline) {
+  {
+    const std::unique_lock seat(mutex_, std::try_to_lock);
+    if (seat.owns_lock()) {
+      if (driver_ != nullptr) driver_->drive(work, deadline);
+      return;
+    }
+  }
+  unpark();  // Whoever has the seat may be about to leave it, with the work not yet looked at.
+}
+
+void DriverSeat::park(Duration limit) {
+  std::unique_lock lock(park_mutex_);
+  park_changed_.wait_for(lock, limit, [this] { return unparked_; });
+  unparked_ = false;
+}
+
+void DriverSeat::unpark() {
+  {
+    const std::scoped_lock lock(park_mutex_);
+    unparked_ = true;
+  }
+  park_changed_.notify_one();
+}
+
 bool PendingWork::wait(Instant deadline) {
   if (is_done()) return true;
+  if (seat_) {
+    seat_->drive(*this, deadline);
+    if (is_done()) return true;
+  }
   std::unique_lock lock(mutex_);
   if (deadline == Instant::max()) {
     changed_.wait(lock, [this] { return is_done(); });

@@ -33,10 +33,45 @@ class CallbackPool final {
   std::vector<std::thread> threads_;
 };
 
+/// What moves data, one thread at a time.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  /// Moves data until the work is done, the deadline, or the end of the runtime. The caller holds the seat.
+  virtual void drive(const Work& work, Instant deadline) = 0;
+};
+
+/// The place of the thread that moves data: the progress thread's, or that of a thread that waits for an operation
+/// anyway, which saves waking another thread and being woken by it. Outlives the driver.
+class DriverSeat final {
+ public:
+  explicit DriverSeat(Driver* driver) : driver_(driver) {}
+
+  /// Takes the seat where it is free and drives until the work is done or the deadline. Else sees to it that the
+  /// progress thread looks after the work.
+  void drive(const Work& work, Instant deadline);
+
+  /// The progress thread: holds the seat while the lock lives.
+  std::unique_lock<std::mutex> take() { return std::unique_lock(mutex_); }
+  /// The progress thread, without the seat: returns when unparked, or after `limit`.
+  void park(Duration limit);
+  void unpark();
+  /// The driver ends or wants no others in its seat. The caller holds the seat or is alone.
+  void close() { driver_ = nullptr; }
+
+ private:
+  std::mutex mutex_;
+  Driver* driver_;  // guarded by mutex_
+  std::mutex park_mutex_;
+  std::condition_variable park_changed_;
+  bool unparked_ = false;  // guarded by park_mutex_
+};
+
 /// The Work behind every submit.
 class PendingWork final : public Work {
  public:
-  explicit PendingWork(std::shared_ptr<CallbackPool> callbacks) : callbacks_(std::move(callbacks)) {}
+  explicit PendingWork(std::shared_ptr<CallbackPool> callbacks, std::shared_ptr<DriverSeat> seat = nullptr)
+      : callbacks_(std::move(callbacks)), seat_(std::move(seat)) {}
 
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   bool wait(Instant deadline) override;
@@ -48,6 +83,7 @@ class PendingWork final : public Work {
 
  private:
   std::shared_ptr<CallbackPool> callbacks_;
+  std::shared_ptr<DriverSeat> seat_;  // null: waiting threads only wait
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;

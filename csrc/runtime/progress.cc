@@ -81,28 +81,35 @@ Progress::Progress(ProgressOptions options)
         [this](const CompleteAction& action) { network_completions_.push_back(action); });
     traffic_.resize(network_config_.lanes.size());
   }
+  seat_ = std::make_shared<DriverSeat>(this);
   thread_ = std::thread([this] { loop(); });
   pthread_setname_np(thread_.native_handle(), "herring-worker");
 }
 
 Progress::~Progress() {
   stop_.store(true);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  wake();
+  seat_->unpark();
   thread_.join();
   close(wake_fd_);
 }
 
 void Progress::submit(std::shared_ptr<PendingOperation> operation) {
+  bool needs_thread = false;
   {
     const std::scoped_lock lock(mutex_);
     ++pending_;
+    // Nobody drives: the caller will, or the progress thread has to.
+    needs_thread = !is_driven_ && !operation->is_waited_for;
     submitted_.push_back(std::move(operation));
   }
-  if (asleep_.exchange(false)) {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
-  }
+  if (needs_thread) seat_->unpark();
+  if (asleep_.exchange(false)) wake();
+}
+
+void Progress::wake() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
 
 void Progress::fail(const Status& status) {
@@ -110,8 +117,8 @@ void Progress::fail(const Status& status) {
     const std::scoped_lock lock(mutex_);
     if (requested_failure_.is_ok()) requested_failure_ = status;
   }
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  wake();
+  seat_->unpark();
 }
 
 Status Progress::failure() const {
@@ -120,6 +127,7 @@ Status Progress::failure() const {
 }
 
 bool Progress::drain(Instant deadline) {
+  seat_->unpark();
   std::unique_lock lock(mutex_);
   return drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0; });
 }
@@ -135,49 +143,80 @@ std::vector<PeerTraffic> Progress::lane_traffic() const {
 }
 
 void Progress::loop() {
-  try {
-    run();
-  } catch (const std::exception& problem) {
-    const std::string text = std::string("the communication thread stopped: ") + problem.what();
-    fail_everything(Status(Code::kInternal, text));
-    if (options_.hub != nullptr) options_.hub->report_failure(text);
-    refuse_until_stopped();
+  while (!stop_.load()) {
+    {
+      const auto seat = seat_->take();
+      start_driving();
+      run_until([this] { return may_leave(); }, Instant::max());
+    }
+    if (!stop_.load()) seat_->park(kIdleWait);
   }
+  const auto seat = seat_->take();
+  seat_->close();
   fail_everything(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
   publish();
 }
 
-/// After an exception: what is still submitted fails at once.
-void Progress::refuse_until_stopped() {
-  while (!stop_.load()) {
-    const Instant now = std::chrono::steady_clock::now();
-    take_commands(now);
-    const int descriptors[] = {wake_fd_};
-    asleep_.store(true);
-    poll_until(now + std::chrono::milliseconds(10), descriptors);
-    asleep_.store(false);
-  }
+void Progress::drive(const Work& work, Instant deadline) {
+  if (stop_.load() || options_.endpoint) return;
+  start_driving();
+  run_until([&work] { return work.is_done(); }, deadline);
+  if (!may_leave()) seat_->unpark();
 }
 
-void Progress::run() {
+void Progress::start_driving() {
+  const std::scoped_lock lock(mutex_);
+  is_driven_ = true;
+}
+
+/// True where nothing needs a driver until the next submit, which then knows that there is none.
+bool Progress::may_leave() {
+  const bool has_backlog =
+      std::any_of(local_backlog_.begin(), local_backlog_.end(), [](const auto& backlog) { return !backlog.empty(); });
+  const std::scoped_lock lock(mutex_);
+  const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
+  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || options_.endpoint != nullptr;
+  return !is_driven_;
+}
+
+void Progress::run_until(const std::function<bool()>& is_over, Instant deadline) {
   const Duration spin = std::chrono::microseconds(config_.spin_us);
   Instant busy_until{};
   while (!stop_.load()) {
     const Instant now = std::chrono::steady_clock::now();
-    bool busy = take_commands(now);
-    busy |= take_local_messages(now);
-    if (pump_) busy |= pump_->step(now);
-    busy |= run_local_actions(now);
-    busy |= flush_local_backlog();
-    if (!busy) busy = take_hub_events(now);
-    run_ticks(now);
+    const bool busy = turn(now);
+    if (is_over() || now >= deadline) return;
     if (busy) {
       busy_until = now + spin;
     } else if (now >= busy_until) {
       publish();
-      sleep(std::min(next_deadline(), now + kIdleWait));
+      sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
     }
   }
+}
+
+bool Progress::turn(Instant now) {
+  if (is_broken_) return take_commands(now);
+  try {
+    return do_turn(now);
+  } catch (const std::exception& problem) {
+    is_broken_ = true;
+    const std::string text = std::string("Herring's communication stopped: ") + problem.what();
+    fail_everything(Status(Code::kInternal, text));
+    if (options_.hub != nullptr) options_.hub->report_failure(text);
+    return true;
+  }
+}
+
+bool Progress::do_turn(Instant now) {
+  bool busy = take_commands(now);
+  busy |= take_local_messages(now);
+  if (pump_) busy |= pump_->step(now);
+  busy |= run_local_actions(now);
+  busy |= flush_local_backlog();
+  if (!busy) busy = take_hub_events(now);
+  run_ticks(now);
+  return busy;
 }
 
 bool Progress::take_commands(Instant now) {

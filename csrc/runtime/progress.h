@@ -46,6 +46,7 @@ struct PendingOperation {
   std::span<std::byte> output;
   Instant deadline;
   std::shared_ptr<PendingWork> work;
+  bool is_waited_for = false;  ///< As Request's.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -77,12 +78,16 @@ struct PeerTraffic {
 };
 
 /// The one thread of a worker process that moves data: runs both pure engines, executes their actions, watches the hub.
-class Progress final {
+class Progress final : public Driver {
  public:
   explicit Progress(ProgressOptions options);
-  ~Progress();  ///< Stops at once; what is pending completes with kShutdown.
+  ~Progress() override;  ///< Stops at once; what is pending completes with kShutdown.
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
+
+  /// Where threads that wait take over; null where only the progress thread moves data.
+  const std::shared_ptr<DriverSeat>& seat() const { return seat_; }
+  void drive(const Work& work, Instant deadline) override;
 
   /// Any thread.
   void submit(std::shared_ptr<PendingOperation> operation);
@@ -101,8 +106,12 @@ class Progress final {
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
   void loop();
-  void run();
-  void refuse_until_stopped();
+  bool turn(Instant now);
+  bool do_turn(Instant now);
+  void run_until(const std::function<bool()>& is_over, Instant deadline);
+  void start_driving();
+  bool may_leave();
+  void wake();
   bool take_commands(Instant now);
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
@@ -139,7 +148,9 @@ class Progress final {
   worker::EngineConfig network_config_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
 
-  // Progress thread only.
+  std::shared_ptr<DriverSeat> seat_;
+
+  // Only the thread in the seat.
   PartMap parts_;
   std::vector<std::shared_ptr<PendingOperation>> operations_;
   std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
@@ -147,6 +158,7 @@ class Progress final {
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;
   bool hub_lost_ = false;
+  bool is_broken_ = false;  ///< An exception stopped it: it only refuses.
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
@@ -154,7 +166,8 @@ class Progress final {
   int wake_fd_ = -1;
   mutable std::mutex mutex_;
   std::condition_variable drained_;
-  std::vector<std::shared_ptr<PendingOperation>> submitted_;  // guarded by mutex_, as all below
+  bool is_driven_ = false;  // guarded by mutex_, as all below
+  std::vector<std::shared_ptr<PendingOperation>> submitted_;
   Status requested_failure_;
   Status failure_;
   RuntimeStats stats_;

@@ -77,6 +77,7 @@ class Runtime::Impl {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
+    seat = progress->seat();
   }
 
   void join_neighbours(Instant deadline) {
@@ -117,7 +118,7 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<Work> submit(const Request& request) {
-    auto work = std::make_shared<PendingWork>(callbacks);
+    auto work = std::make_shared<PendingWork>(callbacks, seat);
     auto operation = std::make_shared<PendingOperation>();
     operation->work = work;
     operation->descriptor = request.descriptor;
@@ -146,6 +147,7 @@ class Runtime::Impl {
       }
       operation->op = request.name ? name_key(*request.name) : operation->group->next_op++;
       if (operation->group->route.path != GroupRoute::Path::kAlone) {
+        operation->is_waited_for = request.is_waited_for;
         progress->submit(operation);  // Under the lock, so that call order and sequence numbers agree.
         return work;
       }
@@ -197,6 +199,7 @@ class Runtime::Impl {
   std::unique_ptr<efa::Fabric> fabric;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   std::unique_ptr<Progress> progress;
+  std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
   mutable std::mutex mutex;
@@ -269,6 +272,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
   request.descriptor.shape[0] = values.size();
   request.output = std::as_writable_bytes(std::span(values));
   request.input = request.output;
+  request.is_waited_for = true;
   const std::shared_ptr<Work> work = submit(request);
   work->wait(Instant::max());
   work->status().or_throw();

@@ -41,6 +41,7 @@ struct Request {
   std::span<const std::byte> input;  ///< All-gather: this rank's block. Else: the same memory as output, or the source.
   std::span<std::byte> output;       ///< All-gather: group size x block. Barrier: empty.
   std::optional<Duration> timeout;   ///< Else Config::timeout_s.
+  bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
 };
 
 struct ServerCounters {  ///< What one server has moved so far.
