@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
@@ -130,19 +131,31 @@ def connect(host: Host, index: int, args: argparse.Namespace) -> None:
 
 
 def enter(host: Host, command: list[str]) -> list[str]:
-    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *command]
+    # Entering a mount namespace would change the working folder to /: --wd keeps it.
+    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", f"--wd={os.getcwd()}", *command]
 
 
-def environment(args: argparse.Namespace, master: Host) -> dict[str, str]:
+def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
+    workers = hosts[: args.workers]
+    description = {
+        "worker_hosts": args.workers,
+        "server_hosts": args.servers,
+        "rate": args.rate,
+        "worker_addresses": [host.address for host in workers],
+        "launch_agent": str(Path(__file__).resolve().with_name("enter_host.sh")),
+    }
     env = dict(os.environ)
+    # The programs installed beside the Python that runs this (herring) are found without activating its environment.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env.update(
-        MASTER_ADDR=master.address,
+        MASTER_ADDR=workers[0].address,
         MASTER_PORT=str(MASTER_PORT),
         WORLD_SIZE=str(args.workers * args.ranks_per_host),
         HERRING_SERVERS=str(args.servers),
         HERRING_INTERFACE="eth0",
         GLOO_SOCKET_IFNAME="eth0",
-        EMULATED_CLUSTER=json.dumps({"worker_hosts": args.workers, "server_hosts": args.servers, "rate": args.rate}),
+        EMULATED_CLUSTER=json.dumps(description),
+        EMULATED_HOSTS=" ".join(f"{host.address}={host.pid}" for host in hosts),
     )
     env.setdefault("HERRING_SECRET", secrets.token_hex(16))
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -152,7 +165,7 @@ def environment(args: argparse.Namespace, master: Host) -> dict[str, str]:
 
 def start_everything(args: argparse.Namespace, hosts: list[Host]) -> list[tuple[str, subprocess.Popen[bytes]]]:
     workers, servers = hosts[: args.workers], hosts[args.workers :]
-    env = environment(args, workers[0])
+    env = environment(args, hosts)
     processes = []
     for number, host in enumerate(workers):
         for local in range(args.ranks_per_host):

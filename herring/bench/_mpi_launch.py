@@ -91,7 +91,7 @@ def job_command(
             command.append("--allow-run-as-root")
         for variable in (*_FORWARDED, *forwarded):
             command += ["-x", variable]
-        command += ["--map-by", "slot:oversubscribe"] if emulated is None else _openmpi_hosts(ranks, emulated)
+        command += ["--map-by", "slot:oversubscribe"] if emulated is None else _openmpi_hosts(ranks, emulated, launcher)
     else:
         command = [str(launcher), "-n", str(ranks)]
         if emulated is not None:
@@ -101,9 +101,9 @@ def job_command(
     return command + arguments
 
 
-def _openmpi_hosts(ranks: int, emulated: Emulated) -> list[str]:
+def _openmpi_hosts(ranks: int, emulated: Emulated, launcher: Path) -> list[str]:
     per_host = ranks // len(emulated.addresses)
-    command = ["--host", ",".join(f"{address}:{per_host}" for address in emulated.addresses)]
+    command = ["--prefix", str(launcher.parent.parent), "--host", ",".join(f"{address}:{per_host}" for address in emulated.addresses)]
     command += ["--map-by", "slot:oversubscribe"]
     command += ["--prtemca", "plm_ssh_agent", emulated.launch_agent, "--prtemca", "prte_if_include", "eth0"]
     return [*command, "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"]
