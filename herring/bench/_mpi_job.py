@@ -90,14 +90,16 @@ class MpiJob:
         try:
             with socket.create_server((address, 0), backlog=ranks) as server:
                 control = f"{address} {server.getsockname()[1]} {token}"
-                command = job_command(name, launcher, ranks, emulated, arguments, [CONTROL_VARIABLE])
-                command += [sys.executable, "-m", "herring.bench._mpi_rank"]
+                program = [sys.executable, "-m", "herring.bench._mpi_rank"]
+                command = job_command(name, launcher, ranks, emulated, arguments, program, [CONTROL_VARIABLE])
                 self._process = subprocess.Popen(
                     command,
                     env=job_environment(name, launcher, {CONTROL_VARIABLE: control}),
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=subprocess.STDOUT,
+                    # A launcher that is killed with our process group could not clean up; SIGTERM lets it.
+                    start_new_session=True,
                     preexec_fn=_die_with_parent,  # noqa: PLW1509 (only async-signal-safe calls)
                 )
                 self._accept(server, ranks, token, launcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -78,12 +79,19 @@ def job_environment(name: str, launcher: Path, extra: Mapping[str, str]) -> dict
 
 
 def job_command(
-    name: str, launcher: Path, ranks: int, emulated: Emulated | None, arguments: list[str], forwarded: list[str]
+    name: str,
+    launcher: Path,
+    ranks: int,
+    emulated: Emulated | None,
+    arguments: list[str],
+    program: list[str],
+    forwarded: list[str],
 ) -> list[str]:
-    """The launcher's command line, up to the program. `forwarded` are variables that ranks need besides the usual.
+    """The launcher's command line. `forwarded` are variables that ranks need besides the usual.
 
     More ranks than cores is the usual case here, so ranks are not bound to cores, and Open MPI is told that it is
-    oversubscribed (it then yields the core while it waits). `arguments` come last and can change any of it.
+    oversubscribed (it then yields the core while it waits). `arguments` come last and can change any of it. On the
+    emulated cluster the launcher starts as its agents do.
     """
     if name == "mpi":
         command = [str(launcher), "--bind-to", "none", "-n", str(ranks)]
@@ -98,12 +106,18 @@ def job_command(
             per_host = ranks // len(emulated.addresses)
             command += ["-launcher", "ssh", "-launcher-exec", emulated.launch_agent, "-iface", "eth0"]
             command += ["-hosts", ",".join(f"{address}:{per_host}" for address in emulated.addresses)]
-    return command + arguments
+    command += [*arguments, *program]
+    return command if emulated is None else [emulated.launch_agent, emulated.addresses[0], shlex.join(command)]
 
 
 def _openmpi_hosts(ranks: int, emulated: Emulated, launcher: Path) -> list[str]:
     per_host = ranks // len(emulated.addresses)
-    command = ["--prefix", str(launcher.parent.parent), "--host", ",".join(f"{address}:{per_host}" for address in emulated.addresses)]
+    command = [
+        "--prefix",
+        str(launcher.parent.parent),
+        "--host",
+        ",".join(f"{address}:{per_host}" for address in emulated.addresses),
+    ]
     command += ["--map-by", "slot:oversubscribe"]
     command += ["--prtemca", "plm_ssh_agent", emulated.launch_agent, "--prtemca", "prte_if_include", "eth0"]
     return [*command, "--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0"]

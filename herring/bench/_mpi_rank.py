@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from herring.bench._contender import Case
@@ -16,6 +18,17 @@ from herring.bench._mpi_job import CONTROL_VARIABLE, Lines
 from herring.bench._pattern import Array, Pattern
 
 _CONNECT_S = 30.0
+
+
+def _unlink_shared_memory(mpi: Any) -> None:
+    """Removes the names of MPICH's files in /dev/shm, which would outlive ranks that are killed. All ranks have them
+    open when MPI_Init returns, and none needs the name after that."""
+    mpi.COMM_WORLD.Barrier()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        for path in {line[line.index("/") :] for line in lines if " /dev/shm/mpich_shm" in line}:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 def _read_commands(lines: Lines, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
@@ -65,6 +78,7 @@ def main() -> int:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    _unlink_shared_memory(MPI)
     connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     lines = Lines(connection)

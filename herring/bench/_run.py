@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
 import herring
@@ -37,11 +39,17 @@ def main(args: argparse.Namespace) -> int:
     options = read_options(args)
     if options.json_file is not None:
         _report.check_writable(options.json_file)
+    # Ended from outside, rank 0 still has to end the jobs that it started.
+    signal.signal(signal.SIGTERM, _stop)
     herring.init()
     try:
         return _run(options)
     finally:
         herring.shutdown()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def find_links(options: Options) -> Links:
