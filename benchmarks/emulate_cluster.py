@@ -137,8 +137,9 @@ def connect(host: Host, index: int, args: argparse.Namespace) -> None:
 
 
 def enter(host: Host, command: list[str]) -> list[str]:
-    # Entering a mount namespace would change the working folder to /: --wd keeps it.
-    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", f"--wd={os.getcwd()}", *command]
+    # Entering a mount namespace leaves one in /. (nsenter's --wd would be the folder as the old namespace has it.)
+    within = ["sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
+    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *within]
 
 
 def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
@@ -147,6 +148,7 @@ def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
         "worker_hosts": args.workers,
         "server_hosts": args.servers,
         "rate": args.rate,
+        "burst_bytes": args.burst_kb << 10,
         "worker_addresses": [host.address for host in workers],
         "launch_agent": str(Path(__file__).resolve().with_name("enter_host.sh")),
     }

@@ -8,7 +8,7 @@ shift
 for host in $EMULATED_HOSTS; do
   if [ "${host%%=*}" = "$address" ]; then
     # shellcheck disable=SC2016 # the inner shell expands
-    exec nsenter -t "${host##*=}" -n -u -i -m --wd="$PWD" unshare -m sh -c '
+    exec nsenter -t "${host##*=}" -n -u -i -m unshare -m sh -c '
       scratch=/dev/shm/tmp.$$
       mkdir -p "$scratch/upper" "$scratch/work"
       mount -t overlay overlay -o "lowerdir=/tmp,upperdir=$scratch/upper,workdir=$scratch/work" /tmp

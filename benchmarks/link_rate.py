@@ -3,9 +3,9 @@
 
   benchmarks/emulate_cluster.py --workers 4 --rate 200mbit -- benchmarks/link_rate.py --megabytes 25
 
-Every link is busy both ways, as it is in an allreduce. One connection carries part after part without a pause;
-each host prints the median time of a part at the receiver, and the payload rate. The first part, in which TCP still looks
-for the rate, does not count.
+Every link is busy both ways, as it is in an allreduce. One connection carries part after part without a pause; each
+host prints the median time of a part at the receiver, and the payload rate. The first part, while TCP still looks for
+the rate, does not count.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ CLUSTER_VARIABLE = "EMULATED_CLUSTER"
 @dataclass(frozen=True)
 class Links:
     """Who is joined by what: `worker_hosts` and, apart from them, `server_hosts`, each with one link of `rate` bits/s
-    both ways; `rate` is None where nobody said."""
+    both ways; `rate` is None where nobody said. `burst_bytes` pass at once after a pause (a token bucket's)."""
 
     worker_hosts: int
     server_hosts: int
     rate: float | None
+    burst_bytes: int = 0
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
@@ -48,10 +49,10 @@ def link_share(worker_hosts: int, server_hosts: int) -> float:
 
 
 def lower_bound(size_bytes: int, links: Links) -> float | None:
-    """t* in seconds: what no allreduce of `size_bytes` per host can beat on these links; None where there is no rate
-    or no link is used."""
+    """t* in seconds: what no allreduce of `size_bytes` per host can beat on these links. None where there is no rate,
+    no link is used, or a link lets all of it pass in one burst."""
     share = link_share(links.worker_hosts, links.server_hosts)
-    if links.rate is None or share == 0:
+    if links.rate is None or share == 0 or share * size_bytes <= links.burst_bytes:
         return None
     return share * size_bytes * 8 / links.rate
 

@@ -24,6 +24,7 @@ examples:
   herringrun -np 4 herring bench allreduce --sizes 64KB,25MB --iters 7 --peers gloo,mpi
   mpirun -n 4 herring bench allreduce --min 8 --max 1GB --factor 4 --json out.json
   herring bench --compare old.json new.json --threshold 10
+  herring bench --plot out.json --out plots
 
 docs/benchmarks.md says how things are measured, and what the columns mean.
 """
@@ -93,6 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results.add_argument(
         "--threshold", type=float, default=10.0, metavar="PERCENT", help="what --compare lets pass (default 10)"
     )
+    results.add_argument("--plot", nargs="+", metavar="FILE", help="draw such files (needs matplotlib)")
+    results.add_argument("--out", default=".", metavar="DIR", help="where --plot puts its pictures (default here)")
 
 
 def _list(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def check_writable(path: str) -> None:
 def write(path: str, content: dict[str, Any]) -> None:
     """Writes the file whole or not at all."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w") as file:
             json.dump(content, file, indent=1)

@@ -34,8 +34,12 @@ def main(args: argparse.Namespace) -> int:
         from herring.bench._compare import main as compare
 
         return compare(args.compare[0], args.compare[1], args.threshold)
+    if args.plot:
+        from herring.bench._plot import main as plot
+
+        return plot(args.plot, args.out)
     if args.collective is None:
-        raise InvalidArgumentError("say what to measure: herring bench allreduce (or --compare)")
+        raise InvalidArgumentError("say what to measure: herring bench allreduce (or --compare, --plot)")
     options = read_options(args)
     if options.json_file is not None:
         _report.check_writable(options.json_file)
@@ -57,11 +61,12 @@ def find_links(options: Options) -> Links:
     client = process.current().job.client
     worker_hosts = {member.host_identity for member in client.workers}
     server_hosts = {member.host_identity for member in client.servers} - worker_hosts
-    rate = options.rate
-    if rate is None and (told := emulated_cluster(os.environ).get("rate")) is not None:
-        rate = parse_rate(str(told))
+    told = emulated_cluster(os.environ)
+    rate, burst = options.rate, told.get("burst_bytes", 0)
+    if rate is None and "rate" in told:
+        rate = parse_rate(str(told["rate"]))
     count = len(server_hosts) if options.server_hosts is None else options.server_hosts
-    return Links(len(worker_hosts), count, rate)
+    return Links(len(worker_hosts), count, rate, burst if isinstance(burst, int) else 0)
 
 
 def _contenders(options: Options) -> list[Contender]:

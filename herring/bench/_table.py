@@ -94,7 +94,7 @@ class Table:
                 _number(row.p95_s * 1e6, 1),
                 _number(algbw(case.nbytes, row.median_s) / 1e9, 3),
                 _number(busbw(case.nbytes, row.median_s, self._ranks) / 1e9, 3),
-                "-" if bound is None else f"{bound:.2f}",
+                "-" if bound is None else f"{bound:.{2 if bound < 100 else 0}f}",
                 str(row.wrong),
                 *(f"{found[peer]:.2f}" if peer in found else "" for peer in self._peers),
             ],
