@@ -3,11 +3,12 @@
 
   benchmarks/emulate_cluster.py --workers 8 --servers 8 --rate 500mbit -- herring bench allreduce --sizes 25MB
 
-Every host is a network, UTS, IPC and mount namespace of its own, joined by a virtual Ethernet pair to a bridge; a token
-bucket holds the rate in both directions. Worker hosts run the command with torchrun's variables (RANK, WORLD_SIZE,
-LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and HERRING_SERVERS; server hosts run `herring server`. Needs
-root and iproute2.
-Nothing has a name outside these processes: when they end, however they end, the kernel takes everything down.
+Every host is a network, UTS, IPC and mount namespace of its own, with its own /dev/shm (where TMPDIR points), joined by
+a virtual Ethernet pair to a bridge; a token bucket holds the rate in both directions. Worker hosts run the command with
+torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and HERRING_SERVERS;
+server hosts run `herring server`. Needs root and iproute2.
+All of it lives in one process namespace and nothing has a name outside: when this program ends, however it ends, the
+kernel ends every process in there and takes the rest down.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 PR_SET_PDEATHSIG = 1
 MASTER_PORT = 29500
 STOP_GRACE_S = 5.0
 FAILURE_GRACE_S = 10.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,6 +90,7 @@ def host_main(name: str, control: int) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     isolate(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS)
     check(libc.sethostname(name.encode(), len(name)), "sethostname")
+    check(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None), "mounting the host's own /dev/shm")
     os.write(control, b"1")
     while os.read(control, 1):  # The parent holds the other end: its death ends this process too.
         pass
@@ -96,7 +102,7 @@ def start_host(name: str, address: str) -> Host:
     if pid == 0:
         code = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             ours.close()
             host_main(name, theirs.fileno())
@@ -131,19 +137,34 @@ def connect(host: Host, index: int, args: argparse.Namespace) -> None:
 
 
 def enter(host: Host, command: list[str]) -> list[str]:
-    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *command]
+    # Entering a mount namespace leaves one in /. (nsenter's --wd would be the folder as the old namespace has it.)
+    within = ["sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
+    return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *within]
 
 
-def environment(args: argparse.Namespace, master: Host) -> dict[str, str]:
+def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
+    workers = hosts[: args.workers]
+    description = {
+        "worker_hosts": args.workers,
+        "server_hosts": args.servers,
+        "rate": args.rate,
+        "burst_bytes": args.burst_kb << 10,
+        "worker_addresses": [host.address for host in workers],
+        "launch_agent": str(Path(__file__).resolve().with_name("enter_host.sh")),
+    }
     env = dict(os.environ)
+    # The programs installed beside the Python that runs this (herring) are found without activating its environment.
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env.update(
-        MASTER_ADDR=master.address,
+        MASTER_ADDR=workers[0].address,
         MASTER_PORT=str(MASTER_PORT),
         WORLD_SIZE=str(args.workers * args.ranks_per_host),
         HERRING_SERVERS=str(args.servers),
         HERRING_INTERFACE="eth0",
         GLOO_SOCKET_IFNAME="eth0",
-        EMULATED_CLUSTER=json.dumps({"worker_hosts": args.workers, "server_hosts": args.servers, "rate": args.rate}),
+        TMPDIR="/dev/shm",
+        EMULATED_CLUSTER=json.dumps(description),
+        EMULATED_HOSTS=" ".join(f"{host.address}={host.pid}" for host in hosts),
     )
     env.setdefault("HERRING_SECRET", secrets.token_hex(16))
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -153,7 +174,7 @@ def environment(args: argparse.Namespace, master: Host) -> dict[str, str]:
 
 def start_everything(args: argparse.Namespace, hosts: list[Host]) -> list[tuple[str, subprocess.Popen[bytes]]]:
     workers, servers = hosts[: args.workers], hosts[args.workers :]
-    env = environment(args, workers[0])
+    env = environment(args, hosts)
     processes = []
     for number, host in enumerate(workers):
         for local in range(args.ranks_per_host):
@@ -207,7 +228,9 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """As the first process of the cluster's own process namespace."""
     isolate(CLONE_NEWNET | CLONE_NEWNS)
+    check(libc.mount(b"proc", b"/proc", b"proc", 0, None), "mounting /proc")
     ip("link", "add", "switch", "type", "bridge")
     ip("link", "set", "switch", "up")
     ip("link", "set", "lo", "up")
@@ -231,7 +254,7 @@ def run(args: argparse.Namespace) -> int:
         print("emulate_cluster: stopping", file=sys.stderr)
         return 128 + int(stopped.args[0])
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         if any(process.poll() is None for _, process in processes):
             end(processes)
@@ -239,6 +262,35 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(host.pid, signal.SIGKILL)
                 os.waitpid(host.pid, 0)
+
+
+def run_enclosed(args: argparse.Namespace) -> int:
+    """run() in a process namespace; the first process there dies with this one, and all others with that."""
+    check(libc.unshare(CLONE_NEWPID), "unshare (root is needed)")
+    first = os.fork()
+    if first == 0:
+        code = 1
+        try:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            code = run(args)
+        except Stopped as stopped:
+            code = 128 + int(stopped.args[0])
+        except EmulationError as error:
+            print(f"emulate_cluster: {error}", file=sys.stderr)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        os.kill(first, number)
+
+    for number in SIGNALS:
+        signal.signal(number, forward)
+    _, status = os.waitpid(first, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def main() -> int:
@@ -274,10 +326,10 @@ def main() -> int:
         if shutil.which(tool) is None:
             print(f"emulate_cluster: {tool} is missing: apt-get install iproute2 util-linux", file=sys.stderr)
             return 1
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, on_signal)
     try:
-        return run(args)
+        return run_enclosed(args)
     except EmulationError as error:
         print(f"emulate_cluster: {error}", file=sys.stderr)
         return 1

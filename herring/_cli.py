@@ -1,4 +1,4 @@
-"""The `herring` command: server, doctor, config."""
+"""The `herring` command: server, doctor, config, bench."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import FrameType
 
 from herring._errors import HerringError
 from herring._version import __version__
+from herring.bench import _options
 
 __all__ = ["main"]
 
@@ -39,6 +40,15 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
     commands.add_parser("config", help="every setting with its value here and where it came from")
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure allreduce, beside gloo and MPI",
+        description=_options.DESCRIPTION,
+        epilog=_options.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _options.add_arguments(bench)
     return parser
 
 
@@ -92,6 +102,12 @@ def _config() -> int:
     return 0
 
 
+def _bench(args: argparse.Namespace) -> int:
+    from herring.bench import _run
+
+    return _run.main(args)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     args = _parser().parse_args(argv)
@@ -100,6 +116,8 @@ def main(argv: list[str] | None = None) -> int:
             return _server(args)
         if args.command == "doctor":
             return _doctor(args)
+        if args.command == "bench":
+            return _bench(args)
         return _config()
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)

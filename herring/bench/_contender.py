@@ -1,0 +1,105 @@
+"""What is measured: Herring in its variants and its peers, all through one interface and one loop."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from herring.bench._pattern import Array, Pattern
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table, less who runs it. `in_place`: the result replaces the input."""
+
+    size_bytes: int
+    dtype: str
+    op: str
+    in_place: bool
+
+    @property
+    def count(self) -> int:
+        """Elements: what fits in the size, at least one."""
+        return max(1, self.size_bytes // np.dtype(self.dtype).itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these elements."""
+        return self.count * np.dtype(self.dtype).itemsize
+
+
+@dataclass
+class Turn:
+    """Some iterations of one contender: this process's seconds of each, and its wrong elements in the checked one."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+
+class Contender(Protocol):
+    """Something that can allreduce. Every rank calls the same methods in the same order."""
+
+    @property
+    def name(self) -> str:
+        """ "herring", "gloo", "mpi" ..."""
+
+    @property
+    def memory(self) -> str:
+        """ "arena" or "private"."""
+
+    def refusal(self, case: Case) -> str:
+        """Why it cannot run this case (the same answer on every rank); empty where it can."""
+
+    def prepare(self, case: Case) -> None:
+        """Takes memory for a case; forgets the one before."""
+
+    def turn(self, iterations: int, salt: int) -> Turn:
+        """Runs the prepared case; data is refilled before every iteration, outside the timing. The last iteration's
+        result is checked on every rank. Iteration i uses `salt + i`."""
+
+    def release(self) -> None:
+        """Gives the case's memory back."""
+
+    def close(self) -> None:
+        """Ends whatever was started. Idempotent."""
+
+
+def timed_loop(
+    pattern: Pattern,
+    source: Array,
+    result: Array,
+    barrier: Callable[[], None],
+    operate: Callable[[], None],
+    iterations: int,
+    salt: int,
+) -> Turn:
+    """The measuring loop of every contender: fill, barrier, clock, operation, clock; then check the last result.
+
+    `source` and `result` are the same array for an operation in place.
+    """
+    turn = Turn()
+    gc_was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for i in range(iterations):
+            pattern.fill(source, salt + i)
+            barrier()
+            begin = time.perf_counter()
+            operate()
+            turn.seconds.append(time.perf_counter() - begin)
+    finally:
+        if gc_was_on:
+            gc.enable()
+    if iterations > 0:
+        turn.wrong = pattern.count_wrong(result, salt + iterations - 1)
+        if result is not source:
+            # An operation that is not in place must leave its input alone.
+            before = np.empty_like(source)
+            pattern.fill(before, salt + iterations - 1)
+            turn.wrong += int(np.count_nonzero(before != source))
+    return turn

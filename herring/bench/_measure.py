@@ -1,0 +1,126 @@
+"""The order of measuring: A B A B per size, so that whatever the machine does meanwhile meets everyone alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import herring
+from herring.bench._contender import Case, Contender
+
+# Turns of this many iterations: long ones one by one, short ones in groups, since a first one after somebody else's
+# turn pays for caches and for waking up.
+_SMALL_BYTES = 1 << 20
+_SMALL_TURN = 5
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often: `iterations` timed ones after `warmup` that are not; `turn` at a time (0: by size)."""
+
+    iterations: int
+    warmup: int
+    turn: int = 0
+
+    def turns(self, size_bytes: int) -> Iterator[int]:
+        """Iterations of each turn."""
+        length = self.turn or (_SMALL_TURN if size_bytes < _SMALL_BYTES else 1)
+        left = self.iterations
+        while left > 0:
+            yield min(length, left)
+            left -= length
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contender did in one case. `times_s`: of each timed iteration, the slowest rank. `wrong`: elements of
+    all ranks, over all checked iterations."""
+
+    case: Case
+    name: str
+    memory: str
+    times_s: tuple[float, ...]
+    wrong: int
+
+    @property
+    def minimum_s(self) -> float:
+        """The fastest iteration."""
+        return min(self.times_s)
+
+    @property
+    def median_s(self) -> float:
+        """Half of the iterations took at most this long."""
+        return statistics.median(self.times_s)
+
+    @property
+    def p95_s(self) -> float:
+        """95 % of the iterations took at most this long (nearest rank: of fewer than 20, the slowest)."""
+        ordered = sorted(self.times_s)
+        return ordered[-(-95 * len(ordered) // 100) - 1]
+
+
+def _slowest(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Of every iteration, the time of the rank that took longest. Collective."""
+    times = np.array(seconds, np.float64)
+    return tuple(float(each) for each in herring.allreduce(times, "max"))
+
+
+def _total(wrong: int) -> int:
+    return int(herring.allreduce(np.array([wrong], np.int64), "sum")[0])
+
+
+def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> list[Row]:
+    """One row for each contender, in their order. Collective: every rank passes the same.
+
+    Results are checked in the last warm-up iteration (one is run where none is asked for) and at the end of every turn,
+    on every rank.
+    """
+    for contender in contenders:
+        contender.prepare(case)
+    wrong = [0] * len(contenders)
+    seconds: list[list[float]] = [[] for _ in contenders]
+    salt = 0
+    for index, contender in enumerate(contenders):
+        wrong[index] += contender.turn(max(schedule.warmup, 1), salt).wrong
+    salt += max(schedule.warmup, 1)
+    for length in schedule.turns(case.nbytes):
+        for index, contender in enumerate(contenders):
+            turn = contender.turn(length, salt)
+            seconds[index] += turn.seconds
+            wrong[index] += turn.wrong
+        salt += length
+    for contender in contenders:
+        contender.release()
+    return [
+        Row(case, contender.name, contender.memory, _slowest(seconds[index]), _total(wrong[index]))
+        for index, contender in enumerate(contenders)
+    ]
+
+
+def measure_all(
+    cases: Sequence[Case],
+    contenders: Sequence[Contender],
+    schedule: Schedule,
+    on_rows: Callable[[list[Row]], None],
+    on_refusal: Callable[[str], None],
+) -> list[Row]:
+    """All cases in order; `on_rows` gets each case's rows as soon as they are known. A contender that cannot run a case
+    is left out of it, and `on_refusal` gets the reason once."""
+    rows: list[Row] = []
+    refused: set[str] = set()
+    for case in cases:
+        able = []
+        for contender in contenders:
+            reason = contender.refusal(case)
+            if not reason:
+                able.append(contender)
+            elif reason not in refused:
+                refused.add(reason)
+                on_refusal(reason)
+        found = measure(case, able, schedule)
+        on_rows(found)
+        rows += found
+    return rows

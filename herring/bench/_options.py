@@ -1,0 +1,144 @@
+"""The command line of `herring bench`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+
+from herring._errors import InvalidArgumentError
+from herring.bench._units import MAX_BYTES, MIN_BYTES, geometric_sizes, parse_rate, parse_size
+
+PEERS = ("gloo", "mpi", "mpich")
+MEMORIES = ("arena", "private")
+# Of herring.bench._pattern, repeated here because parsing must not need numpy.
+DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
+OPS = ("sum", "average", "min", "max", "product", "band", "bor", "bxor")
+
+DESCRIPTION = """\
+Measures allreduce in the manner of nccl-tests, with peers in the same run. Results are checked on every rank before and
+after timing. Runs under herringrun, mpirun, torchrun or by hand (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+"""
+EPILOG = """\
+examples:
+  herringrun -np 4 herring bench allreduce --sizes 64KB,25MB --iters 7 --peers gloo,mpi
+  mpirun -n 4 herring bench allreduce --min 8 --max 1GB --factor 4 --json out.json
+  herring bench --compare old.json new.json --threshold 10
+  herring bench --plot out.json --out plots
+
+docs/benchmarks.md says how things are measured, and what the columns mean.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, checked."""
+
+    sizes: tuple[int, ...]
+    iterations: int
+    warmup: int
+    turn: int
+    dtype: str
+    op: str
+    in_place: tuple[bool, ...]
+    memories: tuple[str, ...]
+    peers: tuple[str, ...]
+    mpi_arguments: tuple[str, ...]
+    rate: float | None
+    server_hosts: int | None
+    json_file: str | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything after `herring bench`."""
+    parser.add_argument("collective", nargs="?", choices=["allreduce"], help="what to measure")
+    sizes = parser.add_argument_group("sizes (a KB is 1024 bytes; from 8 bytes to 1GB)")
+    sizes.add_argument("--sizes", metavar="LIST", help="such as 64KB,25MB; instead of --min, --max and --factor")
+    sizes.add_argument("--min", default="8", metavar="SIZE", help="smallest (default 8)")
+    sizes.add_argument("--max", default="64MB", metavar="SIZE", help="largest (default 64MB)")
+    sizes.add_argument("--factor", type=float, default=8.0, help="each size is this many times the last (default 8)")
+    what = parser.add_argument_group("what")
+    what.add_argument("--dtype", default="float32", choices=DTYPES, help="element type (default float32)")
+    what.add_argument("--op", default="sum", choices=OPS, help="how elements are combined (default sum)")
+    what.add_argument(
+        "--in-place", default="yes", choices=["yes", "no", "both"], help="result over the input (default yes)"
+    )
+    what.add_argument(
+        "--buffers",
+        default=",".join(MEMORIES),
+        metavar="LIST",
+        help="arena: gradients living in the fusion buffer (herring.empty); private: ordinary memory (default both)",
+    )
+    what.add_argument("--peers", default="", metavar="LIST", help="of gloo, mpi (Open MPI) and mpich, in the same run")
+    what.add_argument(
+        "--mpi-args", default="", metavar="TEXT", help="more arguments for the MPI launcher, such as '--mca pml ob1'"
+    )
+    how = parser.add_argument_group("how often")
+    how.add_argument("--iters", type=int, default=20, metavar="N", help="timed iterations (default 20)")
+    how.add_argument("--warmup", type=int, default=3, metavar="N", help="iterations before (default 3)")
+    how.add_argument(
+        "--turn",
+        type=int,
+        default=0,
+        metavar="N",
+        help="iterations of one contender before the next has its turn (default: 1 from 1MB, 5 below)",
+    )
+    bound = parser.add_argument_group("the bound t*")
+    bound.add_argument("--rate", help="of each host's link, such as 500mbit (default: the emulated cluster's)")
+    bound.add_argument("--server-hosts", type=int, metavar="K", help="dedicated server hosts (default: as found)")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", metavar="FILE", help="write everything there as well")
+    results.add_argument(
+        "--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two such files; exit code 1 if worse"
+    )
+    results.add_argument(
+        "--threshold", type=float, default=10.0, metavar="PERCENT", help="what --compare lets pass (default 10)"
+    )
+    results.add_argument("--plot", nargs="+", metavar="FILE", help="draw such files (needs matplotlib)")
+    results.add_argument("--out", default=".", metavar="DIR", help="where --plot puts its pictures (default here)")
+
+
+def _list(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in allowed:
+            raise InvalidArgumentError(f"{option}: {name!r} is not one of {', '.join(allowed)}")
+    if len(set(names)) != len(names):
+        raise InvalidArgumentError(f"{option}: {text!r} names something twice")
+    return names
+
+
+def read_options(args: argparse.Namespace) -> Options:
+    """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
+    if args.sizes is not None:
+        sizes = [parse_size(text) for text in args.sizes.split(",") if text.strip()]
+        if not sizes:
+            raise InvalidArgumentError("--sizes: no size given")
+    else:
+        sizes = geometric_sizes(parse_size(args.min), parse_size(args.max), args.factor)
+    for name, value, least in (("--iters", args.iters, 1), ("--warmup", args.warmup, 0), ("--turn", args.turn, 0)):
+        if value < least:
+            raise InvalidArgumentError(f"{name} {value}: at least {least} is needed")
+    if args.server_hosts is not None and args.server_hosts < 0:
+        raise InvalidArgumentError(f"--server-hosts {args.server_hosts}: a number of hosts, 0 or more")
+    if args.dtype.startswith("float") and args.op in ("band", "bor", "bxor"):
+        raise InvalidArgumentError(f"--op {args.op} is for integers, not {args.dtype}")
+    memories = _list(args.buffers, MEMORIES, "--buffers")
+    if not memories:
+        raise InvalidArgumentError("--buffers: name arena, private or both")
+    assert MIN_BYTES <= min(sizes) <= max(sizes) <= MAX_BYTES
+    return Options(
+        sizes=tuple(sizes),
+        iterations=args.iters,
+        warmup=args.warmup,
+        turn=args.turn,
+        dtype=args.dtype,
+        op=args.op,
+        in_place={"yes": (True,), "no": (False,), "both": (False, True)}[args.in_place],
+        memories=memories,
+        peers=_list(args.peers, PEERS, "--peers"),
+        mpi_arguments=tuple(shlex.split(args.mpi_args)),
+        rate=None if args.rate is None else parse_rate(args.rate),
+        server_hosts=args.server_hosts,
+        json_file=args.json,
+    )

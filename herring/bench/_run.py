@@ -1,0 +1,176 @@
+"""`herring bench`: joins the job, makes the contenders, measures, prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import herring
+from herring._context import process
+from herring._errors import InvalidArgumentError
+from herring.bench import _report
+from herring.bench._bounds import Links, emulated_cluster
+from herring.bench._contender import Case, Contender
+from herring.bench._gloo import GlooContender
+from herring.bench._herring import HerringContender, PrivateMemory
+from herring.bench._measure import Row, Schedule, measure_all
+from herring.bench._mpi import SeparateMpi, make_mpi
+from herring.bench._options import Options, read_options
+from herring.bench._table import Table, links_text
+from herring.bench._units import format_size, parse_rate
+
+# Of a host's free memory, what the arrays may take.
+_MEMORY_SHARE = 0.85
+
+
+def main(args: argparse.Namespace) -> int:
+    """What herring._cli calls; returns the exit code: 1 where a result was wrong or, comparing, a ratio got worse."""
+    if args.compare:
+        from herring.bench._compare import main as compare
+
+        return compare(args.compare[0], args.compare[1], args.threshold)
+    if args.plot:
+        from herring.bench._plot import main as plot
+
+        return plot(args.plot, args.out)
+    if args.collective is None:
+        raise InvalidArgumentError("say what to measure: herring bench allreduce (or --compare, --plot)")
+    options = read_options(args)
+    if options.json_file is not None:
+        _report.check_writable(options.json_file)
+    # Ended from outside, rank 0 still has to end the jobs that it started.
+    signal.signal(signal.SIGTERM, _stop)
+    herring.init()
+    try:
+        return _run(options)
+    finally:
+        herring.shutdown()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def find_links(options: Options) -> Links:
+    """Which hosts there are, by who can share memory with whom; the link's rate is told, not measured."""
+    client = process.current().job.client
+    worker_hosts = {member.host_identity for member in client.workers}
+    server_hosts = {member.host_identity for member in client.servers} - worker_hosts
+    told = emulated_cluster(os.environ)
+    rate, burst = options.rate, told.get("burst_bytes", 0)
+    if rate is None and "rate" in told:
+        rate = parse_rate(str(told["rate"]))
+    count = len(server_hosts) if options.server_hosts is None else options.server_hosts
+    return Links(len(worker_hosts), count, rate, burst if isinstance(burst, int) else 0)
+
+
+def _contenders(options: Options) -> list[Contender]:
+    private = PrivateMemory()
+    found: list[Contender] = [HerringContender(memory, private) for memory in options.memories]
+    try:
+        for peer in options.peers:
+            if peer == "gloo":
+                found.append(GlooContender(private))
+            else:
+                found.append(make_mpi(peer, list(options.mpi_arguments), private))
+    except BaseException:
+        for contender in found:
+            contender.close()
+        raise
+    return found
+
+
+def _available_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def check_memory(options: Options, contenders: list[Contender], local_ranks: int, available: int | None) -> None:
+    """Raises InvalidArgumentError where the arrays of the largest size will not fit one host's memory."""
+    arrays = 2 if False in options.in_place else 1
+    sets = sum(isinstance(each, SeparateMpi) or each.memory == "arena" for each in contenders)
+    sets += any(each.memory == "private" and not isinstance(each, SeparateMpi) for each in contenders)
+    largest = max(options.sizes)
+    needed = arrays * sets * largest * local_ranks
+    if available is not None and needed > available * _MEMORY_SHARE:
+        raise InvalidArgumentError(
+            f"{format_size(largest)} needs {needed / 2**30:.1f} GB on a host of {local_ranks} ranks, and "
+            f"{available / 2**30:.1f} GB are free: fewer --buffers, --peers or ranks, --in-place yes, or smaller sizes"
+        )
+
+
+def _job() -> dict[str, Any]:
+    session = process.current()
+    return {
+        "ranks": herring.size(),
+        "ranks_per_host": herring.local_size(),
+        "servers": session.config.servers,
+        "transport": herring.description(),
+    }
+
+
+def _settings(options: Options, contenders: list[Contender]) -> dict[str, Any]:
+    # "argument" and "environment" alone: defaults are known by the version.
+    given = {name: value for name, value, source in process.current().config.origins if source != "default"}
+    libraries = {each.name: each.version() for each in contenders if isinstance(each, SeparateMpi)}
+    return {"options": asdict(options), "herring": given, "mpi": libraries}
+
+
+def _run(options: Options) -> int:
+    is_first = herring.rank() == 0
+    links = find_links(options)
+    contenders = _contenders(options)
+    table = Table(links, herring.size(), options.peers)
+
+    def say(text: str) -> None:
+        if is_first:
+            print(text, flush=True)
+
+    try:
+        check_memory(options, contenders, herring.local_size(), _available_bytes())
+        say(f"# herring {herring.__version__} bench allreduce: {herring.size()} workers, {links_text(links)}")
+        say(f"# {herring.description()}")
+        say(f"# {options.iterations} iterations after {options.warmup}; a time is that of the slowest rank")
+        for contender in contenders:
+            if isinstance(contender, SeparateMpi):
+                say(f"# {contender.name}: {contender.version()}")
+        say(table.header())
+        cases = [
+            Case(size, options.dtype, options.op, in_place) for size in options.sizes for in_place in options.in_place
+        ]
+        rows = measure_all(
+            cases,
+            contenders,
+            Schedule(options.iterations, options.warmup, options.turn),
+            lambda found: say("\n".join(table.lines(found))),
+            lambda reason: say(f"# left out: {reason}"),
+        )
+        if is_first and options.json_file is not None:
+            _report.write(options.json_file, _report.report(rows, links, _job(), _settings(options, contenders)))
+    finally:
+        for contender in reversed(contenders):
+            contender.close()
+    return _verdict(rows)
+
+
+def _verdict(rows: list[Row]) -> int:
+    wrong = [row for row in rows if row.wrong]
+    if wrong and herring.rank() == 0:
+        for row in wrong:
+            print(
+                f"herring bench: {row.name} ({row.memory} memory) gave {row.wrong} wrong elements at "
+                f"{format_size(row.case.nbytes)} {row.case.dtype} {row.case.op}",
+                file=sys.stderr,
+            )
+    return 1 if wrong else 0

@@ -1,0 +1,78 @@
+"""The check behind the column "wrong": it passes what is right in every type, and misses nothing that is not."""
+
+import numpy as np
+import pytest
+
+from herring.bench import _options
+from herring.bench._pattern import BITWISE, DTYPES, OPS, Pattern
+
+RANKS = 5
+COUNT = 150_001  # over the pattern's period twice, and odd
+NUMPY = {
+    "sum": np.add,
+    "average": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "product": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+def inputs(dtype, op, salt):
+    arrays = []
+    for rank in range(RANKS):
+        array = np.empty(COUNT, dtype)
+        Pattern(dtype, op, rank, RANKS).fill(array, salt)
+        arrays.append(array)
+    return arrays
+
+
+def reduced(dtype, op, salt):
+    result = inputs(dtype, op, salt)
+    total = result[0].copy()
+    for each in result[1:]:
+        total = NUMPY[op](total, each)
+    if op == "average":
+        total = (total.astype(np.float64) / RANKS).astype(dtype)
+    return total
+
+
+PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if not (op in BITWISE and dtype.startswith("float"))]
+
+
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_the_right_result_has_no_wrong_element(dtype, op):
+    for salt in (0, 1, 12):
+        assert Pattern(dtype, op, 2, RANKS).count_wrong(reduced(dtype, op, salt), salt) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_wrong_element_is_counted(dtype):
+    result = reduced(dtype, "sum", 3)
+    result[[0, 70_000, COUNT - 1]] += 1
+    assert Pattern(dtype, "sum", 0, RANKS).count_wrong(result, 3) == 3
+
+
+def test_not_a_number_is_wrong():
+    result = reduced("float32", "average", 0)
+    result[7] = np.nan
+    assert Pattern("float32", "average", 0, RANKS).count_wrong(result, 0) == 1
+
+
+@pytest.mark.parametrize("op", ["sum", "average", "min", "max"])
+def test_a_result_of_another_iteration_or_no_reduction_at_all_is_wrong(op):
+    pattern = Pattern("float32", op, 0, RANKS)
+    assert pattern.count_wrong(reduced("float32", op, 4), 5) > 0
+    assert pattern.count_wrong(inputs("float32", op, 4)[0], 4) > 0
+
+
+def test_a_rank_left_out_is_wrong():
+    arrays = inputs("float32", "sum", 0)
+    assert Pattern("float32", "sum", 0, RANKS).count_wrong(sum(arrays[:-1]), 0) > COUNT // 2
+
+
+def test_the_command_line_offers_what_can_be_checked():
+    assert _options.DTYPES == DTYPES
+    assert _options.OPS == OPS
