@@ -67,7 +67,7 @@ class DriverSeat final {
   bool unparked_ = false;  // guarded by park_mutex_
 };
 
-/// The Work behind every submit.
+/// The Work behind every submit. Shared: who completes it holds a reference.
 class PendingWork final : public Work {
  public:
   explicit PendingWork(std::shared_ptr<CallbackPool> callbacks, std::shared_ptr<DriverSeat> seat = nullptr)

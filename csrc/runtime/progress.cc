@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -68,6 +69,9 @@ Progress::Progress(ProgressOptions options)
     config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
     local_ = std::make_unique<intra_node::Engine>(std::move(config));
     local_backlog_.resize(neighbours.size());
+    cpu_set_t cores;
+    shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
+                    neighbours.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
   }
   if (options_.endpoint) {
     network_config_ = make_network_config(options_);
@@ -191,6 +195,8 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline)
     } else if (now >= busy_until) {
       publish();
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
+    } else if (shares_cores_) {
+      sched_yield();  // Whom this one waits for may need the core.
     }
   }
 }

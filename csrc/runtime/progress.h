@@ -149,6 +149,7 @@ class Progress final : public Driver {
   std::unique_ptr<Pump<worker::Engine>> pump_;
 
   std::shared_ptr<DriverSeat> seat_;
+  bool shares_cores_ = false;  ///< This host has more ranks than cores.
 
   // Only the thread in the seat.
   PartMap parts_;

@@ -32,42 +32,89 @@ TEST(PendingWork, WaitsInOtherThreadsEnd) {
   EXPECT_EQ(woken, 4);
 }
 
+// Who completes a Work holds a reference to it: the one that waits may let go as soon as it is done.
+std::shared_ptr<PendingWork> make_work(const std::shared_ptr<CallbackPool>& callbacks) {
+  return std::make_shared<PendingWork>(callbacks);
+}
+
 TEST(PendingWork, ACallbackMayWaitForAnOperationWhoseCallbackComesLater) {
   // torch's PowerSGD hook does this: with a single callback thread it would wait for ever.
   const auto callbacks = std::make_shared<CallbackPool>();
-  PendingWork outer(callbacks);
-  PendingWork inner(callbacks);
-  PendingWork inner_seen(callbacks);
-  PendingWork done(callbacks);
-  outer.on_done([&](const Status&) {
-    inner.complete(Status::ok());
-    done.complete(inner_seen.wait(soon()) ? Status::ok() : Status(Code::kTimeout, "the inner callback never ran"));
+  const auto outer = make_work(callbacks);
+  const auto inner = make_work(callbacks);
+  const auto inner_seen = make_work(callbacks);
+  const auto done = make_work(callbacks);
+  outer->on_done([=](const Status&) {
+    inner->complete(Status::ok());
+    done->complete(inner_seen->wait(soon()) ? Status::ok() : Status(Code::kTimeout, "the inner callback never ran"));
   });
-  inner.on_done([&](const Status&) { inner_seen.complete(Status::ok()); });
-  outer.complete(Status::ok());
-  ASSERT_TRUE(done.wait(soon()));
-  EXPECT_TRUE(done.status().is_ok()) << done.status().to_string();
+  inner->on_done([=](const Status&) { inner_seen->complete(Status::ok()); });
+  outer->complete(Status::ok());
+  ASSERT_TRUE(done->wait(soon()));
+  EXPECT_TRUE(done->status().is_ok()) << done->status().to_string();
 }
 
 TEST(PendingWork, ACallbackAddedAfterwardsRunsToo) {
   const auto callbacks = std::make_shared<CallbackPool>();
-  PendingWork work(callbacks);
-  work.complete(Status(Code::kMismatch, "text"));
-  PendingWork seen(callbacks);
-  work.on_done([&](const Status& status) { seen.complete(status); });
-  ASSERT_TRUE(seen.wait(soon()));
-  EXPECT_EQ(seen.status().code(), Code::kMismatch);
+  const auto work = make_work(callbacks);
+  work->complete(Status(Code::kMismatch, "text"));
+  const auto seen = make_work(callbacks);
+  work->on_done([seen](const Status& status) { seen->complete(status); });
+  ASSERT_TRUE(seen->wait(soon()));
+  EXPECT_EQ(seen->status().code(), Code::kMismatch);
 }
 
 TEST(CallbackPool, TheLastReferenceMayGoInsideACallback) {
-  PendingWork reached(std::make_shared<CallbackPool>());
+  const auto reached = make_work(std::make_shared<CallbackPool>());
   auto pool = std::make_shared<CallbackPool>();
   CallbackPool* raw = pool.get();
-  raw->run([pool = std::move(pool), &reached]() mutable {
+  raw->run([pool = std::move(pool), reached]() mutable {
     pool.reset();
-    reached.complete(Status::ok());
+    reached->complete(Status::ok());
   });
-  EXPECT_TRUE(reached.wait(soon()));
+  EXPECT_TRUE(reached->wait(soon()));
+}
+
+/// Completes what it is asked to drive.
+class FakeDriver final : public Driver {
+ public:
+  void drive(const Work& work, Instant) override {
+    ++calls;
+    if (&work == owned.get()) owned->complete(Status::ok());
+  }
+  std::shared_ptr<PendingWork> owned;
+  int calls = 0;
+};
+
+TEST(DriverSeat, AThreadThatWaitsDrivesWhereTheSeatIsFree) {
+  FakeDriver driver;
+  const auto seat = std::make_shared<DriverSeat>(&driver);
+  driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
+  EXPECT_TRUE(driver.owned->wait(soon()));
+  EXPECT_EQ(driver.calls, 1);
+}
+
+TEST(DriverSeat, WhereItIsTakenTheOneThatWaitsUnparksTheProgressThread) {
+  FakeDriver driver;
+  const auto seat = std::make_shared<DriverSeat>(&driver);
+  const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
+  const auto taken = seat->take();
+  std::thread progress([&] {
+    seat->park(std::chrono::minutes(5));
+    work->complete(Status::ok());
+  });
+  EXPECT_TRUE(work->wait(soon()));
+  progress.join();
+  EXPECT_EQ(driver.calls, 0);
+}
+
+TEST(DriverSeat, AfterTheDriverHasGoneWaitingIsOnlyWaiting) {
+  FakeDriver driver;
+  const auto seat = std::make_shared<DriverSeat>(&driver);
+  const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
+  seat->close();
+  EXPECT_FALSE(work->wait(std::chrono::steady_clock::now()));
+  EXPECT_EQ(driver.calls, 0);
 }
 
 }  // namespace
