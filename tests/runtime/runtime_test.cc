@@ -224,6 +224,37 @@ void sizes_differ(Runtime& runtime) {
   EXPECT_EQ(good[0], static_cast<float>(runtime.size()));
 }
 
+TEST(Runtime, ThreadsThatWaitAtOnceAndThreadsThatWaitLaterShareTheJob) {
+  expect_clean(run_job({.workers = 3}, [](Runtime& runtime) {
+    const auto call = [&](const std::string& name, std::span<float> values, bool is_waited_for) {
+      Request request = all_reduce(values);
+      request.name = name;
+      request.is_waited_for = is_waited_for;
+      return runtime.submit(request);
+    };
+    constexpr int kCalls = 200;
+    const auto expected = static_cast<float>(runtime.size());
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 2; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < kCalls; ++i) {
+          std::vector<float> values(i % 7 == 0 ? 30'000 : 10, 1.0f);
+          finish(call("at once " + std::to_string(thread * kCalls + i), values, true));
+          ASSERT_EQ(values.back(), expected);
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      std::vector<std::vector<float>> values(kCalls, std::vector<float>(1000, 1.0f));
+      std::vector<std::shared_ptr<Work>> pending;
+      for (int i = 0; i < kCalls; ++i) pending.push_back(call("later " + std::to_string(i), values[i], false));
+      for (const auto& work : pending) finish(work);
+      for (const auto& each : values) ASSERT_EQ(each.back(), expected);
+    });
+    for (std::thread& thread : threads) thread.join();
+  }));
+}
+
 TEST(Runtime, DisagreementIsAnErrorOnEveryRankAndTheGroupGoesOn) {
   expect_clean(run_job({.workers = 2}, sizes_differ));
   if (!has_fabric()) return;
