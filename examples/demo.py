@@ -34,6 +34,9 @@ def run(way: str, script: str, steps: int, folder: Path) -> Report:
     command = [*WAYS[way], str(HERE / script), "--steps", str(steps), "--json", str(output)]
     command += ["--backend", BACKEND.get(way, "herring")]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    # The same number of computing threads for each way of training: the cores, shared by its processes.
+    cores = len(os.sched_getaffinity(0))
+    environment["OMP_NUM_THREADS"] = str(max(cores // (1 if way == "one process" else 2), 1))
     print(f"\n-- {way}: {script}, {steps} steps", flush=True)
     code = subprocess.run(command, env=environment, check=False).returncode
     if code != 0 or not output.exists():
