@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 
 import herring.torch  # 1: registers the backend
-from herring.torch.parallel import DistributedDataParallel  # 2: instead of torch.nn.parallel's
 
-dist.init_process_group("herring")  # 3: instead of "gloo"
-model = DistributedDataParallel(torch.nn.Linear(64, 8), gradient_as_bucket_view=True)
+dist.init_process_group("herring")  # 2: instead of "gloo"
+model = torch.nn.Linear(64, 8)
+model = herring.torch.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)  # 3: not torch.nn.parallel's
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(10):
     optimizer.zero_grad()
