@@ -7,7 +7,7 @@ import herring.torch  # 1: registers the backend
 
 dist.init_process_group("herring")  # 2: instead of "gloo"
 model = torch.nn.Linear(64, 8)
-model = herring.torch.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)  # 3: not torch.nn.parallel's
+model = herring.torch.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)  # 3: not torch.nn's
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(10):
     optimizer.zero_grad()
