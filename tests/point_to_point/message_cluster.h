@@ -29,7 +29,7 @@ struct ClusterOptions {
   std::uint32_t max_incoming = 256;
   std::uint32_t max_incoming_of_peer = 4;
   Duration grace = std::chrono::seconds(5);
-  transport::SimOptions sim;
+  transport::SimOptions sim = {};
 };
 
 class Cluster {
