@@ -20,6 +20,7 @@
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/hub.h"
+#include "runtime/messages.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
@@ -66,6 +67,7 @@ struct ProgressOptions {
   HubClient* hub = nullptr;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
+  std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
 };
@@ -76,7 +78,8 @@ struct PeerTraffic {
   std::uint64_t messages = 0;
 };
 
-/// The one thread of a worker process that moves data: runs both pure engines, executes their actions, watches the hub.
+/// The one thread of a worker process that moves data: runs the pure engines (host, servers, messages), executes their
+/// actions, watches the hub.
 class Progress final {
  public:
   explicit Progress(ProgressOptions options);
@@ -86,11 +89,17 @@ class Progress final {
 
   /// Any thread.
   void submit(std::shared_ptr<PendingOperation> operation);
+  /// Any thread.
+  void submit(PendingMessage message);
+  /// Any thread: this rank has left the group; its messages there end.
+  void close_group(GroupId group);
+  /// Any thread: receives that no message has met end with kShutdown.
+  void cancel_unmatched_receives();
   /// Any thread: everything pending and everything later fails with this.
   void fail(const Status& status);
   /// The status everything fails with by now, or Ok.
   Status failure() const;
-  /// Blocks until nothing is pending or the deadline; true where nothing is.
+  /// Blocks until nothing is pending and nothing that others wait for has to leave, or the deadline; true where so.
   bool drain(Instant deadline);
   RuntimeStats stats() const;
   /// Payload exchanged with each lane, in plan order.
@@ -104,6 +113,10 @@ class Progress final {
   void run();
   void refuse_until_stopped();
   bool take_commands(Instant now);
+  bool take_message_commands(Instant now);
+  void wake_up();
+  void settle(std::uint64_t ended);
+  void watch_unsent();
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
   bool take_local_messages(Instant now);
@@ -138,6 +151,7 @@ class Progress final {
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
+  std::unique_ptr<Messages> messages_;
 
   // Progress thread only.
   PartMap parts_;
@@ -147,6 +161,7 @@ class Progress final {
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;
   bool hub_lost_ = false;
+  bool has_unsent_ = false;  ///< Counted in pending_.
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
@@ -155,6 +170,9 @@ class Progress final {
   mutable std::mutex mutex_;
   std::condition_variable drained_;
   std::vector<std::shared_ptr<PendingOperation>> submitted_;  // guarded by mutex_, as all below
+  std::vector<PendingMessage> submitted_messages_;
+  std::vector<GroupId> closed_groups_;
+  bool cancel_receives_ = false;
   Status requested_failure_;
   Status failure_;
   RuntimeStats stats_;
