@@ -109,6 +109,7 @@ void Engine::Impl::send(Instant now, const SendOperation& operation) {
     envelope.group = operation.group;
     envelope.tag = operation.tag;
     envelope.bytes = operation.data.size();
+    envelope.dtype = operation.dtype ? static_cast<std::uint32_t>(*operation.dtype) : 0;
     arrive(std::move(envelope), {});
     return;
   }

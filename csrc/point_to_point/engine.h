@@ -53,6 +53,7 @@ struct SendOperation {
   std::uint64_t tag = 0;
   std::span<const std::byte> data;
   Duration timeout{};
+  std::optional<DataType> dtype = std::nullopt;  ///< Where both sides say one, it must be the same.
 };
 
 /// Ends in exactly one completion. `memory` is borrowed until then, and has the size of the message.
@@ -63,6 +64,7 @@ struct ReceiveOperation {
   std::optional<std::uint64_t> tag;  ///< None: any without kReservedTagBit.
   std::span<std::byte> memory;
   Duration timeout{};
+  std::optional<DataType> dtype = std::nullopt;
 };
 
 /// What a receive got.
@@ -98,7 +100,8 @@ class Link;
 
 /// Matching is MPI's and c10d's: a receive gets the earliest message of its group that fits it by source and tag, a
 /// message the earliest receive that fits it; messages of one rank are matched in the order in which they were sent,
-/// however the network reorders. A message and its receive differ in size: both ends get kMismatch. Whatever the other
+/// however the network reorders. A message and its receive differ in size or dtype: both ends get
+/// kMismatch. Whatever the other
 /// side does, memory here is bounded: EngineStats::held_bytes_peak, and max_unmatched records a peer.
 class Engine final {
  public:

@@ -50,6 +50,7 @@ void Engine::Impl::fill_envelope(Peer& peer, Outgoing& out, std::span<const std:
   out.header = header_to(wire::MessageType::kEnvelope, send.id);
   out.header.group = send.operation.group.value;
   out.header.tag = send.operation.tag;
+  out.header.count = send.operation.dtype ? static_cast<std::uint32_t>(*send.operation.dtype) : 0;
   const auto body = encode_envelope(data.size());
   out.body.assign(body.begin(), body.end());
   if (send.is_eager) {
@@ -184,6 +185,7 @@ void Engine::Impl::handle_envelope(Peer& peer, const wire::Header& header, std::
   envelope.group = GroupId{header.group};
   envelope.tag = header.tag;
   envelope.bytes = *bytes;
+  envelope.dtype = header.count;
   envelope.is_eager = (header.flags & wire::kFlagEager) != 0;
   const std::span<const std::byte> data = body.subspan(kEnvelopeBytes);
   const bool is_whole = envelope.is_eager ? data.size() == *bytes : data.empty() && *bytes > 0;

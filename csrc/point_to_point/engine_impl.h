@@ -99,6 +99,7 @@ struct Envelope {
   GroupId group;
   std::uint64_t tag = 0;
   std::uint64_t bytes = 0;
+  std::uint32_t dtype = 0;  // DataType's number, 0: not said.
   bool is_eager = false;
   std::vector<std::byte> data;
 };
@@ -189,6 +190,7 @@ class Engine::Impl {
   void drop_unmatched_of(PeerId peer);
   void meet(Receive& receive, const Envelope& envelope, std::span<const std::byte> data);
   void meet_own(Receive& receive, const Envelope& envelope);
+  Status compare(const Receive& receive, const Envelope& envelope) const;
   void refuse(const Envelope& envelope, const Status& why);
 
   // engine_channel.cc

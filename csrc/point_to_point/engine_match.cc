@@ -137,11 +137,7 @@ void Engine::Impl::meet(Receive& receive, const Envelope& envelope, std::span<co
   receive.met = {envelope.source, envelope.tag, envelope.bytes};
   receive.send_id = envelope.send_id;
   if (envelope.source == config_.self) return meet_own(receive, envelope);
-  if (envelope.bytes != receive.operation.memory.size()) {
-    const Status why(Code::kMismatch, rank_text(envelope.source) + " sends " + std::to_string(envelope.bytes) +
-                                          " bytes with " + tag_text(envelope.tag) + " to " + rank_text(config_.self) +
-                                          ", which receives " + std::to_string(receive.operation.memory.size()) +
-                                          " bytes");
+  if (const Status why = compare(receive, envelope); !why.is_ok()) {
     refuse(envelope, why);
     complete(receive, why);
     return;
@@ -155,17 +151,28 @@ void Engine::Impl::meet(Receive& receive, const Envelope& envelope, std::span<co
   start_incoming(receive);
 }
 
+Status Engine::Impl::compare(const Receive& receive, const Envelope& envelope) const {
+  const ReceiveOperation& operation = receive.operation;
+  const bool same_type =
+      !operation.dtype || envelope.dtype == 0 || envelope.dtype == static_cast<std::uint32_t>(*operation.dtype);
+  if (same_type && envelope.bytes == operation.memory.size()) return Status::ok();
+  std::string theirs = std::to_string(envelope.bytes) + " bytes",
+              ours = std::to_string(operation.memory.size()) + " bytes";
+  if (envelope.bytes == operation.memory.size()) {
+    theirs = name(static_cast<DataType>(std::min(envelope.dtype, 0xFFu)));
+    ours = name(*operation.dtype);
+  }
+  return Status(Code::kMismatch, rank_text(envelope.source) + " sends " + theirs + " with " + tag_text(envelope.tag) +
+                                     " to " + rank_text(config_.self) + ", which expects " + ours);
+}
+
 /// A message of this worker to itself.
 void Engine::Impl::meet_own(Receive& receive, const Envelope& envelope) {
   Send& send = *find_send(envelope.send_id);
   const std::span<const std::byte> from = send.operation.data;
   const std::span<std::byte> to = receive.operation.memory;
-  Status status;
-  if (from.size() != to.size()) {
-    status = Status(Code::kMismatch, rank_text(config_.self) + " sends " + std::to_string(from.size()) +
-                                         " bytes with " + tag_text(envelope.tag) + " to itself and receives " +
-                                         std::to_string(to.size()) + " bytes");
-  } else if (!from.empty() && from.data() != to.data()) {
+  const Status status = compare(receive, envelope);
+  if (status.is_ok() && !from.empty() && from.data() != to.data()) {
     if (config_.copy) {
       config_.copy(from, to);
     } else {

@@ -134,9 +134,11 @@ void Messages::submit(Instant now, const PendingMessage& message) {
   waiting_.emplace(handle, std::move(waiting));
   const Duration timeout = std::max(message.deadline - now, Duration{1});
   if (message.is_send) {
-    engine_.send(now, {handle, message.group, PeerId{*message.peer}, message.tag.value_or(0), message.data, timeout});
+    engine_.send(now, {handle, message.group, PeerId{*message.peer}, message.tag.value_or(0), message.data, timeout,
+                       message.dtype});
   } else {
-    point_to_point::ReceiveOperation operation{handle, message.group, {}, message.tag, message.memory, timeout};
+    point_to_point::ReceiveOperation operation{handle,         message.group, {},           message.tag,
+                                               message.memory, timeout,       message.dtype};
     if (message.peer) {
       operation.sources = {PeerId{*message.peer}};
     } else {

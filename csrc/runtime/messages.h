@@ -52,6 +52,7 @@ struct PendingMessage {
   std::optional<std::uint64_t> tag;
   std::span<const std::byte> data;
   std::span<std::byte> memory;
+  std::optional<DataType> dtype;
   Instant deadline;
   std::shared_ptr<MessageWork> work;
 };
@@ -69,8 +70,8 @@ struct MessagesOptions {
   std::uint64_t job_id = 0;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null: the host's other ranks are on the network.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where everybody is on this host.
-  std::function<void()> before_complete;     ///< Before operations end for their callers ...
-  std::function<void(bool ok)> on_complete;  ///< ... and after each of them.
+  std::function<void()> before_complete;                   ///< Before operations end for their callers ...
+  std::function<void(bool ok)> on_complete;                ///< ... and after each of them.
 };
 
 /// Point-to-point messages on the progress thread: the engine, its endpoints and pumps.

@@ -85,7 +85,10 @@ Progress::Progress(ProgressOptions options) : options_(std::move(options)), conf
   message_options.job_id = options_.job_id;
   message_options.neighborhood = options_.neighborhood;
   message_options.endpoint = std::move(options_.peer_endpoint);
-  message_options.before_complete = [this] { watch_unsent(); };  // Else a drain could miss the answers.
+  message_options.before_complete = [this] {
+    watch_unsent();  // Else a drain could miss the answers.
+    publish();
+  };
   message_options.on_complete = [this](bool ok) {
     ++(ok ? counters_.ops_completed : counters_.ops_failed);
     settle(1);

@@ -267,6 +267,7 @@ std::shared_ptr<Work> Runtime::send(const Send& message) {
   pending.is_send = true;
   pending.tag = message.tag;
   pending.data = message.data;
+  pending.dtype = message.dtype;
   return impl_->submit(std::move(pending), message.to, message.timeout, "send to");
 }
 
@@ -275,6 +276,7 @@ std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
   pending.group = message.group;
   pending.tag = message.tag;
   pending.memory = message.memory;
+  pending.dtype = message.dtype;
   return impl_->submit(std::move(pending), message.from, message.timeout, "receive from");
 }
 

@@ -50,7 +50,8 @@ struct Send {
   std::uint32_t to = 0;                  ///< Rank in the group; may be this one.
   std::uint64_t tag = 0;                 ///< With the top bit: not met by receives of any tag.
   std::span<const std::byte> data;       ///< Borrowed until the Work is done.
-  std::optional<Duration> timeout;       ///< Else Config::timeout_s.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};    ///< Where both sides say one, it must be the same.
 };
 
 struct Receive {
@@ -58,7 +59,8 @@ struct Receive {
   std::optional<std::uint32_t> from;     ///< Rank in the group; none: any.
   std::optional<std::uint64_t> tag;      ///< None: any whose top bit is clear.
   std::span<std::byte> memory;           ///< As large as the message. Borrowed until the Work is done.
-  std::optional<Duration> timeout;       ///< Else Config::timeout_s.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};
 };
 
 struct Received {

@@ -146,6 +146,23 @@ TEST(Messages, DifferentSizesAreAnErrorOnBothSidesAndTheNextMessageArrives) {
   }
 }
 
+TEST(Messages, DifferentTypesAreAnErrorWhereBothSidesNameOne) {
+  Cluster cluster({});
+  const Bytes data = pattern(40);
+  Bytes memory(40), other(40);
+  SendOperation send = send_of(1, 9, data);
+  send.dtype = DataType::kInt32;
+  ReceiveOperation receive = receive_of({0}, 9, memory);
+  receive.dtype = DataType::kFloat32;
+  const std::uint64_t sent = cluster.send(0, send), received = cluster.receive(1, receive);
+  const std::uint64_t unnamed = cluster.send(0, send), taken = cluster.receive(1, receive_of({0}, 9, other));
+  ASSERT_TRUE(cluster.run_until_idle(kLong));
+  expect_has(status_of(cluster, sent), Code::kMismatch, {"rank 0 sends int32", "rank 1", "expects float32", "tag 9"});
+  expect_has(status_of(cluster, received), Code::kMismatch, {"rank 0 sends int32", "rank 1", "expects float32"});
+  EXPECT_TRUE(status_of(cluster, unnamed).is_ok());
+  EXPECT_TRUE(status_of(cluster, taken).is_ok());
+}
+
 TEST(Messages, TimeOutsNameWhoDidNotCome) {
   Cluster cluster({.workers = 3});
   const Bytes data = pattern(40);
