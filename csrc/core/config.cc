@@ -61,9 +61,12 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_BUCKET_BYTES", Type::kBytes, &Config::bucket_bytes,
      "Larger operations cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
-     "Unit on the wire: push, sum and pull of different chunks overlap. At most HERRING_BUCKET_BYTES.", kWireAlignment,
-     64 * kMiB, kWireAlignment},
-    {"HERRING_WINDOW", Type::kCount, &Config::window, "Chunks of one worker in flight to one lane.", 1, 1024},
+     "Largest unit on the wire: push, sum and pull of different chunks overlap. Smaller where there are many lanes, "
+     "down to "
+     "32KB. At most HERRING_BUCKET_BYTES.",
+     kWireAlignment, 64 * kMiB, kWireAlignment},
+    {"HERRING_WINDOW", Type::kCount, &Config::window,
+     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES.", 1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,

@@ -64,7 +64,12 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     }
     for (const LanePlace& lane : placement.lanes) {
       if (!is_own(lane, role, rank)) continue;
-      const LaneOptions lane_options{config, hub.job_id(), lane.peer, placement.workers,
+      const LaneOptions lane_options{config,
+                                     hub.job_id(),
+                                     lane.peer,
+                                     placement.workers,
+                                     placement.chunk_bytes,
+                                     lane.window,
                                      [&hub](const std::string& problem) { hub.report_failure(problem); }};
       result.lanes.push_back(std::make_unique<LaneThread>(lane_options, result.fabric->open_endpoint()));
       append(blob, result.lanes.back()->address());

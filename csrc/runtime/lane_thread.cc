@@ -46,24 +46,29 @@ std::uint32_t share(std::uint64_t total, std::uint64_t unit, std::uint32_t worke
 ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
   ProtocolLimits limits;
   limits.announce_credits = share(kMaxAnnounceBytes, config.eager_bytes + kMinBodyBytes, workers, 4, 32);
-  limits.window = share(kMaxSlotBytes, config.chunk_bytes, workers, 1, std::max(config.window, 1u));
   limits.eager_window = std::max(limits.announce_credits / 2, 1u);
   return limits;
 }
 
-std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers) {
-  const ProtocolLimits limits = protocol_limits(config, workers);
+std::uint32_t lane_window(const LaneOptions& options) {
+  return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.window, 1u));
+}
+
+std::uint64_t lane_memory_bound(const LaneOptions& options) {
+  const Config& config = options.config;
+  const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
-  return std::uint64_t{workers} * (std::uint64_t{limits.window} * config.chunk_bytes +
-                                   (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) +
-                                   limits.eager_window * std::uint64_t{config.eager_bytes});
+  return std::uint64_t{options.workers} *
+         (std::uint64_t{lane_window(options)} * options.chunk_bytes +
+          (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) +
+          limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
 LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
     : options_(options),
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(std::size_t{limits_.window} * options.workers * options.config.chunk_bytes)) {}
+      slots_(map_slots(std::size_t{lane_window(options)} * options.workers * options.chunk_bytes)) {}
 
 LaneThread::~LaneThread() {
   stop_.store(true, std::memory_order_release);
@@ -125,8 +130,8 @@ void LaneThread::serve() {
   engine_config.self = options_.self;
   engine_config.job_id = options_.job_id;
   engine_config.workers = options_.workers;
-  engine_config.max_chunk_bytes = config.chunk_bytes;
-  engine_config.window = limits_.window;
+  engine_config.max_chunk_bytes = options_.chunk_bytes;
+  engine_config.window = lane_window(options_);
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = limits_.announce_credits;
   engine_config.eager_window = limits_.eager_window;

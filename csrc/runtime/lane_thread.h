@@ -23,6 +23,8 @@ struct LaneOptions {
   std::uint64_t job_id = 0;
   PeerId self;
   std::uint32_t workers = 0;
+  std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
+  std::uint32_t window = 0;       ///< LanePlace::window
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
@@ -30,13 +32,16 @@ struct LaneOptions {
 /// Sizes that workers and lanes derive from the settings and the size of the job in the same way.
 struct ProtocolLimits {
   std::uint32_t announce_credits = 0;  ///< Announces of one worker to one lane that are not credited back.
-  std::uint32_t window = 0;            ///< Chunks of one worker in flight to one lane.
   std::uint32_t eager_window = 0;      ///< Unfinished eager announces of one worker to one lane.
 };
 ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers);
 
+/// Chunks of one worker in flight to this lane: the placement's, fewer where there are so many workers that their slots
+/// would take too much memory.
+std::uint32_t lane_window(const LaneOptions& options);
+
 /// Bytes one lane uses for chunks and announces, at most: the bound that docs/architecture.md states.
-std::uint64_t lane_memory_bound(const Config& config, std::uint32_t workers);
+std::uint64_t lane_memory_bound(const LaneOptions& options);
 
 /// One lane: a thread with its own endpoint, engine and memory. Running from start() to the destructor.
 class LaneThread final {

@@ -1,6 +1,8 @@
 #include "runtime/placement.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -16,7 +18,7 @@ void add_server(Placement& placement, const Config& config, double weight, bool 
   placement.server_places.push_back(std::move(place));
   for (std::uint32_t lane = 0; lane < config.lanes; ++lane) {
     const PeerId peer{placement.workers + static_cast<std::uint32_t>(placement.lanes.size())};
-    placement.lanes.push_back({peer, server, weight / config.lanes, embedded, owner});
+    placement.lanes.push_back({peer, server, weight / config.lanes, 0, embedded, owner});
   }
 }
 
@@ -46,6 +48,36 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
     add_server(placement, config, share, false, rank, to_string(servers[rank]));
   }
   if (weights.own_host > 0) add_embedded(placement, config, workers, weights.own_host);
+}
+
+/// What a worker has in flight in all is settled: the lanes share it by weight, so that each moves as fast as its share
+/// needs, and in chunks that are small beside it. With more in flight some lanes' data runs ahead in the network's
+/// queues, and sums wait for what it holds up.
+void set_windows(Placement& placement, const Config& config) {
+  constexpr double kChunksOfLargestLane = 4;
+  constexpr std::uint32_t kMinChunkBytes = 32 << 10;
+  constexpr std::uint32_t kChunkAlignment = 64;
+  placement.chunk_bytes = config.chunk_bytes;
+  if (placement.lanes.empty()) return;
+  double total = 0;
+  double largest = 0;
+  for (const LanePlace& lane : placement.lanes) {
+    total += lane.weight;
+    largest = std::max(largest, lane.weight);
+  }
+  const double flight = static_cast<double>(config.chunk_bytes) * config.window;
+  const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
+  const std::uint32_t least = std::min(kMinChunkBytes, config.chunk_bytes);
+  if (wanted < config.chunk_bytes) {
+    const std::uint64_t chunk = std::max<std::uint64_t>({wanted, least, config.eager_bytes});
+    placement.chunk_bytes =
+        static_cast<std::uint32_t>((chunk + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment);
+  }
+  for (LanePlace& lane : placement.lanes) {
+    const double chunks = flight * lane.weight / total / placement.chunk_bytes;
+    lane.window =
+        std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), std::min(2u, config.window), config.window);
+  }
 }
 
 }  // namespace
@@ -80,6 +112,7 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   // the servers do the summing, unless the user says otherwise.
   placement.host_first = config.intra_node == IntraNode::kOn ||
                          (config.intra_node == IntraNode::kAuto && (placement.hosts > 1 || placement.servers == 0));
+  set_windows(placement, config);
   return placement;
 }
 

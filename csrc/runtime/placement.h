@@ -16,6 +16,7 @@ struct LanePlace {
   PeerId peer;               ///< workers + position in Placement::lanes
   std::uint32_t server = 0;  ///< Position among the servers of the plan.
   double weight = 0;         ///< Share of every part, relative.
+  std::uint32_t window = 0;  ///< Chunks of one worker in flight to this lane.
   bool embedded = false;     ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
 };
@@ -29,6 +30,7 @@ struct Placement {
   std::uint32_t hosts = 0;
   bool host_first = false;  ///< The ranks of a host reduce among themselves before the network.
   std::vector<LanePlace> lanes;
+  std::uint32_t chunk_bytes = 0;  ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.
   std::vector<std::string> server_places;  ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
 
   /// Workers on the same host as `worker`, by rank.

@@ -30,7 +30,7 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
     config.lanes.push_back(lane.peer);
     config.lane_weights.push_back(lane.weight);
   }
-  config.chunk_bytes = options.config.chunk_bytes;
+  config.chunk_bytes = placement.chunk_bytes;
   config.max_eager_bytes = options.config.eager_bytes;
   config.eager_window = limits.eager_window;
   config.announce_credits = limits.announce_credits;

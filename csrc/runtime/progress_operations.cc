@@ -81,7 +81,7 @@ void Progress::plan_parts(PendingOperation& operation) const {
     operation.part_bytes = config_.local_part_bytes;
   } else {
     operation.part_bytes =
-        balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), config_.chunk_bytes);
+        balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), network_config_.chunk_bytes);
   }
   operation.part_bytes = std::max(operation.part_bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
   const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
