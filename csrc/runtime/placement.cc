@@ -75,8 +75,7 @@ void set_windows(Placement& placement, const Config& config) {
   }
   for (LanePlace& lane : placement.lanes) {
     const double chunks = flight * lane.weight / total / placement.chunk_bytes;
-    lane.window =
-        std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), std::min(2u, config.window), config.window);
+    lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
   }
 }
 

@@ -94,6 +94,48 @@ TEST(Placement, AsManyDedicatedServersAsHostsTakeEverything) {
   for (const LanePlace& lane : placement.lanes) EXPECT_FALSE(lane.embedded);
 }
 
+TEST(Placement, LanesShareWhatAWorkerHasInFlightByWeight) {
+  for (const std::uint32_t hosts : {2u, 4u, 8u, 64u}) {
+    for (const std::uint32_t servers : {0u, 1u, 2u, 8u, 64u}) {
+      Config config;
+      config.servers = servers;
+      std::vector<std::string> workers;
+      std::vector<std::string> dedicated;
+      for (std::uint32_t i = 0; i < hosts; ++i) workers.push_back("w" + std::to_string(i));
+      for (std::uint32_t i = 0; i < servers; ++i) dedicated.push_back("s" + std::to_string(i));
+      const Placement placement = place(config, workers, dedicated);
+      const std::string where = std::to_string(hosts) + " + " + std::to_string(servers);
+      EXPECT_EQ(placement.chunk_bytes % 64, 0u) << where;
+      EXPECT_GE(placement.chunk_bytes, 32u << 10) << where;
+      EXPECT_LE(placement.chunk_bytes, config.chunk_bytes) << where;
+      double total = 0;
+      for (const LanePlace& lane : placement.lanes) total += lane.weight;
+      for (const LanePlace& lane : placement.lanes) {
+        const double share = lane.weight / total * config.chunk_bytes * config.window / placement.chunk_bytes;
+        EXPECT_GE(lane.window, 1u) << where;
+        EXPECT_LE(lane.window, config.window) << where;
+        if (share >= 1 && share <= config.window) {
+          EXPECT_NEAR(lane.window, share, 0.5 + 1e-9) << where;
+        }
+      }
+    }
+  }
+}
+
+TEST(Placement, SmallerSettingsBoundChunksAndWindows) {
+  Config config;
+  config.chunk_bytes = 4096;
+  config.eager_bytes = 64;
+  config.window = 1;
+  const Placement placement = place(config, {"a", "b", "c", "d", "e"});
+  EXPECT_EQ(placement.chunk_bytes, 4096u);
+  for (const LanePlace& lane : placement.lanes) EXPECT_EQ(lane.window, 1u);
+  config.chunk_bytes = 1 << 20;
+  config.eager_bytes = 100'000;  // An eager shard is one chunk.
+  EXPECT_EQ(place(config, {"a", "b", "c", "d", "e"}).chunk_bytes % 64, 0u);
+  EXPECT_GE(place(config, {"a", "b", "c", "d", "e"}).chunk_bytes, config.eager_bytes);
+}
+
 TEST(Placement, AGroupInsideOneOfSeveralHostsStaysThere) {
   const Config config;
   const Placement placement = place(config, {"a", "a", "b", "b"});
