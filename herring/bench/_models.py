@@ -1,4 +1,4 @@
-"""Models whose gradients `herring bench replay` replays: sizes and work of every layer, from the published architectures.
+"""The models of `herring bench replay`: sizes and work of every layer, from the published architectures.
 
 Pure arithmetic; no framework is needed. A model is a list of layers in the order of the forward pass. `macs` are the
 multiply-adds of a layer's matrix products and convolutions for one sample; normalisations, activations, softmax and
@@ -200,13 +200,15 @@ def bert_large() -> Model:
         Layer("mlm.decoder", ((vocabulary,),), _BERT_PREDICTIONS * width * vocabulary),
         _linear("nsp", width, 2, 1),
     ]
-    return Model("bert-large", "Devlin et al., arXiv:1810.04805, section 3; 128 tokens, MLM and NSP heads", tuple(layers))
+    return Model(
+        "bert-large", "Devlin et al., arXiv:1810.04805, section 3; 128 tokens, MLM and NSP heads", tuple(layers)
+    )
 
 
 # --- T5-3B: Raffel et al., arXiv:1910.10683, section 3.7 ("3B": 24 + 24 blocks, d_model 1024, d_ff 16,384, d_kv 128, 32
-# heads), vocabulary of 32,128 as published in its code; 2,851,598,336 parameters. It does not fit one accelerator of its
-# time with its optimizer, so it is trained model-parallel, and each rank averages its share with its data-parallel twins.
-# The share taken here is one of 8 tensor-parallel ranks (Shoeybi et al., arXiv:1909.08053, section 3): an eighth of the
+# heads), vocabulary of 32,128 as published in its code; 2,851,598,336 parameters. It did not fit an accelerator of its
+# time, optimizer and all, so it is trained model-parallel, and each rank averages its share with its data-parallel
+# twins. The share taken here is one of 8 tensor-parallel ranks (Shoeybi et al., arXiv:1909.08053, section 3): an eighth of the
 # embedding, of each attention's heads and of each feed-forward's width; norms are on every rank.
 
 T5_RANKS = 8

@@ -77,8 +77,8 @@ def _left(filled: Sequence[Bucket], communication_s: float) -> list[float]:
 
 
 def expected_step(filled: Sequence[Bucket], backward_s: float, communication_s: float) -> float:
-    """Seconds of a step in which buckets are reduced one after the other, at the speed of all of them together, and none
-    before it is ready: the largest of (ready + all from there on)."""
+    """Seconds of a step in which buckets are reduced one after the other, at the speed of all of them together, and
+    none before it is ready: the largest of (ready + all from there on)."""
     left = _left(filled, communication_s)
     waits = (bucket.ready * backward_s + after for bucket, after in zip(filled, left, strict=True))
     return max(backward_s, *waits)
