@@ -85,6 +85,14 @@ def bytes_out(device: str) -> int:
     return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"])
 
 
+def dropped(device: str) -> int:
+    """Packets that found the queue towards the host full."""
+    shown = subprocess.run(
+        ["tc", "-s", "-j", "qdisc", "show", "dev", device], capture_output=True, text=True, check=True
+    )
+    return sum(int(queue.get("drops", 0)) for queue in json.loads(shown.stdout))
+
+
 def host_main(name: str, control: int) -> None:
     """In the child: own namespaces, then serve commands from the parent until it goes away."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -246,9 +254,9 @@ def run(args: argparse.Namespace) -> int:
         code = watch(processes, args.timeout)
         if args.verbose:
             for index, host in enumerate(hosts):
-                print(
-                    f"emulate_cluster: {host.name}: {bytes_out(f'port{index}') / 1e6:.2f} MB arrived", file=sys.stderr
-                )
+                port = f"port{index}"
+                arrived = f"{bytes_out(port) / 1e6:.2f} MB arrived, {dropped(port)} packets dropped on the way"
+                print(f"emulate_cluster: {host.name}: {arrived}", file=sys.stderr)
         return code
     except Stopped as stopped:
         print("emulate_cluster: stopping", file=sys.stderr)

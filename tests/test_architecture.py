@@ -24,7 +24,18 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 70
 
 # What each folder may include besides itself.
-EVERYTHING = {"core", "wire", "fusion_buffer", "intra_node", "transport", "efa", "server", "worker", "runtime"}
+EVERYTHING = {
+    "core",
+    "wire",
+    "fusion_buffer",
+    "intra_node",
+    "transport",
+    "efa",
+    "server",
+    "worker",
+    "point_to_point",
+    "runtime",
+}
 MAY_INCLUDE = {
     "core": set(),
     "wire": {"core"},
@@ -34,6 +45,7 @@ MAY_INCLUDE = {
     "efa": {"core", "transport"},
     "server": {"core", "wire"},
     "worker": {"core", "wire", "fusion_buffer"},
+    "point_to_point": {"core", "wire"},
     "runtime": EVERYTHING,
 }
 FRAMEWORK = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11|tensorflow|tsl|xla|absl)/|Python\.h$|numpy/")
@@ -67,7 +79,9 @@ def name_of(path: Path) -> str:
 
 def is_engine(path: Path) -> bool:
     folder = path.relative_to(CSRC).parts[0]
-    return folder in {"wire", "worker"} or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
+    return folder in {"wire", "worker", "point_to_point"} or (
+        folder in {"server", "intra_node"} and path.name.startswith("engine")
+    )
 
 
 # --- C++ as text -----------------------------------------------------------------------------------------------------

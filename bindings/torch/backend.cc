@@ -129,11 +129,15 @@ void Backend::shutdown() {
   if (options_.released) std::exchange(options_.released, nullptr)();
 }
 
-template <class CallOptions>
-WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
+void Backend::check_open(const char* title) const {
   TORCH_CHECK(getpid() == process_->pid, title, ": this is a forked child (pid ", getpid(), ") of the process ",
               process_->pid, " that joined the job; start workers with spawn, or communicate from the parent");
   TORCH_CHECK(!closed_, title, ": process group '", options_.name, "' was destroyed");
+}
+
+template <class CallOptions>
+WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
+  check_open(title);
   WorkInfo info;
   info.rank = rank_;
   info.op_type = type;
@@ -146,7 +150,24 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& 
 
 Backend::WorkPtr Backend::start(WorkInfo info, Step step) {
   info.ticket = std::make_shared<Pending::Ticket>(pending_);
-  return Work::start(std::move(info), std::move(step), process_->runtime);
+  const c10::intrusive_ptr<Work> work = Work::start(std::move(info), std::move(step), process_->runtime);
+  const std::lock_guard lock(coalescing_mutex_);
+  if (coalescing_) coalescing_->push_back(work);
+  return work;
+}
+
+void Backend::startCoalescing() {
+  check_open("herring: startCoalescing");
+  const std::lock_guard lock(coalescing_mutex_);
+  TORCH_CHECK(!coalescing_, "herring: startCoalescing twice without endCoalescing on process group '", options_.name,
+              "'");
+  coalescing_.emplace();
+}
+
+Backend::WorkPtr Backend::endCoalescing() {
+  const std::lock_guard lock(coalescing_mutex_);
+  TORCH_CHECK(coalescing_, "herring: endCoalescing without startCoalescing on process group '", options_.name, "'");
+  return c10::make_intrusive<CoalescedWork>(*std::exchange(coalescing_, std::nullopt));
 }
 
 runtime::Request Backend::request(const WorkInfo& info, const OpDescriptor& descriptor,
@@ -266,14 +287,17 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   return start(std::move(info), std::move(step));
 }
 
-void Backend::add_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step) const {
+void Backend::add_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step) {
   check_tensors(outputs, static_cast<std::size_t>(size_), info.title);
+  // All ranks see the same outputs, so all go the same way.
+  const bool is_even = std::all_of(outputs.begin(), outputs.end(),
+                                   [&](const at::Tensor& each) { return each.numel() == outputs[0].numel(); });
+  if (!is_even) return add_uneven_all_gather(info, outputs, input, step);
   Dense dense = dense_for_move(input, info.title);
   for (const at::Tensor& output : outputs) {
     TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type() && output.numel() == input.numel(), info.title,
                       ": every output must match the input ", input.scalar_type(), input.sizes(), ", got ",
-                      output.scalar_type(), output.sizes(),
-                      "; for uneven sizes pad to the largest, or gather the sizes first");
+                      output.scalar_type(), output.sizes());
   }
   std::vector<std::int64_t> shape{size_};
   shape.insert(shape.end(), dense.memory.sizes().begin(), dense.memory.sizes().end());

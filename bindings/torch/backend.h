@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
@@ -60,6 +61,10 @@ class Backend final : public c10d::Backend {
   /// Buckets that DDP allocates here are shared, registered memory: no copy between autograd and the wire.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  /// What is started between the two is waited for through the Work that the second gives. Nothing is held back: calls
+  /// on the same thread go out at once, together.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
   /// Ends everything pending in the whole process, not in this group alone: the runtime has one fate.
   void abort() override;
   /// Waits briefly for what is pending, then gives the group up. Idempotent.
@@ -76,16 +81,18 @@ class Backend final : public c10d::Backend {
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override;
 
-  // composed.cc: made of the above; correct, not yet fast.
+  // composed.cc: made of the above.
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override;
+
+  // messages.cc: straight from rank to rank.
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                         std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
@@ -101,6 +108,9 @@ class Backend final : public c10d::Backend {
   /// Throws where the group is destroyed or the process forked; else starts the description of a call.
   template <class CallOptions>
   WorkInfo open(c10d::OpType type, const char* title, const CallOptions& call);
+  void check_open(const char* title) const;
+  /// The same for what is not called by all members: takes no number.
+  WorkInfo open_message(c10d::OpType type, const char* title) const;
   WorkPtr start(WorkInfo info, Step step);
   runtime::Request request(const WorkInfo& info, const OpDescriptor& descriptor, std::span<const std::byte> input,
                            std::span<std::byte> output) const;
@@ -110,14 +120,21 @@ class Backend final : public c10d::Backend {
   /// `output` has room for every member's block, in group order.
   runtime::Request all_gather_request(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input) const;
   /// One all_gather whose blocks end in `outputs` (each of input's shape and dtype).
-  void add_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step) const;
+  void add_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step);
   void add_all_gather_into(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input, Step& step) const;
   void add_reduce_scatter(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op, Step& step) const;
-  /// Flat contiguous byte tensors; splits in bytes, one per rank.
-  WorkPtr exchange(WorkInfo info, const at::Tensor& output, const at::Tensor& input,
-                   std::vector<std::int64_t> output_bytes, std::vector<std::int64_t> input_bytes, at::ScalarType dtype,
-                   std::function<void()> finish);
+  /// A collective made of messages has a tag of its own.
+  std::uint64_t next_collective_tag();
+  /// `memory` is contiguous and of a wire dtype.
+  void add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory, Step& step) const;
+  void add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
+                   Step& step) const;
+  /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
+  void add_exchange(const WorkInfo& info, const Tensors& outputs, const Tensors& inputs, Step& step);
+  /// all_gather where the ranks bring different sizes.
+  void add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step);
+  void check_message(const Tensors& tensors, int peer, int tag, const char* title) const;
   void check_root(std::int64_t root, const char* title) const;
   /// `member` of this group, as messages call it: "rank 2" (its worker rank where that differs).
   std::string describe_rank(int member) const;
@@ -126,7 +143,10 @@ class Backend final : public c10d::Backend {
   GroupOptions options_;
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::uint64_t> collective_tag_{0};
   const std::shared_ptr<Pending> pending_;
+  std::mutex coalescing_mutex_;
+  std::optional<std::vector<WorkPtr>> coalescing_;  // guarded by coalescing_mutex_
   std::atomic<bool> closed_{false};
 };
 

@@ -5,6 +5,7 @@
 
 #include "backend.cc"
 #include "composed.cc"
+#include "messages.cc"
 #include "tensors.cc"
 #include "work.cc"
 

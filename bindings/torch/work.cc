@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <utility>
@@ -49,12 +50,17 @@ c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<
 void Work::enter(Step step) {
   Parts parts;
   for (const runtime::Request& request : step.requests) parts.push_back(runtime_->submit(request));
+  // Receives first: a message that finds its receive waiting is not kept.
+  std::shared_ptr<runtime::ReceiveWork> receive;
+  for (const runtime::Receive& message : step.receives) parts.push_back(receive = runtime_->receive(message));
+  for (const runtime::Send& message : step.sends) parts.push_back(runtime_->send(message));
   std::uint64_t number = 0;
   bool watched = false;
   {
     const std::lock_guard lock(mutex_);
     parts_ = parts;
     then_ = std::move(step.then);
+    receive_ = std::move(receive);
     number = ++step_number_;
     watched = watched_;
   }
@@ -128,7 +134,7 @@ void Work::advance(std::uint64_t number) {
       error = std::current_exception();
     }
   }
-  if (!error && (next.then || !next.requests.empty())) {
+  if (!error && !next.is_empty()) {
     enter(std::move(next));
   } else {
     end(error);
@@ -227,9 +233,60 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future;
 }
 
+int Work::sourceRank() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(receive_ != nullptr && receive_->is_done(), info_.title,
+              ": the source is known when a receive is done; wait() first");
+  return static_cast<int>(receive_->received().source);
+}
+
 std::vector<at::Tensor> Work::result() {
   TORCH_CHECK(isCompleted(), info_.title, ": the result was asked for before the operation was done; wait() first");
   return info_.outputs;
+}
+
+bool CoalescedWork::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool CoalescedWork::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (std::exception_ptr error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
+  std::exception_ptr first;
+  for (const auto& work : works_) {
+    try {
+      work->wait(timeout);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures);
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    const std::vector<at::Tensor> each = work->result();
+    all.insert(all.end(), each.begin(), each.end());
+  }
+  return all;
 }
 
 }  // namespace herring::torch_binding

@@ -20,9 +20,12 @@ namespace herring::torch_binding {
 /// submitted while a step is put together, so an argument may be refused at any point of it.
 struct Step {
   std::vector<runtime::Request> requests;
-  /// Runs once, after all requests ended well; holds on to the tensors that they borrow. A result without `requests`
-  /// and `then` is the end.
+  std::vector<runtime::Receive> receives;
+  std::vector<runtime::Send> sends;
+  /// Runs once, after all of them ended well; holds on to the tensors that they borrow. An empty result is the end.
   std::function<Step()> then;
+
+  bool is_empty() const { return requests.empty() && receives.empty() && sends.empty() && !then; }
 };
 
 /// What a collective is, for its Work.
@@ -57,6 +60,8 @@ class Work final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::vector<at::Tensor> result() override;
+  /// Of a receive: the rank in the group that sent. Throws before its end.
+  int sourceRank() const override;
   std::uint64_t getSequencenumber() const override { return info_.sequence; }
 
  private:
@@ -80,13 +85,30 @@ class Work final : public c10d::Work {
   const std::shared_ptr<runtime::Runtime> runtime_;
   const at::ThreadLocalState caller_state_;  ///< Profiler, grad and inference mode of the caller.
   // Guarded by mutex_ (c10d::Work's):
-  Parts parts_;                 ///< Of the current step.
-  std::function<Step()> then_;  ///< Of the current step.
+  Parts parts_;                                    ///< Of the current step.
+  std::function<Step()> then_;                     ///< Of the current step.
+  std::shared_ptr<runtime::ReceiveWork> receive_;  ///< Of a step with one receive.
   std::uint64_t step_number_ = 0;
   std::uint64_t advanced_ = 0;  ///< Steps up to this number have been claimed by a thread that ends them.
   bool watched_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool future_claimed_ = false;
+};
+
+/// Several operations as one: what a coalescing manager waits for.
+class CoalescedWork final : public c10d::Work {
+ public:
+  explicit CoalescedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works) : works_(std::move(works)) {}
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  /// Waits for all of them, `timeout` for each; throws what the first that failed threw.
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::vector<at::Tensor> result() override;
+
+ private:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
 /// What a failed operation throws: DistBackendError "herring: <title>: <status>".

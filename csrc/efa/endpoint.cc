@@ -91,6 +91,7 @@ class FabricEndpoint final : public transport::Endpoint {
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<Completion> completions) override;
   void wait(Instant deadline, std::span<const int> also) override;
+  bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override;
   void wake() override { waiter_.wake(); }
 
  private:
@@ -525,6 +526,13 @@ void FabricEndpoint::wait(Instant deadline, std::span<const int> also) {
   // Waiting sends are tried again by the poll that follows.
   for (const Peer* peer : waiting_) deadline = std::min(deadline, peer->next_try);
   waiter_.wait(deadline, also, waiter_.watches_queue() && !arm_queue());
+}
+
+bool FabricEndpoint::prepare_wait(std::vector<int>& descriptors, Instant& deadline) {
+  if (!ready_.empty()) return false;
+  for (const Peer* peer : waiting_) deadline = std::min(deadline, peer->next_try);
+  if (waiter_.watches_queue() && !arm_queue()) return false;
+  return waiter_.prepare(descriptors, deadline);
 }
 
 /// Makes the queue's descriptor silent until something new happens. False where there is something to poll already.

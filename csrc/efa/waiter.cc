@@ -36,6 +36,26 @@ void Waiter::wait(Instant deadline, std::span<const int> also, bool ready) {
   nap_ = std::min(nap_ * 2, kLongestNap);
 }
 
+bool Waiter::prepare(std::vector<int>& descriptors, Instant& deadline) {
+  if (drain_wake()) return false;
+  descriptors.push_back(wake_descriptor_);
+  if (watches_queue()) {
+    // Armed, and readable all the same. (Why the caller's wait ends is not known here.)
+    pollfd queue{queue_descriptor_, POLLIN, 0};
+    if (poll(&queue, 1, 0) > 0) ++fruitless_;
+    descriptors.push_back(queue_descriptor_);
+    return true;
+  }
+  deadline = std::min(deadline, std::chrono::steady_clock::now() + nap_);
+  nap_ = std::min(nap_ * 2, kLongestNap);
+  return true;
+}
+
+bool Waiter::drain_wake() noexcept {
+  std::uint64_t count = 0;
+  return read(wake_descriptor_, &count, sizeof(count)) == sizeof(count);
+}
+
 void Waiter::block(Duration limit, std::span<const int> also, bool with_queue) {
   descriptors_.clear();
   descriptors_.push_back({wake_descriptor_, POLLIN, 0});
@@ -47,10 +67,7 @@ void Waiter::block(Duration limit, std::span<const int> also, bool with_queue) {
   timeout.tv_nsec = static_cast<long>((limit - seconds).count());
   // A signal ends the wait early, which the contract allows.
   const int ready = ppoll(descriptors_.data(), descriptors_.size(), &timeout, nullptr);
-  if (ready > 0 && descriptors_.front().revents != 0) {
-    std::uint64_t count = 0;
-    static_cast<void>(!read(wake_descriptor_, &count, sizeof(count)));
-  }
+  if (ready > 0 && descriptors_.front().revents != 0) drain_wake();
 }
 
 }  // namespace herring::efa

@@ -26,6 +26,8 @@ class Waiter final {
   bool watches_queue() const noexcept { return queue_descriptor_ >= 0 && fruitless_ < kMaxFruitless; }
   /// Does not block where `ready` says that there is something to poll already.
   void wait(Instant deadline, std::span<const int> also, bool ready);
+  /// The same for a caller who blocks by itself, on `descriptors` until `deadline`. False where it must not block.
+  bool prepare(std::vector<int>& descriptors, Instant& deadline);
   void wake() noexcept;
   /// poll() had something: naps start short again.
   void reset_naps() noexcept {
@@ -40,6 +42,7 @@ class Waiter final {
   // descriptor that stays readable for nothing; then naps keep the thread from spinning.
   static constexpr std::size_t kMaxFruitless = 2048;
 
+  bool drain_wake() noexcept;
   void block(Duration limit, std::span<const int> also, bool with_queue);
 
   int queue_descriptor_;

@@ -58,6 +58,9 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     if (role == Role::kWorker) {
       result.endpoint = result.fabric->open_endpoint();
       append(blob, result.endpoint->address());
+      // Its connections are made by the provider when the first message goes.
+      result.peer_endpoint = result.fabric->open_endpoint();
+      append(blob, result.peer_endpoint->address());
     }
     for (const LanePlace& lane : placement.lanes) {
       if (!is_own(lane, role, rank)) continue;
@@ -81,7 +84,13 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
                                        std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()) +
                                        ", this process has " + settings + "; set them alike for every process");
     }
-    if (worker && !placement.lanes.empty()) workers.push_back(take(rest, who));
+    if (worker && !placement.lanes.empty()) {
+      workers.push_back(take(rest, who));
+      const transport::Address to_workers = take(rest, who);
+      if (result.peer_endpoint && i != rank) {
+        result.peer_endpoint->add_peer(PeerId{static_cast<std::uint32_t>(i)}, to_workers);
+      }
+    }
     while (!rest.empty()) lanes_of[i].push_back(take(rest, who));
   }
   std::vector<std::size_t> next(blobs.size(), 0);

@@ -18,9 +18,10 @@ namespace herring::runtime {
 
 /// What one process opens for the placement, before the addresses are exchanged.
 struct Connections {
-  std::unique_ptr<efa::Fabric> fabric;             ///< Null where the placement has no lanes.
-  std::unique_ptr<transport::Endpoint> endpoint;   ///< Workers only.
-  std::vector<std::unique_ptr<LaneThread>> lanes;  ///< This process's own lanes, in plan order.
+  std::unique_ptr<efa::Fabric> fabric;                 ///< Null where the placement has no lanes.
+  std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only: to the lanes.
+  std::unique_ptr<transport::Endpoint> peer_endpoint;  ///< Workers only: to the other workers, PeerId{rank}.
+  std::vector<std::unique_ptr<LaneThread>> lanes;      ///< This process's own lanes, in plan order.
 };
 
 /// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known

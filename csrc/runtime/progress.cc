@@ -85,6 +85,22 @@ Progress::Progress(ProgressOptions options)
         [this](const CompleteAction& action) { network_completions_.push_back(action); });
     traffic_.resize(network_config_.lanes.size());
   }
+  MessagesOptions message_options;
+  message_options.config = config_;
+  message_options.placement = options_.placement;
+  message_options.rank = options_.rank;
+  message_options.job_id = options_.job_id;
+  message_options.neighborhood = options_.neighborhood;
+  message_options.endpoint = std::move(options_.peer_endpoint);
+  message_options.before_complete = [this] {
+    watch_unsent();  // Else a drain could miss the answers.
+    publish();
+  };
+  message_options.on_complete = [this](bool ok) {
+    ++(ok ? counters_.ops_completed : counters_.ops_failed);
+    settle(1);
+  };
+  messages_ = std::make_unique<Messages>(std::move(message_options));
   seat_ = std::make_shared<DriverSeat>(this);
   thread_ = std::thread([this] { loop(); });
   pthread_setname_np(thread_.native_handle(), "herring-worker");
@@ -92,7 +108,7 @@ Progress::Progress(ProgressOptions options)
 
 Progress::~Progress() {
   stop_.store(true);
-  wake();
+  ring();
   seat_->unpark();
   thread_.join();
   close(wake_fd_);
@@ -107,11 +123,42 @@ void Progress::submit(std::shared_ptr<PendingOperation> operation) {
     needs_thread = !is_driven_ && !operation->is_waited_for;
     submitted_.push_back(std::move(operation));
   }
-  if (needs_thread) seat_->unpark();
-  if (asleep_.exchange(false)) wake();
+  wake_up(needs_thread);
 }
 
-void Progress::wake() {
+void Progress::submit(PendingMessage message) {
+  bool needs_thread = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    ++pending_;
+    needs_thread = !is_driven_;
+    submitted_messages_.push_back(std::move(message));
+  }
+  wake_up(needs_thread);
+}
+
+void Progress::close_group(GroupId group) {
+  {
+    const std::scoped_lock lock(mutex_);
+    closed_groups_.push_back(group);
+  }
+  wake_up(true);
+}
+
+void Progress::cancel_unmatched_receives() {
+  {
+    const std::scoped_lock lock(mutex_);
+    cancel_receives_ = true;
+  }
+  wake_up(true);
+}
+
+void Progress::wake_up(bool needs_thread) {
+  if (needs_thread) seat_->unpark();
+  if (asleep_.exchange(false)) ring();
+}
+
+void Progress::ring() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
@@ -121,7 +168,7 @@ void Progress::fail(const Status& status) {
     const std::scoped_lock lock(mutex_);
     if (requested_failure_.is_ok()) requested_failure_ = status;
   }
-  wake();
+  ring();
   seat_->unpark();
 }
 
@@ -179,7 +226,8 @@ bool Progress::may_leave() {
       std::any_of(local_backlog_.begin(), local_backlog_.end(), [](const auto& backlog) { return !backlog.empty(); });
   const std::scoped_lock lock(mutex_);
   const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
-  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || options_.endpoint != nullptr;
+  const bool group_waits = !closed_groups_.empty() || cancel_receives_;
+  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || group_waits || options_.endpoint != nullptr;
   return !is_driven_;
 }
 
@@ -218,10 +266,12 @@ bool Progress::do_turn(Instant now) {
   bool busy = take_commands(now);
   busy |= take_local_messages(now);
   if (pump_) busy |= pump_->step(now);
+  if (messages_) busy |= messages_->step(now);
   busy |= run_local_actions(now);
   busy |= flush_local_backlog();
   if (!busy) busy = take_hub_events(now);
   run_ticks(now);
+  watch_unsent();
   return busy;
 }
 
@@ -236,7 +286,54 @@ bool Progress::take_commands(Instant now) {
   if (!requested.is_ok()) fail_everything(requested);
   for (const auto& operation : submitted) start(now, operation);
   if (pump_ && !submitted.empty()) pump_->flush();
-  return !submitted.empty() || !requested.is_ok();
+  return take_message_commands(now) || !submitted.empty() || !requested.is_ok();
+}
+
+bool Progress::take_message_commands(Instant now) {
+  std::vector<PendingMessage> messages;
+  std::vector<GroupId> closed;
+  bool cancel = false;
+  Status failure;
+  {
+    const std::scoped_lock lock(mutex_);
+    messages.swap(submitted_messages_);
+    closed.swap(closed_groups_);
+    cancel = std::exchange(cancel_receives_, false);
+    failure = failure_;
+  }
+  for (const PendingMessage& message : messages) {
+    if (messages_) {
+      messages_->submit(now, message);
+    } else {
+      message.work->complete(failure);
+      settle(1);
+    }
+  }
+  if (messages_) {
+    for (const GroupId group : closed) messages_->close_group(now, group);
+    if (cancel)
+      messages_->cancel_unmatched_receives(Status(Code::kShutdown, "the runtime was shut down before a message came"));
+  }
+  return !messages.empty() || !closed.empty() || cancel;
+}
+
+/// So many operations have ended; or are known to be in nobody's way any more.
+void Progress::settle(std::uint64_t ended) {
+  if (pending_.fetch_sub(ended) != ended) return;
+  const std::scoped_lock lock(mutex_);
+  drained_.notify_all();
+}
+
+/// Answers that others wait for count as pending until they are out.
+void Progress::watch_unsent() {
+  const bool has_unsent = messages_ && messages_->has_unsent();
+  if (has_unsent == has_unsent_) return;
+  has_unsent_ = has_unsent;
+  if (has_unsent) {
+    ++pending_;
+  } else {
+    settle(1);
+  }
 }
 
 bool Progress::take_hub_events(Instant now) {
@@ -275,6 +372,7 @@ void Progress::member_left(Instant now, const HubEvent& event) {
     return;
   }
   departed_.emplace(event.member.rank, text);
+  if (messages_) messages_->worker_left(now, event.member.rank, text);
   // What it took part in is finished on its side and on its way here; what it did not join never comes.
   const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));
   for (const auto& operation : operations_) {
@@ -289,7 +387,11 @@ bool Progress::take_local_messages(Instant now) {
   // Bounded, so that a chatty neighbour cannot starve the network. After a failure messages are only drained.
   for (int i = 0; i < 256 && options_.neighborhood->receive(message); ++i) {
     any = true;
-    if (local_) local_->on_message(now, message.from, message.bytes);
+    if (!message.bytes.empty() && message.bytes.front() == kLocalEndpointChannel) {
+      if (messages_) messages_->deliver(message.from, message.bytes);
+    } else if (local_) {
+      local_->on_message(now, message.from, message.bytes);
+    }
   }
   return any;
 }
@@ -305,6 +407,7 @@ void Progress::run_ticks(Instant now) {
     network_->on_tick(now);
     pump_->flush();
   }
+  if (messages_) messages_->tick(now);
   expire_operations(now);
   while (!network_completions_.empty()) {
     const CompleteAction action = std::move(network_completions_.front());
@@ -317,6 +420,7 @@ Instant Progress::next_deadline() const {
   Instant next = Instant::max();
   if (local_) next = std::min(next, local_->next_deadline());
   if (network_) next = std::min(next, network_->next_deadline());
+  if (messages_) next = std::min(next, messages_->next_deadline());
   if (!departed_.empty()) {
     for (const auto& operation : operations_) next = std::min(next, operation->deadline);
   }
@@ -328,11 +432,13 @@ void Progress::sleep(Instant until) {
   bool ready = stop_.load();
   {
     const std::scoped_lock lock(mutex_);
-    ready = ready || !submitted_.empty() || (failure_.is_ok() && !requested_failure_.is_ok());
+    ready = ready || !submitted_.empty() || !submitted_messages_.empty() || !closed_groups_.empty() ||
+            cancel_receives_ || (failure_.is_ok() && !requested_failure_.is_ok());
   }
   intra_node::Neighborhood* neighborhood = options_.neighborhood.get();
+  std::vector<int> descriptors{wake_fd_};
+  ready = ready || (messages_ && !messages_->prepare_wait(descriptors, until));
   if (!ready && (neighborhood == nullptr || neighborhood->prepare_sleep())) {
-    std::vector<int> descriptors{wake_fd_};
     if (options_.hub != nullptr && !hub_lost_) descriptors.push_back(options_.hub->event_fd());
     if (neighborhood != nullptr) descriptors.push_back(neighborhood->doorbell_fd());
     if (options_.endpoint) {
@@ -387,6 +493,13 @@ void Progress::publish() {
   if (network_) {
     stats.bytes_to_servers = network_->stats().bytes_sent;
     stats.bytes_from_servers = network_->stats().bytes_received;
+  }
+  if (messages_) {
+    const point_to_point::EngineStats& messages = messages_->stats();
+    stats.messages_sent = messages.sent;
+    stats.messages_received = messages.received;
+    stats.message_bytes_sent = messages.bytes_sent;
+    stats.message_bytes_received = messages.bytes_received;
   }
   const std::scoped_lock lock(mutex_);
   stats_ = stats;

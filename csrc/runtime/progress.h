@@ -20,6 +20,7 @@
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/hub.h"
+#include "runtime/messages.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
@@ -67,6 +68,7 @@ struct ProgressOptions {
   HubClient* hub = nullptr;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
+  std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
 };
@@ -77,7 +79,8 @@ struct PeerTraffic {
   std::uint64_t messages = 0;
 };
 
-/// The one thread of a worker process that moves data: runs both pure engines, executes their actions, watches the hub.
+/// The one thread of a worker process that moves data: runs the pure engines (host, servers, messages), executes their
+/// actions, watches the hub.
 class Progress final : public Driver {
  public:
   explicit Progress(ProgressOptions options);
@@ -91,11 +94,17 @@ class Progress final : public Driver {
 
   /// Any thread.
   void submit(std::shared_ptr<PendingOperation> operation);
+  /// Any thread.
+  void submit(PendingMessage message);
+  /// Any thread: this rank has left the group; its messages there end.
+  void close_group(GroupId group);
+  /// Any thread: receives that no message has met end with kShutdown.
+  void cancel_unmatched_receives();
   /// Any thread: everything pending and everything later fails with this.
   void fail(const Status& status);
   /// The status everything fails with by now, or Ok.
   Status failure() const;
-  /// Blocks until nothing is pending or the deadline; true where nothing is.
+  /// Blocks until nothing is pending and nothing that others wait for has to leave, or the deadline; true where so.
   bool drain(Instant deadline);
   RuntimeStats stats() const;
   /// Payload exchanged with each lane, in plan order.
@@ -111,8 +120,12 @@ class Progress final : public Driver {
   void run_until(const std::function<bool()>& is_over, Instant deadline);
   void start_driving();
   bool may_leave();
-  void wake();
   bool take_commands(Instant now);
+  bool take_message_commands(Instant now);
+  void wake_up(bool needs_thread);
+  void ring();
+  void settle(std::uint64_t ended);
+  void watch_unsent();
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
   bool take_local_messages(Instant now);
@@ -147,6 +160,7 @@ class Progress final : public Driver {
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
+  std::unique_ptr<Messages> messages_;
 
   std::shared_ptr<DriverSeat> seat_;
   bool shares_cores_ = false;  ///< This host has more ranks than cores.
@@ -159,7 +173,8 @@ class Progress final : public Driver {
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;
   bool hub_lost_ = false;
-  bool is_broken_ = false;  ///< An exception stopped it: it only refuses.
+  bool is_broken_ = false;   ///< An exception stopped it: it only refuses.
+  bool has_unsent_ = false;  ///< Counted in pending_.
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
@@ -169,6 +184,9 @@ class Progress final : public Driver {
   std::condition_variable drained_;
   bool is_driven_ = false;  // guarded by mutex_, as all below
   std::vector<std::shared_ptr<PendingOperation>> submitted_;
+  std::vector<PendingMessage> submitted_messages_;
+  std::vector<GroupId> closed_groups_;
+  bool cancel_receives_ = false;
   Status requested_failure_;
   Status failure_;
   RuntimeStats stats_;

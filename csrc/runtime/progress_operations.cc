@@ -296,13 +296,22 @@ void Progress::fail_everything(const Status& status) {
   parts_.clear();
   std::vector<std::shared_ptr<PendingOperation>> operations;
   operations.swap(operations_);
+  std::vector<PendingMessage> messages;
   {
     const std::scoped_lock lock(mutex_);
     for (auto& operation : submitted_) operations.push_back(std::move(operation));
     submitted_.clear();
-    stats_.ops_failed += operations.size();
+    messages.swap(submitted_messages_);
+    stats_.ops_failed += operations.size() + messages.size();
   }
   for (const auto& operation : operations) operation->work->complete(failure());
+  for (const PendingMessage& message : messages) message.work->complete(failure());
+  pending_ -= messages.size();
+  if (messages_) {
+    const std::size_t failed = messages_->fail_all(failure());
+    messages_.reset();
+    pending_ -= failed + (std::exchange(has_unsent_, false) ? 1 : 0);
+  }
   pending_ -= operations.size();
   const std::scoped_lock lock(mutex_);
   drained_.notify_all();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "point_to_point/engine.h"
 #include "server/engine.h"
 #include "worker/engine.h"
 
@@ -416,5 +417,6 @@ PumpTraffic Pump<Engine>::traffic(PeerId peer) const {
 
 template class Pump<worker::Engine>;
 template class Pump<server::Engine>;
+template class Pump<point_to_point::Link>;
 
 }  // namespace herring::runtime

@@ -31,12 +31,12 @@ struct PumpTraffic {
   std::uint64_t messages = 0;  ///< Both ways, of every kind.
 };
 
-/// Carries out an engine's actions on an endpoint and feeds the completions back: the glue between csrc/worker or
-/// csrc/server and any transport, the simulated one included. Knows no clock and no thread: step() is told the time.
+/// Carries out an engine's actions on an endpoint and feeds the completions back: the glue between a pure engine
+/// and any transport, the simulated one included. Knows no clock and no thread: step() is told the time.
 ///
-/// Engine is worker::Engine or server::Engine. Actions are carried out strictly in order: what the transport answers
-/// with kAgain waits, and so does all that comes after it, so no send overtakes a receive that its answer needs. A
-/// withdrawn receive holds up what follows until the transport has given its memory back.
+/// Engine is worker::Engine, server::Engine or point_to_point::Link. Actions are carried out strictly in order: what
+/// the transport answers with kAgain waits, and so does all that comes after it, so no send overtakes a receive that
+/// its answer needs. A withdrawn receive holds up what follows until the transport has given its memory back.
 template <class Engine>
 class Pump final {
  public:

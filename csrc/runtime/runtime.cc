@@ -73,6 +73,7 @@ class Runtime::Impl {
     progress_options.hub = options.hub.get();
     progress_options.neighborhood = neighborhood;
     progress_options.endpoint = std::move(connections.endpoint);
+    progress_options.peer_endpoint = std::move(connections.peer_endpoint);
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
@@ -159,6 +160,43 @@ class Runtime::Impl {
     return work;
   }
 
+  /// Ok, or why the message is none; the group's route otherwise.
+  Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,
+                    const char* what, std::shared_ptr<const GroupRoute>& route) {
+    const auto found = groups.find(id);
+    if (stopped) return Status(Code::kShutdown, "herring has been shut down");
+    if (found == groups.end()) {
+      return Status(Code::kInvalidArgument, "group " + std::to_string(id.value) + " does not exist on this rank");
+    }
+    const std::size_t size = found->second->route.ranks.size();
+    if (peer && *peer >= size) {
+      return Status(Code::kInvalidArgument, std::string(what) + " rank " + std::to_string(*peer) +
+                                                ", which is not in the group; it has ranks 0 to " +
+                                                std::to_string(size - 1));
+    }
+    if (timeout && *timeout <= Duration::zero()) {
+      return Status(Code::kInvalidArgument, std::string(what) + ": the time-out must be above zero");
+    }
+    route = {found->second, &found->second->route};
+    return Status::ok();
+  }
+
+  std::shared_ptr<MessageWork> submit(PendingMessage message, std::optional<std::uint32_t> peer,
+                                      const std::optional<Duration>& timeout, const char* what) {
+    auto work = std::make_shared<MessageWork>(callbacks);
+    message.work = work;
+    message.deadline = std::chrono::steady_clock::now() + timeout.value_or(seconds(options.config.timeout_s));
+    const std::scoped_lock lock(mutex);
+    const Status status = find_route(message.group, peer, timeout, what, message.route);
+    if (!status.is_ok()) {
+      work->complete(status);
+      return work;
+    }
+    if (peer) message.peer = message.route->ranks[*peer];
+    progress->submit(std::move(message));  // Under the lock, so that messages go in call order.
+    return work;
+  }
+
   void shutdown() {
     {
       const std::scoped_lock lock(mutex);
@@ -166,6 +204,7 @@ class Runtime::Impl {
     }
     const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
     if (progress->failure().is_ok()) {
+      progress->cancel_unmatched_receives();
       progress->drain(deadline);
       say_goodbye(deadline);
     }
@@ -223,10 +262,29 @@ void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl
 
 void Runtime::remove_group(GroupId id) {
   const std::scoped_lock lock(impl_->mutex);
-  impl_->groups.erase(id);
+  if (impl_->groups.erase(id) > 0 && impl_->progress) impl_->progress->close_group(id);
 }
 
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
+
+std::shared_ptr<Work> Runtime::send(const Send& message) {
+  PendingMessage pending;
+  pending.group = message.group;
+  pending.is_send = true;
+  pending.tag = message.tag;
+  pending.data = message.data;
+  pending.dtype = message.dtype;
+  return impl_->submit(std::move(pending), message.to, message.timeout, "send to");
+}
+
+std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
+  PendingMessage pending;
+  pending.group = message.group;
+  pending.tag = message.tag;
+  pending.memory = message.memory;
+  pending.dtype = message.dtype;
+  return impl_->submit(std::move(pending), message.from, message.timeout, "receive from");
+}
 
 std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;

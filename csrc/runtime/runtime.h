@@ -44,6 +44,38 @@ struct Request {
   bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
 };
 
+/// A message to one rank of a group; done when that rank has received it. Met by a receive of the same group, tag and
+/// size; messages to the same rank with the same tag are received in the order in which they were sent.
+struct Send {
+  GroupId group;
+  std::uint32_t to = 0;                  ///< Rank in the group; may be this one.
+  std::uint64_t tag = 0;                 ///< With the top bit: not met by receives of any tag.
+  std::span<const std::byte> data;       ///< Borrowed until the Work is done.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};    ///< Where both sides say one, it must be the same.
+};
+
+struct Receive {
+  GroupId group;
+  std::optional<std::uint32_t> from;     ///< Rank in the group; none: any.
+  std::optional<std::uint64_t> tag;      ///< None: any whose top bit is clear.
+  std::span<std::byte> memory;           ///< As large as the message. Borrowed until the Work is done.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};
+};
+
+struct Received {
+  std::uint32_t source = 0;  ///< Rank in the group.
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+};
+
+class ReceiveWork : public Work {
+ public:
+  /// What came; meaningful when done and status() is Ok.
+  virtual Received received() const = 0;
+};
+
 struct ServerCounters {  ///< What one server has moved so far.
   std::uint32_t server = 0;
   std::string place;  ///< "process 1 on node-b", "embedded in worker 0"
@@ -59,6 +91,10 @@ struct RuntimeStats {
   std::uint64_t bytes_from_servers = 0;
   std::uint64_t zero_copy_ops = 0;  ///< Whose memory was in the arena: no copy on this side.
   std::uint64_t staged_ops = 0;
+  std::uint64_t messages_sent = 0;  ///< Point to point.
+  std::uint64_t messages_received = 0;
+  std::uint64_t message_bytes_sent = 0;
+  std::uint64_t message_bytes_received = 0;
 };
 
 struct RuntimeOptions {
@@ -89,10 +125,16 @@ class Runtime final {
   /// Makes a group of workers known (world ranks in group order); the id is chosen by the caller, the same on all of
   /// them. Group 0 exists. Throws kInvalidArgument where this rank is not in it or the id is taken.
   void add_group(GroupId id, std::span<const std::uint32_t> ranks);
+  /// Messages of the group that are pending here fail with kCancelled.
   void remove_group(GroupId id);
 
   /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
   std::shared_ptr<Work> submit(const Request& request);
+
+  /// Messages between two ranks; never block on the other. Bad arguments come back in the Work. A mismatch of sizes, a
+  /// time-out and a lost rank are errors that name the rank, the bytes and the tag.
+  std::shared_ptr<Work> send(const Send& message);
+  std::shared_ptr<ReceiveWork> receive(const Receive& message);
 
   /// Memory that operations use without a copy (shared with the host's other ranks, registered with the network). Null
   /// where the arena is full or there is none. Freed when the last reference goes, also after shutdown.
@@ -100,7 +142,8 @@ class Runtime final {
 
   /// Fails everything pending with kCancelled and `reason`; later submits fail the same way.
   void abort(const std::string& reason);
-  /// Finishes what is pending, says goodbye, stops all threads. Idempotent.
+  /// Finishes what is pending, but for receives that no message has met (kShutdown); says goodbye, stops all threads.
+  /// Idempotent.
   void shutdown();
 
   RuntimeStats stats() const;

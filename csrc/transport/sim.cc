@@ -437,6 +437,7 @@ class SimEndpoint final : public Endpoint {
 
   // Time belongs to the network: whoever drives it calls SimNetwork::advance().
   void wait(Instant, std::span<const int>) override {}
+  bool prepare_wait(std::vector<int>&, Instant&) override { return !state_->has_completions(index_); }
   void wake() override {}
 
  private:

@@ -67,6 +67,9 @@ class Endpoint {
   /// Blocks until there may be something to poll, wake() was called, or the deadline passed. A descriptor in
   /// `also` (eventfd, socket) becoming readable ends the wait too. Does not spin.
   virtual void wait(Instant deadline, std::span<const int> also = {}) = 0;
+  /// For who waits on several endpoints at once: appends what to poll(2) on, and may bring the deadline forward. False
+  /// where there may be something to poll already. Call poll() afterwards.
+  virtual bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) = 0;
   /// Ends a wait() in progress or the next one. Any thread.
   virtual void wake() = 0;
 };

@@ -8,7 +8,7 @@
 namespace herring::wire {
 namespace {
 
-constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload;
+constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer;
 constexpr std::size_t kHeaderCrcOffset = 76;
 constexpr std::uint32_t kMaxChunkBytes = 64u << 20;
 constexpr std::uint32_t kChunkAlignment = 64;
@@ -73,7 +73,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kCredit; }
+bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kReturn; }
 
 bool is_known(const OpDescriptor& descriptor) noexcept {
   return descriptor.collective >= Collective::kAllReduce && descriptor.collective <= Collective::kBarrier &&

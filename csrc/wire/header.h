@@ -24,12 +24,21 @@ enum class MessageType : std::uint8_t {
   kError = 5,     ///< Lane to worker: the operation failed (body: code and text).
   kCancel = 6,    ///< Worker to lane: I gave this operation up (body: code and text).
   kCredit = 7,    ///< Lane to worker: `count` more announces may be sent.
+  // Between workers (docs/wire.md, "Point to point"); a "sender" and a "receiver" are those of one message.
+  kEnvelope = 8,   ///< Sender: here is a message (body: its size, then its bytes if small).
+  kAccept = 9,     ///< Receiver: I have the whole message.
+  kInvite = 10,    ///< Receiver: send these chunks; receives are posted.
+  kData = 11,      ///< Sender: one chunk.
+  kClose = 12,     ///< Receiver: not this one, or no more of it (body: code and text).
+  kWithdraw = 13,  ///< Sender: I gave this message up (body: code and text).
+  kReturn = 14,    ///< Either: `part` more control messages may be sent.
 };
 
 /// Message flags.
 inline constexpr std::uint16_t kFlagEager = 1;      ///< Announce: the whole shard's data follows the body.
 inline constexpr std::uint16_t kFlagChecksum = 2;   ///< payload_crc32c is set.
 inline constexpr std::uint16_t kFlagNoPayload = 4;  ///< Result: an acknowledgement; the receiver has the data already.
+inline constexpr std::uint16_t kFlagAnswer = 8;     ///< Close, Withdraw: the answer to the other; is not answered.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {

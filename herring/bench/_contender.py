@@ -78,8 +78,9 @@ def timed_loop(
     iterations: int,
     salt: int,
 ) -> Turn:
-    """The measuring loop of every contender: fill, barrier, clock, operation, clock; then check the last result.
+    """The measuring loop of every contender: fill, barrier, clock, operation, clock, barrier; at the end, the check.
 
+    The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
     `source` and `result` are the same array for an operation in place.
     """
     turn = Turn()
@@ -92,6 +93,7 @@ def timed_loop(
             begin = time.perf_counter()
             operate()
             turn.seconds.append(time.perf_counter() - begin)
+            barrier()
     finally:
         if gc_was_on:
             gc.enable()

@@ -85,7 +85,7 @@ class GlooContender:
     def prepare(self, case: Case) -> None:
         """See Contender."""
         self._arrays = self._private.take(case)
-        self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size())
+        self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
         names = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
         self._options.reduceOp = getattr(self._dist.ReduceOp, names.get(case.op, case.op.upper()))
 

@@ -64,7 +64,7 @@ class InProcessMpi:
         """See Contender."""
         self._arrays = self._private.take(case)
         self._op = case.op
-        self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size())
+        self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
 
     def turn(self, iterations: int, salt: int) -> Turn:
         """See Contender."""

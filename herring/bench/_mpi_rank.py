@@ -58,7 +58,7 @@ class Rank:
             self._arrays = self._memory.take(case)
             self._op = case.op
             world = self._mpi.COMM_WORLD
-            self._pattern = Pattern(case.dtype, case.op, world.Get_rank(), world.Get_size())
+            self._pattern = Pattern(case.dtype, case.op, world.Get_rank(), world.Get_size(), case.count)
             return {}
         if what == "turn":
             assert self._arrays is not None

@@ -58,9 +58,9 @@ class Sources:
         return Sources(folder, headers, library)
 
     def files(self) -> list[Path]:
-        """All that a build reads of Herring, in a fixed order."""
-        own = [*self.folder.glob("*.h"), *self.folder.glob("*.cc"), self.headers / "runtime" / "runtime.h"]
-        return sorted([*own, *(self.headers / "core").glob("*.h")])
+        """All that a build reads of Herring, in an order that does not depend on where it lies."""
+        own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
+        return [*own, self.headers / "runtime" / "runtime.h", *sorted((self.headers / "core").glob("*.h"))]
 
     def digest(self) -> str:
         """Changes with the sources (16 hex digits)."""

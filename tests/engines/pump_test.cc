@@ -63,6 +63,7 @@ class ScriptedEndpoint final : public transport::Endpoint {
     return count;
   }
   void wait(Instant, std::span<const int>) override { give_back_cancelled(); }
+  bool prepare_wait(std::vector<int>&, Instant&) override { return completions.empty(); }
   void wake() override {}
 
   void finish(Token token, const Status& status = {}) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine_program.h"
+#include "message_program.h"
 #include "runtime/hub_frame.h"
 #include "runtime/hub_protocol.h"
 #include "wire/header.h"
@@ -46,8 +47,9 @@ void append(Bytes& out, std::span<const std::byte> bytes) {
 }
 
 void add_headers(const Corpus& corpus) {
-  constexpr std::string_view kNames[] = {"announce", "grant", "push", "result", "error", "cancel", "credit"};
-  for (std::uint8_t type = 1; type <= 7; ++type) {
+  constexpr std::string_view kNames[] = {"announce", "grant",  "push",   "result", "error", "cancel",   "credit",
+                                         "envelope", "accept", "invite", "data",   "close", "withdraw", "return"};
+  for (std::uint8_t type = 1; type <= 14; ++type) {
     wire::Header header;
     header.type = static_cast<wire::MessageType>(type);
     header.flags = type == 1 ? wire::kFlagEager : type == 4 ? wire::kFlagNoPayload : std::uint16_t{0};
@@ -201,6 +203,53 @@ void add_hub_frames(const Corpus& corpus) {
   corpus.add("hub_frame", "session", session);
 }
 
+constexpr std::uint8_t op(MessageStep step) { return static_cast<std::uint8_t>(step); }
+
+/// A message of worker 0 (its size: an index of fuzz_point_to_point's sizes; 8: inside the envelope), not mutated.
+void envelope(Bytes& program, std::uint8_t number, std::uint8_t size) {
+  program.insert(program.end(), {op(MessageStep::kControl), 0, 0, number, size, 0, 0, 0});
+}
+
+/// An answer of worker 0 to our send.
+void answer(Bytes& program, wire::MessageType type, std::uint8_t send, std::uint8_t chunk, std::uint8_t count) {
+  const auto number = static_cast<std::uint8_t>(static_cast<std::uint8_t>(type) - 8);
+  program.insert(program.end(), {op(MessageStep::kControl), 0, number, send, chunk, count, 0, 0});
+}
+
+void add_messages(const Corpus& corpus) {
+  constexpr std::uint8_t kFromAnybody = 8, kAnyTag = 4;
+  for (const std::uint8_t size : {0, 1, 2, 4, 6, 7}) {
+    for (const std::uint8_t how : {0, int{kFromAnybody}, int{kAnyTag}, kFromAnybody | kAnyTag}) {
+      Bytes program = {op(MessageStep::kReceive), how, size};
+      envelope(program, 1, static_cast<std::uint8_t>(size <= 2 ? size | 8 : size));
+      for (int i = 0; i < 16; ++i) program.insert(program.end(), {op(MessageStep::kData), 0, 0});
+      corpus.add("point_to_point", "receive_" + std::to_string(size) + "_" + std::to_string(how), program);
+    }
+  }
+  for (const std::uint8_t size : {0, 2, 5, 7}) {
+    Bytes program = {op(MessageStep::kSend), 0, size};
+    answer(program, wire::MessageType::kInvite, 1, 0, 2);
+    for (int i = 0; i < 4; ++i) program.insert(program.end(), {op(MessageStep::kSent), 0});
+    answer(program, wire::MessageType::kAccept, 1, 0, 0);
+    corpus.add("point_to_point", "send_" + std::to_string(size), program);
+    Bytes closed = {op(MessageStep::kSend), 0, size};
+    answer(closed, wire::MessageType::kInvite, 1, 0, 1);
+    answer(closed, wire::MessageType::kClose, 1, 0, 0);
+    closed.insert(closed.end(), {op(MessageStep::kTick), 60, op(MessageStep::kTick), 60});
+    corpus.add("point_to_point", "closed_" + std::to_string(size), closed);
+  }
+  Bytes own = {op(MessageStep::kSend), 2, 6, op(MessageStep::kReceive), 2, 6};
+  corpus.add("point_to_point", "own", own);
+  Bytes flood;
+  for (std::uint8_t i = 0; i < 12; ++i) envelope(flood, i, 8 | 1);
+  flood.insert(flood.end(), {op(MessageStep::kCloseGroup), 0});
+  corpus.add("point_to_point", "flood", flood);
+  Bytes lost = {op(MessageStep::kReceive), 0, 7};
+  envelope(lost, 1, 7);
+  lost.insert(lost.end(), {op(MessageStep::kData), 0, 0, op(MessageStep::kLost), 0});
+  corpus.add("point_to_point", "lost", lost);
+}
+
 }  // namespace
 }  // namespace herring::fuzz
 
@@ -214,5 +263,6 @@ int main(int count, char** arguments) {
   herring::fuzz::add_configs(corpus);
   herring::fuzz::add_programs(corpus);
   herring::fuzz::add_hub_frames(corpus);
+  herring::fuzz::add_messages(corpus);
   return 0;
 }

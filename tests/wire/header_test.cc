@@ -123,8 +123,8 @@ TEST(Header, RightlySealedButNotOursIsRejected) {
   };
   for (unsigned value = 0; value < 256; ++value) {
     EXPECT_EQ(with(4, value).has_value(), value == kVersion) << "version " << value;
-    EXPECT_EQ(with(5, value).has_value(), value >= 1 && value <= 7) << "type " << value;
-    EXPECT_EQ(with(6, value).has_value(), value < 8) << "flags " << value;
+    EXPECT_EQ(with(5, value).has_value(), value >= 1 && value <= 14) << "type " << value;
+    EXPECT_EQ(with(6, value).has_value(), value < 16) << "flags " << value;
     EXPECT_EQ(with(7, value).has_value(), value == 0) << "flags high " << value;
     for (std::size_t at = 0; at < 4; ++at) {
       EXPECT_EQ(with(at, value).has_value(), good[at] == static_cast<std::byte>(value)) << "magic " << at;

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from herring.bench import _options
+from herring.bench._contender import timed_loop
 from herring.bench._pattern import BITWISE, DTYPES, OPS, Pattern
 
 RANKS = 5
@@ -71,6 +72,34 @@ def test_a_result_of_another_iteration_or_no_reduction_at_all_is_wrong(op):
 def test_a_rank_left_out_is_wrong():
     arrays = inputs("float32", "sum", 0)
     assert Pattern("float32", "sum", 0, RANKS).count_wrong(sum(arrays[:-1]), 0) > COUNT // 2
+
+
+def test_nobody_fills_or_checks_while_others_are_timed():
+    """A rank that is done must wait for the others: on few cores, its next input would be on their time."""
+    calls = []
+
+    class Recorder(Pattern):
+        def fill(self, array, salt):
+            calls.append("fill")
+            super().fill(array, salt)
+
+        def count_wrong(self, array, salt):
+            calls.append("check")
+            return super().count_wrong(array, salt)
+
+    array = np.empty(10, np.float32)
+    barrier, operate = (lambda: calls.append("barrier")), (lambda: calls.append("operation"))
+    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 2, 0)
+    assert calls == ["fill", "barrier", "operation", "barrier"] * 2 + ["check"]
+    assert (len(turn.seconds), turn.wrong) == (2, 0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_short_arrays_have_the_same_pattern(count):
+    whole, short = np.empty(1000, np.int32), np.empty(count, np.int32)
+    Pattern("int32", "sum", 1, RANKS).fill(whole, 2)
+    Pattern("int32", "sum", 1, RANKS, count).fill(short, 2)
+    assert (whole[:count] == short).all()
 
 
 def test_the_command_line_offers_what_can_be_checked():

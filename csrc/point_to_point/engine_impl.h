@@ -1,0 +1,259 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "point_to_point/engine.h"
+
+/// The point-to-point engine's inside, shared by the files that implement it. Nobody else includes this.
+namespace herring::point_to_point {
+
+/// A control message that waits for a credit.
+struct Outgoing {
+  wire::Header header;
+  std::vector<std::byte> body;
+  std::uint64_t send = 0;  // The Envelope of this send: made when it goes.
+};
+
+struct Held {
+  wire::Header header;
+  std::vector<std::byte> body;
+};
+
+/// The two channels of control messages to and from one worker: numbered, taken in in order, credited.
+struct Peer {
+  PeerId id;
+  std::uint32_t link = kNoLink;
+  std::uint32_t credits = 0;
+  std::uint64_t next_out = 0;
+  std::deque<Outgoing> queue;
+  std::uint64_t next_in = 0;
+  std::map<std::uint64_t, Held> held;  // Came before their turn.
+  std::uint32_t to_return = 0;         // Taken in, credit not given back.
+  std::uint32_t eager_out = 0;         // Our eager messages that it has not received.
+  std::uint32_t eager_in = 0;          // Its eager messages that wait here for a receive.
+  std::uint32_t unmatched = 0;         // All its messages that do.
+  std::uint32_t incoming = 0;          // Its large messages that are coming in ...
+  std::deque<std::uint64_t> waiting;   // ... and the receives whose turn has not come.
+  bool lost = false;
+  bool left = false;
+  std::string why;
+
+  bool is_gone() const { return lost || left; }
+};
+
+/// Queued (its envelope waits for a credit) -> announced -> received by the other side: over.
+/// Failed: withdrawn, until the other side has answered or the grace has passed: over. Completes when it is over and no
+/// transport reads its memory any more.
+struct Send {
+  std::uint64_t id = 0;
+  SendOperation operation;
+  std::uint32_t chunks = 0;
+  std::uint32_t invited = 0;
+  std::uint32_t pushed = 0;
+  std::uint32_t flying = 0;  // Posts that borrow the data.
+  bool is_queued = false;
+  bool is_eager = false;
+  bool is_over = false;
+  Status failure;
+  Instant timer = Instant::max();
+};
+
+/// Posted -> matched (-> waiting for its turn) -> coming in -> complete; or failed: says so, waits until what was
+/// pushed has come or the grace has passed, withdraws its receives, completes.
+struct Receive {
+  std::uint64_t id = 0;
+  ReceiveOperation operation;
+  bool is_matched = false;
+  bool is_waiting = false;
+  bool has_failed = false;
+  Received met;
+  std::uint64_t send_id = 0;  // The sender's.
+  std::uint32_t chunks = 0;
+  std::uint64_t base_tag = 0;
+  std::uint32_t invited = 0;
+  std::uint32_t received = 0;
+  std::map<std::uint32_t, std::uint64_t> open;  // Chunk -> token of its posted receive.
+  std::optional<std::uint32_t> pushed;          // What the sender says it has pushed.
+  Status failure;
+  Instant timer = Instant::max();
+
+  bool is_wild() const { return operation.sources.size() > 1 || !operation.tag; }
+};
+
+/// A message that waits for a receive.
+struct Envelope {
+  std::uint64_t arrival = 0;
+  PeerId source;
+  std::uint64_t send_id = 0;  // The sender's; ours where the source is this worker.
+  GroupId group;
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t dtype = 0;  // DataType's number, 0: not said.
+  bool is_eager = false;
+  std::vector<std::byte> data;
+};
+
+/// What waits for its counterpart in one group. Ids and arrivals grow: the smallest is the earliest.
+struct Box {
+  std::map<std::uint64_t, Envelope> unmatched;                                 // By arrival.
+  std::set<std::tuple<PeerId, std::uint64_t, std::uint64_t>> unmatched_index;  // Source, tag, arrival.
+  std::set<std::tuple<PeerId, std::uint64_t, std::uint64_t>> receives;         // Source, tag, id.
+  std::set<std::uint64_t> wild_receives;                                       // Id.
+
+  bool is_empty() const { return unmatched.empty() && receives.empty() && wild_receives.empty(); }
+};
+
+/// A post that the transport has not completed.
+struct Flight {
+  enum class Kind : std::uint8_t { kControl, kData, kReceive };
+  Kind kind = Kind::kControl;
+  PeerId peer;
+  std::uint64_t id = 0;  // Control: the send whose data it borrows, or 0. Data: the send. Receive: the receive.
+  std::uint32_t chunk = 0;
+  std::uint32_t retries = 0;
+};
+
+/// "tag 7", "a collective's tag 12"
+std::string tag_text(std::uint64_t tag);
+std::string rank_text(PeerId peer);
+/// "rank 3", "one of ranks 0, 2, 3"
+std::string ranks_text(const std::vector<PeerId>& peers);
+std::string seconds_text(Duration duration);
+
+class Engine::Impl {
+ public:
+  explicit Impl(EngineConfig config);
+
+  // engine.cc
+  void send(Instant now, const SendOperation& operation);
+  void receive(Instant now, const ReceiveOperation& operation);
+  void take_completions(std::vector<Completion>& out);
+  void transport_completed(const CompleteAction& action);
+  void take_actions(std::uint32_t link, Actions& out);
+  Instant next_deadline() const { return timers_.empty() ? Instant::max() : std::get<0>(*timers_.begin()); }
+  bool has_unsent() const;
+  bool is_idle() const;
+  const EngineStats& stats() const { return stats_; }
+  Link& link(std::uint32_t index) { return links_.at(index); }
+
+  // engine_channel.cc
+  void on_control(Instant now, std::uint32_t link, const wire::Header& header, std::span<const std::byte> body);
+  void on_sent(Instant now, Token token, const Status& status);
+
+  // engine_transfer.cc
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+
+  // engine_failure.cc
+  void cancel_unmatched_receives(const Status& why);
+  void close_group(Instant now, GroupId group, const Status& why);
+  void on_peer_lost(Instant now, PeerId peer, const std::string& why);
+  void on_peer_left(Instant now, PeerId peer, const std::string& why);
+  void on_tick(Instant now);
+
+ private:
+  using SendKey = std::pair<PeerId, std::uint64_t>;  // Source and its id of the send.
+  enum class Kind : std::uint8_t { kSend, kReceive };
+
+  // engine.cc
+  Status check(const SendOperation& operation) const;
+  Status check(const ReceiveOperation& operation) const;
+  void set_timer(Send& send, Instant when);
+  void set_timer(Receive& receive, Instant when);
+  void complete_if_over(Send& send);
+  void complete(Receive& receive, const Status& status, bool after_transport = false);
+  Send* find_send(std::uint64_t id);
+  Receive* find_receive(std::uint64_t id);
+
+  // engine_match.cc
+  Box& box_of(GroupId group) { return boxes_[group]; }
+  void drop_if_empty(GroupId group);
+  void post(Receive& receive);
+  void unpost(Receive& receive);
+  std::uint64_t find_envelope(const Receive& receive) const;
+  Receive* find_receive_for(const Envelope& envelope);
+  static bool fits(const Receive& receive, const Envelope& envelope);
+  /// `data` are the bytes of an eager message.
+  void arrive(Envelope envelope, std::span<const std::byte> data);
+  void keep(Envelope envelope, std::span<const std::byte> data);
+  Envelope take_unmatched(GroupId group, std::uint64_t arrival);
+  void drop_unmatched_of(PeerId peer);
+  void meet(Receive& receive, const Envelope& envelope, std::span<const std::byte> data);
+  void meet_own(Receive& receive, const Envelope& envelope);
+  Status compare(const Receive& receive, const Envelope& envelope) const;
+  void refuse(const Envelope& envelope, const Status& why);
+
+  // engine_channel.cc
+  wire::Header header_to(wire::MessageType type, std::uint64_t send_id) const;
+  void enqueue(Peer& peer, wire::Header header, std::vector<std::byte> body = {});
+  void dispatch(Peer& peer);
+  void fill_envelope(Peer& peer, Outgoing& out, std::span<const std::byte>& payload, Flight& flight);
+  void post_send(Peer& peer, Tag tag, const wire::Header& header, std::vector<std::byte> body,
+                 std::span<const std::byte> payload, const Flight& flight);
+  bool take_credits(Peer& peer, const wire::Header& header);
+  void take_in(Instant now, Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void return_credits(Peer& peer);
+  void handle_envelope(Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void handle_accept(Peer& peer, const wire::Header& header);
+  void hold_bytes(std::size_t bytes);
+
+  // engine_transfer.cc
+  void handle_invite(Peer& peer, const wire::Header& header);
+  void start_incoming(Receive& receive);
+  void start_waiting();
+  void advance(Receive& receive);
+  void post_chunk(Receive& receive, std::uint32_t chunk, std::uint32_t retries);
+  void end_incoming(Receive& receive);
+  bool is_expected(const Receive& receive, std::uint32_t chunk, const wire::Header& header) const;
+
+  // engine_failure.cc
+  void handle_close(Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void handle_withdraw(Instant now, Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void fail(Instant now, Send& send, const Status& why);
+  void fail(Instant now, Receive& receive, const Status& why);
+  void drain(Receive& receive, bool force);
+  bool all_gone(const std::vector<PeerId>& peers) const;
+  Status gone_status(const std::vector<PeerId>& peers) const;
+  Status timeout_of(const Send& send) const;
+  Status timeout_of(const Receive& receive) const;
+
+  Peer& peer_of(PeerId id) { return peers_[id.value]; }
+  const Peer& peer_of(PeerId id) const { return peers_[id.value]; }
+  const LinkConfig& link_config(const Peer& peer) const { return config_.links[peer.link]; }
+
+  EngineConfig config_;
+  std::vector<Peer> peers_;
+  std::vector<Link> links_;
+  std::vector<Actions> actions_;  // By link.
+  std::map<std::uint64_t, std::unique_ptr<Send>> sends_;
+  std::map<std::uint64_t, std::unique_ptr<Receive>> receives_;
+  std::map<GroupId, Box> boxes_;
+  std::map<SendKey, std::pair<GroupId, std::uint64_t>> unmatched_;  // -> group, arrival
+  std::map<SendKey, std::uint64_t> incoming_;                       // Matched large messages -> receive.
+  std::unordered_map<std::uint64_t, Flight> flights_;               // By token.
+  std::set<std::tuple<Instant, Kind, std::uint64_t>> timers_;
+  std::vector<Completion> completions_;
+  std::map<std::uint64_t, Completion> after_transport_;  // By handle.
+  std::uint64_t next_id_ = 1;                            // Of sends and receives.
+  std::uint64_t next_arrival_ = 1;
+  std::uint64_t next_tag_ = 1;
+  std::uint64_t next_token_ = 1;
+  std::uint32_t incoming_now_ = 0;
+  std::size_t waiting_now_ = 0;
+  std::uint32_t next_turn_ = 0;  // Peer that start_waiting() asks first.
+  std::size_t sends_flying_ = 0;
+  std::size_t queued_now_ = 0;  // Control messages that wait for a credit.
+  EngineStats stats_;
+};
+
+}  // namespace herring::point_to_point

@@ -1,0 +1,227 @@
+#include "runtime/messages.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/status.h"
+#include "intra_node/copy.h"
+
+namespace herring::runtime {
+namespace {
+
+// Memory for messages that have not been received grows with the number of workers; past this total each gets less.
+constexpr std::uint64_t kMaxNetworkBytes = 64u << 20;
+constexpr std::uint32_t kMaxCredits = 16;
+constexpr std::uint32_t kMinCredits = 4;
+// Pieces of this size stay in the cache between the sender's copy and the receiver's.
+constexpr std::uint32_t kLocalChunkBytes = 256 << 10;
+constexpr std::uint32_t kLocalWindow = 8;
+constexpr std::uint32_t kLocalEagerBytes = 16 << 10;
+// Control messages that need no credit: two returns of credits.
+constexpr std::uint32_t kUncredited = 2;
+
+std::uint64_t pool_receives(const point_to_point::LinkConfig& link, std::uint64_t peers) {
+  return peers * (link.credits + kUncredited);
+}
+
+std::uint64_t link_memory(const point_to_point::LinkConfig& link, std::uint64_t peers) {
+  const std::uint64_t body = point_to_point::max_body_bytes(link);
+  return pool_receives(link, peers) * (wire::kHeaderBytes + body) +
+         peers * (link.credits * body + std::uint64_t{link.eager_window} * link.eager_bytes);
+}
+
+}  // namespace
+
+point_to_point::LinkConfig local_link(const Config& config, std::size_t max_ring_message_bytes) {
+  constexpr std::size_t kOverhead = 256;  // Heads of the ring, the header and the envelope.
+  const std::size_t room = max_ring_message_bytes - std::min(max_ring_message_bytes, kOverhead);
+  point_to_point::LinkConfig link;
+  link.chunk_bytes = kLocalChunkBytes;
+  link.window = kLocalWindow;
+  link.eager_bytes = static_cast<std::uint32_t>(
+      std::min<std::size_t>({config.eager_bytes, kLocalEagerBytes, LocalEndpoint::kMaxInlineBytes - kOverhead, room}));
+  link.credits = kMaxCredits;
+  link.eager_window = kMaxCredits / 2;
+  return link;
+}
+
+point_to_point::LinkConfig network_link(const Config& config, std::uint32_t workers) {
+  const std::uint64_t share = kMaxNetworkBytes / (2 * std::max(workers, 1u));
+  point_to_point::LinkConfig link;
+  link.chunk_bytes = config.chunk_bytes;
+  link.window = std::max(config.window, 1u);
+  link.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(config.eager_bytes, share / kMinCredits));
+  const std::uint64_t unit = wire::kHeaderBytes + point_to_point::max_body_bytes(link);
+  link.credits = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(share / unit, kMinCredits, kMaxCredits));
+  link.eager_window = link.credits / 2;
+  return link;
+}
+
+std::uint64_t message_memory_bound(const Config& config, const Placement& placement, std::uint32_t rank) {
+  const bool shares = placement.host_first && config.intra_node != IntraNode::kOff;
+  const std::uint64_t near = shares ? placement.neighbours(rank).size() : 0;
+  return link_memory(network_link(config, placement.workers), placement.workers - near) +
+         link_memory(local_link(config, LocalEndpoint::kMaxInlineBytes), near);
+}
+
+Messages::Messages(MessagesOptions options)
+    : options_(std::move(options)), engine_([this] {
+        const Placement& placement = *options_.placement;
+        if (options_.neighborhood) {
+          neighbours_ = placement.neighbours(options_.rank);
+          local_link_ = static_cast<std::uint32_t>(links_.size());
+          links_.push_back(local_link(options_.config, options_.neighborhood->max_message_bytes()));
+        }
+        if (options_.endpoint) {
+          network_link_ = static_cast<std::uint32_t>(links_.size());
+          links_.push_back(network_link(options_.config, placement.workers));
+        }
+        return engine_config();
+      }()) {
+  const auto neighbours = static_cast<std::uint32_t>(neighbours_.size());
+  if (local_link_) {
+    const auto self = std::find(neighbours_.begin(), neighbours_.end(), options_.rank);
+    local_ =
+        std::make_unique<LocalEndpoint>(*options_.neighborhood, static_cast<std::uint32_t>(self - neighbours_.begin()));
+    for (std::uint32_t i = 0; i < neighbours; ++i) local_->add_neighbour(PeerId{neighbours_[i]}, i);
+    add_pump(*local_link_, *local_, neighbours);
+  }
+  if (network_link_) add_pump(*network_link_, *options_.endpoint, options_.placement->workers - neighbours);
+}
+
+Messages::~Messages() = default;
+
+point_to_point::EngineConfig Messages::engine_config() const {
+  const Placement& placement = *options_.placement;
+  point_to_point::EngineConfig config;
+  config.self = PeerId{options_.rank};
+  config.job_id = options_.job_id;
+  config.links = links_;
+  for (std::uint32_t worker = 0; worker < placement.workers; ++worker) {
+    const bool near = std::find(neighbours_.begin(), neighbours_.end(), worker) != neighbours_.end();
+    const std::optional<std::uint32_t> link = near ? local_link_ : network_link_;
+    config.link_of.push_back(worker == options_.rank ? point_to_point::kNoLink
+                                                     : link.value_or(point_to_point::kNoLink));
+  }
+  config.grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options_.config.dead_after_s));
+  config.copy = [](std::span<const std::byte> from, std::span<std::byte> to) { intra_node::copy_bytes(from, to); };
+  return config;
+}
+
+void Messages::add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers) {
+  const PumpOptions options{pool_receives(links_[link], peers), point_to_point::max_body_bytes(links_[link])};
+  pumps_.push_back(std::make_unique<LinkPump>(
+      engine_.link(link), endpoint, options, [](const ReduceAction&) {},
+      [this](const CompleteAction& action) { engine_.transport_completed(action); }));
+}
+
+void Messages::submit(Instant now, const PendingMessage& message) {
+  const std::uint64_t handle = next_handle_++;
+  Waiting waiting{message.work, message.route, nullptr};
+  const std::span<std::byte> memory =
+      message.is_send ? std::span(const_cast<std::byte*>(message.data.data()), message.data.size()) : message.memory;
+  if (options_.endpoint && options_.endpoint->needs_registration() &&
+      memory.size() > links_[*network_link_].eager_bytes) {
+    try {
+      waiting.registration = options_.endpoint->register_memory(memory);
+    } catch (const Error& error) {
+      message.work->complete(error.status());
+      options_.on_complete(false);
+      return;
+    }
+  }
+  waiting_.emplace(handle, std::move(waiting));
+  const Duration timeout = std::max(message.deadline - now, Duration{1});
+  if (message.is_send) {
+    engine_.send(now, {handle, message.group, PeerId{*message.peer}, message.tag.value_or(0), message.data, timeout,
+                       message.dtype});
+  } else {
+    point_to_point::ReceiveOperation operation{handle,         message.group, {},           message.tag,
+                                               message.memory, timeout,       message.dtype};
+    if (message.peer) {
+      operation.sources = {PeerId{*message.peer}};
+    } else {
+      for (const std::uint32_t rank : message.route->ranks) operation.sources.push_back(PeerId{rank});
+    }
+    engine_.receive(now, operation);
+  }
+  flush();
+}
+
+void Messages::flush() {
+  for (const auto& pump : pumps_) pump->flush();
+  if (options_.neighborhood) options_.neighborhood->flush();
+  finish_completed();
+}
+
+void Messages::deliver(std::uint32_t local_rank, std::span<const std::byte> bytes) {
+  local_->deliver(local_rank, bytes);
+}
+
+bool Messages::step(Instant now) {
+  bool busy = false;
+  for (const auto& pump : pumps_) busy |= pump->step(now);
+  // What came on one link may have something to say on another.
+  if (busy && pumps_.size() > 1) {
+    for (const auto& pump : pumps_) pump->flush();
+  }
+  if (busy && options_.neighborhood) options_.neighborhood->flush();
+  return finish_completed() || busy;
+}
+
+bool Messages::finish_completed() {
+  std::vector<point_to_point::Completion> completions;
+  engine_.take_completions(completions);
+  if (!completions.empty()) options_.before_complete();
+  for (const point_to_point::Completion& completion : completions) {
+    const auto found = waiting_.find(completion.handle);
+    if (found == waiting_.end()) continue;
+    const Waiting waiting = std::move(found->second);
+    waiting_.erase(found);
+    const auto& ranks = waiting.route->ranks;
+    const auto source = std::find(ranks.begin(), ranks.end(), completion.received.source.value);
+    waiting.work->complete(completion.status, {static_cast<std::uint32_t>(source - ranks.begin()),
+                                               completion.received.tag, completion.received.bytes});
+    options_.on_complete(completion.status.is_ok());
+  }
+  return !completions.empty();
+}
+
+void Messages::tick(Instant now) {
+  if (now < engine_.next_deadline()) return;
+  engine_.on_tick(now);
+  flush();
+}
+
+bool Messages::prepare_wait(std::vector<int>& descriptors, Instant& deadline) {
+  return !options_.endpoint || options_.endpoint->prepare_wait(descriptors, deadline);
+}
+
+void Messages::worker_left(Instant now, std::uint32_t rank, const std::string& why) {
+  engine_.on_peer_left(now, PeerId{rank}, why);
+  flush();
+}
+
+void Messages::close_group(Instant now, GroupId group) {
+  engine_.close_group(now, group,
+                      Status(Code::kCancelled, "rank " + std::to_string(options_.rank) + " has left the group"));
+  flush();
+}
+
+void Messages::cancel_unmatched_receives(const Status& why) {
+  engine_.cancel_unmatched_receives(why);
+  flush();
+}
+
+std::size_t Messages::fail_all(const Status& why) {
+  // Nothing may touch the callers' memory once their operations have failed.
+  for (auto& [handle, waiting] : waiting_) waiting.registration.reset();
+  pumps_.clear();
+  local_.reset();
+  options_.endpoint.reset();
+  for (auto& [handle, waiting] : waiting_) waiting.work->complete(why);
+  return std::exchange(waiting_, {}).size();
+}
+
+}  // namespace herring::runtime
