@@ -208,8 +208,8 @@ def bert_large() -> Model:
 # --- T5-3B: Raffel et al., arXiv:1910.10683, section 3.7 ("3B": 24 + 24 blocks, d_model 1024, d_ff 16,384, d_kv 128, 32
 # heads), vocabulary of 32,128 as published in its code; 2,851,598,336 parameters. It did not fit an accelerator of its
 # time, optimizer and all, so it is trained model-parallel, and each rank averages its share with its data-parallel
-# twins. The share taken here is one of 8 tensor-parallel ranks (Shoeybi et al., arXiv:1909.08053, section 3): an eighth of the
-# embedding, of each attention's heads and of each feed-forward's width; norms are on every rank.
+# twins. The share taken here is one of 8 tensor-parallel ranks' (Shoeybi et al., arXiv:1909.08053, section 3): an
+# eighth of the embedding, of each attention's heads and of each feed-forward's width; norms are on every rank.
 
 T5_RANKS = 8
 _T5_INPUTS, _T5_TARGETS = 512, 114  # tokens, of pre-training by span corruption

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 import herring
-from herring._errors import InvalidArgumentError
+from herring._errors import HerringError, InvalidArgumentError
 from herring.bench._gloo import GlooContender
 from herring.bench._herring import PrivateMemory
 from herring.bench._pattern import Array, Pattern
@@ -243,7 +243,8 @@ class Replay:
     def backward_for(self, reducer: Reducer, efficiency: float) -> float:
         """Seconds of backward at which `reducer` comes out at about `efficiency`; the same on every rank.
 
-        Raises InvalidArgumentError for a job of one worker, which has nothing to communicate.
+        Raises InvalidArgumentError for a job of one worker, which has nothing to communicate; HerringError for wrong
+        sums.
         """
         if herring.size() == 1:
             raise InvalidArgumentError("--backward-for needs 2 workers or more; with one, give --backward-ms")
@@ -260,7 +261,7 @@ class Replay:
             )
             backward_s = backward_for(self._filled, communication_s, efficiency)
         if total(samples.wrong):
-            raise InvalidArgumentError(f"{reducer.name} gave wrong sums; no backward time can be chosen by it")
+            raise HerringError(f"{reducer.name} gave wrong sums; no backward time can be chosen by it")
         return backward_s
 
 
@@ -272,6 +273,11 @@ def slowest(seconds: Sequence[float]) -> tuple[float, ...]:
 def total(count: int) -> int:
     """Of all ranks. Collective."""
     return int(herring.allreduce(np.array([count], np.int64), "sum")[0])
+
+
+def least(count: int) -> int:
+    """Of all ranks. Collective."""
+    return int(herring.allreduce(np.array([count], np.int64), "min")[0])
 
 
 @dataclass

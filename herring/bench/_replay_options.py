@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from herring._errors import InvalidArgumentError
@@ -12,8 +13,11 @@ from herring.bench._options import Options, read_options
 from herring.bench._units import format_size, parse_size
 
 CONTENDERS = ("herring", "gloo")
-# Of DistributedDataParallel, whose first bucket is small so that communication starts early.
+# Of DistributedDataParallel, whose first bucket is small so that communication starts early, unless told a size.
 _BUCKET, _FIRST_BUCKET = "25MB", 1 << 20
+# Options of `herring bench allreduce` that would go unheeded, with their defaults; and the other way round.
+_UNHEEDED = {"sizes": None, "min": "8", "max": "64MB", "factor": 8.0, "turn": 0, "mpi_args": ""}
+_REPLAY_ONLY = {"model": None, "backward_ms": None, "backward_for": None, "scale": 1.0, "bucket": None}
 _TARGET = re.compile(r"(\w+)=(\d+(?:\.\d+)?)%")
 
 
@@ -45,7 +49,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="make every gradient X as large (default 1)"
     )
-    group.add_argument("--bucket", default=_BUCKET, metavar="SIZE", help=f"DDP's bucket_cap_mb (default {_BUCKET})")
+    group.add_argument(
+        "--bucket", metavar="SIZE", help=f"as DDP's bucket_cap_mb (default {_BUCKET}, and 1MB for the first one)"
+    )
+
+
+def _refuse(args: argparse.Namespace, defaults: Mapping[str, object], reason: str) -> None:
+    for name, default in defaults.items():
+        if getattr(args, name) != default:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')} is {reason}")
+
+
+def refuse_replay_options(args: argparse.Namespace) -> None:
+    """Raises InvalidArgumentError where an allreduce was given what only a replay heeds."""
+    _refuse(args, _REPLAY_ONLY, "for herring bench replay")
 
 
 def _read_target(text: str, shared: Options) -> tuple[str, float]:
@@ -60,8 +77,7 @@ def _read_target(text: str, shared: Options) -> tuple[str, float]:
 def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
     shared = read_options(args)
-    if args.sizes is not None:
-        raise InvalidArgumentError("--sizes is for allreduce; a replay's sizes are its model's (--scale shrinks them)")
+    _refuse(args, _UNHEEDED, "for allreduce; a replay's sizes are its model's, and contenders take turns step by step")
     if shared.op != "sum" or shared.in_place != (True,):
         raise InvalidArgumentError(
             "a replay sums in place, as DistributedDataParallel does: leave out --op, --in-place"
@@ -87,13 +103,13 @@ def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
         raise InvalidArgumentError("give one of --backward-ms T and --backward-for gloo=50%")
     if args.backward_ms is not None and not 0 < args.backward_ms < 1e6:
         raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: above 0 and below 1,000,000")
-    bucket = parse_size(args.bucket)
+    bucket = parse_size(args.bucket or _BUCKET)
     return ReplayOptions(
         shared=shared,
         models=names,
         scale=args.scale,
         bucket_bytes=bucket,
-        first_bucket_bytes=min(bucket, _FIRST_BUCKET),
+        first_bucket_bytes=_FIRST_BUCKET if args.bucket is None else bucket,
         backward_s=None if args.backward_ms is None else args.backward_ms / 1e3,
         target=None if args.backward_for is None else _read_target(args.backward_for, shared),
     )

@@ -18,14 +18,14 @@ from herring._errors import InvalidArgumentError
 from herring.bench import _report, _run
 from herring.bench._bounds import Links, emulated_cluster, lower_bound
 from herring.bench._models import MODELS, Model
-from herring.bench._replay import GlooReducer, HerringReducer, Reducer, Replay, ReplayRow, measure_replay
+from herring.bench._replay import GlooReducer, HerringReducer, Reducer, Replay, ReplayRow, least, measure_replay
 from herring.bench._replay_options import ReplayOptions, buckets_text, read_replay_options, row_name
 from herring.bench._replay_schedule import Bucket, buckets, gradients
 from herring.bench._table import links_text
 
-FORMAT = "herring-bench-replay"
 # Of a host's free memory, what the buckets may take.
 _MEMORY_SHARE = 0.85
+_UNKNOWN_BYTES = 1 << 62
 _COLUMNS = (
     ("model", -18),
     ("workers", 7),
@@ -122,7 +122,7 @@ def times_bound(row: ReplayRow, links: Links) -> float | None:
     return None if bound is None else row.communication_s / bound
 
 
-def row_json(row: ReplayRow, rows: Sequence[ReplayRow], links: Links) -> dict[str, Any]:
+def row_json(row: ReplayRow, rows: Sequence[ReplayRow], links: Links, workers: int) -> dict[str, Any]:
     """One line of the table and what is behind it; milliseconds."""
     return {
         "model": row.model,
@@ -140,24 +140,24 @@ def row_json(row: ReplayRow, rows: Sequence[ReplayRow], links: Links) -> dict[st
         "step_ms": row.step_s * 1e3,
         "step_p95_ms": p95(row.step_times_s) * 1e3,
         "efficiency": row.efficiency,
-        "overlap": None if herring.size() == 1 else row.overlap,
-        "communication_times_bound": times_bound(row, links),
+        "overlap": None if workers == 1 else row.overlap,
+        "times_bound": times_bound(row, links),
         "wrong": row.wrong,
         "copied_operations": row.copied,
-        "step_ratios": step_ratios(row, rows),
+        "ratios": step_ratios(row, rows),
         "backward_times_ms": [each * 1e3 for each in row.backward_times_s],
         "communication_times_ms": [each * 1e3 for each in row.communication_times_s],
         "step_times_ms": [each * 1e3 for each in row.step_times_s],
     }
 
 
-def check_memory(gradient_bytes: int, copies: int, ranks: int, available: int | None) -> None:
+def check_memory(gradient_bytes: int, copies: int, ranks: int, available: int) -> None:
     """Raises InvalidArgumentError where the buckets of `ranks` ranks, in `copies` kinds of memory, do not fit."""
     needed = gradient_bytes * copies * ranks
-    if available is not None and needed > available * _MEMORY_SHARE:
+    if needed > available * _MEMORY_SHARE:
         raise InvalidArgumentError(
             f"the gradients of {ranks} ranks need {needed / 2**30:.1f} GB here, and {available / 2**30:.1f} GB are "
-            "free: a smaller --scale, fewer ranks, or --buffers arena"
+            "free: a smaller --scale, fewer ranks, or --buffers private"
         )
 
 
@@ -176,7 +176,9 @@ def _rows(
     memories = {reducer.memory for reducer in reducers}
     told = emulated_cluster(os.environ)
     ranks = herring.size() if told else herring.local_size()  # emulated hosts share one machine's memory
-    check_memory(elements * element_bytes, len(memories), ranks, _run.available_bytes())
+    # What all agree on, and what was free before the first of them took any.
+    available = least(_run.available_bytes() or _UNKNOWN_BYTES)
+    check_memory(elements * element_bytes, len(memories), ranks, available)
     replay = Replay(filled, options.shared.dtype, memories)
     backward_s = options.backward_s
     if options.target is not None:
@@ -249,7 +251,7 @@ def _replay_one(
         say(table.header())
     for row in found:
         say(table.line(row, found))
-        rows.append((row, row_json(row, found, links)))
+        rows.append((row, row_json(row, found, links, herring.size())))
     if any(row.copied for row in found if row.memory == "arena"):
         say("# of the arena's operations, some went through a copy: it is full; HERRING_ARENA_BYTES makes it larger")
 
@@ -257,7 +259,7 @@ def _replay_one(
 def _write(path: str, options: ReplayOptions, links: Links, rows: list[dict[str, Any]]) -> None:
     given = {name: value for name, value, source in process.current().config.origins if source != "default"}
     content = _report.report([], links, _run.job_json(), {"options": asdict(options), "herring": given})
-    _report.write(path, {**content, "format": FORMAT, "rows": rows})
+    _report.write(path, {**content, "format": _report.REPLAY_FORMAT, "rows": rows})
 
 
 def _verdict(rows: Sequence[ReplayRow]) -> int:

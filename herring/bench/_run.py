@@ -21,6 +21,7 @@ from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Row, Schedule, measure_all
 from herring.bench._mpi import SeparateMpi, make_mpi
 from herring.bench._options import Options, read_options
+from herring.bench._replay_options import refuse_replay_options
 from herring.bench._table import Table, links_text
 from herring.bench._units import format_size, parse_rate
 
@@ -44,6 +45,7 @@ def main(args: argparse.Namespace) -> int:
         from herring.bench._replay_run import main as replay
 
         return replay(args)
+    refuse_replay_options(args)
     options = read_options(args)
     if options.json_file is not None:
         _report.check_writable(options.json_file)
