@@ -16,7 +16,7 @@ _EFFICIENCY = Measure("efficiency", "efficiency", f"{_LABEL} (%)", 100.0)
 def groups(content: Mapping[str, Any]) -> list[Group]:
     """Of one run: a group for each model, Herring's bars first."""
     rows = content["rows"]
-    names = dict.fromkeys(row_name(row["model"], row["scale"]) for row in rows)
+    names = dict.fromkeys(_name(row) for row in rows)
     return [
         Group(name, tuple(lines_of([(row, 0, row["efficiency"]) for row in rows if _name(row) == name])))
         for name in names
