@@ -180,7 +180,7 @@ class Painter:
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
         axes.set_ylabel(label)
         axes.set_title(title, fontsize=10, loc="left")
-        axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=len(series))
+        axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(series))
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         self._save(figure, name)

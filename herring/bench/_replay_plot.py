@@ -42,7 +42,7 @@ def _name(row: Mapping[str, Any]) -> str:
 def draw(painter: Painter, contents: Mapping[str, dict[str, Any]]) -> None:
     """One picture for each file, and one for each model and kind of placement with several numbers of workers."""
     for path, content in contents.items():
-        title = f"steps with the gradients of real models, {content['job']['ranks']} workers, {kind_of(content)}"
+        title = f"steps of real models, {content['job']['ranks']} workers, {kind_of(content)}"
         painter.bars(f"{Path(path).stem}-efficiency", title, groups(content), _LABEL)
     for kind, alike in by_kind(list(contents.values())).items():
         for name in dict.fromkeys(_name(row) for content in alike for row in content["rows"]):
