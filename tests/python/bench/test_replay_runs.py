@@ -260,7 +260,7 @@ class Liar(HerringReducer):
 
         def swapped() -> None:
             wait()
-            if len(self._begun) == 2:
+            if array is self._begun[-1]:  # the last one that is waited for: nothing is in flight any more
                 first, second = self._begun
                 first[:], second[:] = second.copy(), first.copy()
                 self._begun.clear()
