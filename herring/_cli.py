@@ -10,7 +10,7 @@ from types import FrameType
 
 from herring._errors import HerringError
 from herring._version import __version__
-from herring.bench import _options
+from herring.bench import _options, _replay_options
 
 __all__ = ["main"]
 
@@ -43,12 +43,13 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="measure allreduce, beside gloo and MPI",
+        help="measure allreduce, or replay a model's steps, beside gloo and MPI",
         description=_options.DESCRIPTION,
         epilog=_options.EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _options.add_arguments(bench)
+    _replay_options.add_arguments(bench)
     return parser
 
 

@@ -10,7 +10,10 @@ from herring._errors import InvalidArgumentError
 from herring.bench import _report
 from herring.bench._units import format_size
 
-_KEY = ("size_bytes", "dtype", "op", "place", "who", "memory")
+_KEYS = {
+    _report.FORMAT: ("size_bytes", "dtype", "op", "place", "who", "memory"),
+    _report.REPLAY_FORMAT: ("model", "scale", "who", "memory"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,12 @@ class Change:
 
 
 def _by_key(content: dict[str, Any]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    return {tuple(row[name] for name in _KEY): row for row in content["rows"]}
+    return {tuple(row[name] for name in _KEYS[content["format"]]): row for row in content["rows"]}
 
 
 def _row_name(row: dict[str, Any]) -> str:
+    if "model" in row:
+        return f"{row['model']} x {row['scale']:g} {row['who']} {row['memory']}"
     return f"{format_size(row['size_bytes'])} {row['dtype']} {row['op']} {row['place']} {row['who']} {row['memory']}"
 
 
@@ -65,7 +70,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
             found = True
             yield Change(name, "t/t*", was["times_bound"], row["times_bound"], more_is_better=False)
         if not found:
-            yield Change(name, "median us", was["median_us"], row["median_us"], more_is_better=False)
+            field = "step_ms" if "model" in row else "median_us"
+            yield Change(name, field.replace("_", " "), was[field], row[field], more_is_better=False)
 
 
 def main(old_path: str, new_path: str, threshold: float) -> int:
@@ -76,6 +82,8 @@ def main(old_path: str, new_path: str, threshold: float) -> int:
     if not threshold >= 0:
         raise InvalidArgumentError(f"--threshold {threshold:g}: percent, 0 or more")
     old, new = _report.read(old_path), _report.read(new_path)
+    if old["format"] != new["format"]:
+        raise InvalidArgumentError(f"{old_path} and {new_path}: one is of allreduce, the other of a replay")
     for difference in same_setting(old, new):
         print(f"# not the same setting: {difference}")
     found = list(changes(old, new))

