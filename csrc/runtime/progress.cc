@@ -198,7 +198,7 @@ void Progress::loop() {
     {
       const auto seat = seat_->take();
       start_driving();
-      run_until([this] { return may_leave(); }, Instant::max());
+      run_until([this] { return may_leave(); }, Instant::max(), std::chrono::microseconds(config_.spin_us));
     }
     if (!stop_.load()) seat_->park(kIdleWait);
   }
@@ -211,7 +211,10 @@ void Progress::loop() {
 void Progress::drive(const Work& work, Instant deadline) {
   if (stop_.load() || options_.endpoint) return;
   start_driving();
-  run_until([&work] { return work.is_done(); }, deadline);
+  // This thread would do nothing else; a core of its own is its to burn, for longer than waking up costs.
+  constexpr std::uint32_t kPatience = 10;
+  const std::uint32_t patience = shares_cores_ ? 1 : kPatience;
+  run_until([&work] { return work.is_done(); }, deadline, std::chrono::microseconds(config_.spin_us) * patience);
   if (!may_leave()) seat_->unpark();
 }
 
@@ -231,8 +234,7 @@ bool Progress::may_leave() {
   return !is_driven_;
 }
 
-void Progress::run_until(const std::function<bool()>& is_over, Instant deadline) {
-  const Duration spin = std::chrono::microseconds(config_.spin_us);
+void Progress::run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin) {
   Instant busy_until{};
   while (!stop_.load()) {
     const Instant now = std::chrono::steady_clock::now();

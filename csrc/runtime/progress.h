@@ -117,7 +117,7 @@ class Progress final : public Driver {
   void loop();
   bool turn(Instant now);
   bool do_turn(Instant now);
-  void run_until(const std::function<bool()>& is_over, Instant deadline);
+  void run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin);
   void start_driving();
   bool may_leave();
   bool take_commands(Instant now);
