@@ -89,15 +89,17 @@ class Engine:
                 self._next_unnamed[set_id] = unnamed + 1
             key = f"{kind}.{name}" if name is not None else f"noname.{(unnamed or 0) % _UNNAMED}"
             running = self._in_flight.get((set_id, key))
-            if running is not None and not running[0].poll():
+            # A name is free again when somebody has seen the end of its operation, not when that happens to end: so
+            # starting one twice is an error on every run and every rank, not a matter of time.
+            if running is not None and not (name is None and running[0].is_done()):
                 raise InvalidArgumentError(
-                    f"an operation named {key} is in flight already (duplicate name); wait for it, or choose another "
-                    "name"
+                    f"an operation named {key} is in flight already (duplicate name); synchronize it first, or choose "
+                    "another name"
                 )
             uses = self._uses[set_id, key] = self._uses.get((set_id, key), 0) + 1
             call = Call(self.runtime, set_id, members.ranks, members.index, key, uses, waits)
             announcement = Announcement(set_id, key, kind, uses, unnamed, op, shadow)
-            operation = self._track(kind, key, announcement, steps(call))
+            operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
             self.joins.announce(announcement)
             if self.timeline is not None:
                 self.timeline.watch(operation, kind, key)
@@ -122,20 +124,20 @@ class Engine:
             call = Call(
                 self.runtime, members.set_id, members.ranks, members.index, announcement.key, announcement.use, False
             )
-            operation = self._track(announcement.kind, announcement.key, announcement, steps(call))
+            operation = self._track(announcement.kind, announcement.key, announcement, steps(call), until_seen=False)
             operation.begin(watched=True)
 
     def in_flight(self) -> list[tuple[Operation, Announcement]]:
         """What has not ended. Call with the lock held where nothing may start meanwhile."""
         with self._lock:
-            return [entry for entry in self._in_flight.values() if not entry[0].poll()]
+            return [entry for entry in list(self._in_flight.values()) if not entry[0].is_done()]
 
     @property
     def lock(self) -> threading.RLock:
         """Held while operations start."""
         return self._lock
 
-    def _track(self, kind: str, key: str, announcement: Announcement, steps: Steps) -> Operation:
+    def _track(self, kind: str, key: str, announcement: Announcement, steps: Steps, *, until_seen: bool) -> Operation:
         def explain(error: HerringError) -> Exception:
             joined = self.joins.joined()
             hint = ""
@@ -155,7 +157,10 @@ class Engine:
                 if self._in_flight.get(place) is entry:
                     del self._in_flight[place]
 
-        operation.on_done(forget)
+        if until_seen:
+            operation.on_seen(forget)
+        else:
+            operation.on_done(forget)
         return operation
 
     # -- process sets -------------------------------------------------------------------------------------------
@@ -240,8 +245,8 @@ class Home:
             if engine is None:
                 owns = process.session() is None
                 engine = self._engine = Engine(process.start({}), owns)
-                path = os.environ.get("HOROVOD_TIMELINE")
-                if path:
+                path = os.environ.get("HOROVOD_TIMELINE", "")
+                if path and path.upper() != "DYNAMIC":  # Horovod's word for "may be started later", as it may always.
                     engine.timeline = Timeline(path, engine.rank)
             return engine
 

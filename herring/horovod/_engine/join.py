@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from herring import _core
-from herring._errors import HerringError, HerringTimeoutError
+from herring._errors import HerringTimeoutError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.operation import Steps
@@ -54,7 +54,7 @@ class Joins:
         self._joined: defaultdict[int, set[int]] = defaultdict(set)
         self._changed = threading.Condition(engine.lock)
         self._last_heard = time.monotonic()
-        self._failure: HerringError | None = None
+        self._failure: Exception | None = None
         self._closed = False
         if engine.size > 1:
             self._listen()
@@ -150,7 +150,7 @@ class Joins:
             body = np.empty(size, np.uint8)
             message = self._engine.runtime.receive(body, source=source, tag=_BODY_TAG)
             message.on_done(lambda: self._on_body(message, source, body))
-        except HerringError as error:
+        except Exception as error:
             self._fail(error)
 
     def _on_body(self, work: _core.Work, source: int, body: Any) -> None:
@@ -158,10 +158,10 @@ class Joins:
             work.check()
             self._take(source, json.loads(body.tobytes()))
             self._listen()
-        except HerringError as error:
+        except Exception as error:
             self._fail(error)
 
-    def _fail(self, error: HerringError) -> None:
+    def _fail(self, error: Exception) -> None:
         with self._engine.lock:
             if not self._closed:
                 self._failure = error

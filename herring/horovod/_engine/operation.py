@@ -33,6 +33,7 @@ class Operation:
         self._result: Any = None
         self._error: Exception | None = None
         self._on_done: list[Callable[[], object]] = []  # guarded by _lock
+        self._on_seen: Callable[[], object] | None = None
 
     def begin(self, *, watched: bool) -> None:
         """Starts the first step. Watched: later steps start by themselves, whoever waits or not."""
@@ -42,6 +43,13 @@ class Operation:
 
     def poll(self) -> bool:
         """Whether it has ended, well or not."""
+        if not self.is_done():
+            return False
+        self._tell_seen()
+        return True
+
+    def is_done(self) -> bool:
+        """The same, for those who look on: it does not count as somebody's having seen the end."""
         if not self._done:
             self._advance(self._step)
         return self._done
@@ -56,6 +64,7 @@ class Operation:
                 if not work.wait(max(last - time.monotonic(), 0.0)):
                     raise InternalError(f"{self.what} did not end at its deadline: a bug in Herring, please report it")
             self._advance(step)
+        self._tell_seen()
         if self._error is not None:
             raise self._error
         return self._result
@@ -67,6 +76,15 @@ class Operation:
                 self._on_done.append(callback)
                 return
         callback()
+
+    def on_seen(self, callback: Callable[[], object]) -> None:
+        """Calls it when poll() or wait() has first told somebody that the operation has ended. Call before begin()."""
+        self._on_seen = callback
+
+    def _tell_seen(self) -> None:
+        callback, self._on_seen = self._on_seen, None
+        if callback is not None:
+            callback()
 
     def _advance(self, step: int) -> None:
         """Starts the step after `step`, once all of it has ended and where nobody else has done so."""

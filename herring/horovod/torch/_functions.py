@@ -49,7 +49,14 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives the others rank `root_rank`'s optimizer state and options (learning rates). `model` says nothing here."""
+    """Gives the others rank `root_rank`'s optimizer state and options (learning rates). `model` says nothing here.
+
+    As with Horovod, parameters that have no gradient have zeros afterwards, where the optimizer has not stepped yet.
+    """
+    if not optimizer.state_dict()["state"]:
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     is_root = home.current().rank == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None

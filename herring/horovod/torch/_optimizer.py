@@ -16,6 +16,7 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
 from herring.horovod._engine.operation import Operation
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
@@ -74,7 +75,13 @@ class _Gradients:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """As before the first backward pass."""
+        """As before the first backward pass; what is on its way arrives first, for nothing."""
+        for reduction in self._on_the_way.values():
+            with contextlib.suppress(HorovodInternalError):
+                if reduction.operation is not None:
+                    reduction.operation.wait()
+                for handle in reduction.sparse.values():
+                    handle()
         self._on_the_way.clear()
         self._left = dict.fromkeys(self._group_of, self.passes)
 
@@ -98,6 +105,7 @@ class _Gradients:
                     self._on_the_way[group] = self._start(group)
             for group, reduction in self._on_the_way.items():
                 self._finish(group, reduction)
+            self._on_the_way.clear()
         self.reset()
 
     @torch.no_grad()
@@ -174,6 +182,10 @@ class _Distributed(Optimizer):
         """How many backward passes add up before gradients are reduced."""
         return self._gradients.passes
 
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._gradients.options.names
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps with the gradients of all ranks; with those of each call of `closure`, where one is given."""
         if self._should_synchronize:
@@ -213,6 +225,10 @@ class _AdasumDistributed(Optimizer):
     """Mixed in likewise: each rank steps by itself, and the steps are combined by Adasum."""
 
     _options: _Options
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._options.names
 
     def synchronize(self) -> None:
         """Does nothing: there is nothing to wait for before step()."""
