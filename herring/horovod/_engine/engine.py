@@ -142,7 +142,7 @@ class Engine:
             joined = self.joins.joined()
             hint = ""
             if isinstance(error, MismatchError) and joined:
-                hint = f" (ranks {sorted(joined)} have called join(), after which only allreduce works)"
+                hint = f" (ranks {sorted(joined)} have called join(), after which only allreduce and barrier work)"
             failure = HorovodInternalError(f"{key}: {error}{hint}")
             failure.__cause__ = error
             return failure

@@ -187,7 +187,7 @@ class Joins:
         if announcement.tensors:
             self._engine.shadow(announcement, lambda call: _reduce_nothing(call, announcement))
         else:
-            # Nobody else is in a barrier of this name: the mismatch ends the operation on all ranks.
+            # In a barrier it counts as come; nothing else is a barrier, and the mismatch ends that on all ranks.
             self._engine.shadow(announcement, collectives.barrier)
 
 

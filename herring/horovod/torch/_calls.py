@@ -330,8 +330,8 @@ def join(device: int = -1) -> int:
     """Says that this rank has no more data, and returns when all ranks have said so: the rank that did last.
 
     Meanwhile the others' allreduces go on as if this rank brought zeros (what changes nothing, for Min, Max and
-    Product); averages still divide by the number of all ranks. Other collectives fail on all ranks. `device` says
-    nothing here.
+    Product); averages still divide by the number of all ranks. Barriers count it as come; other collectives fail on
+    all ranks. `device` says nothing here.
     """
     return home.current().joins.join()
 
