@@ -40,6 +40,7 @@ class Operation:
         self._watched = watched
         with self._lock:
             self._resume()
+        self._tell_done()
 
     def poll(self) -> bool:
         """Whether it has ended, well or not."""
@@ -98,8 +99,10 @@ class Operation:
                 except HerringError as error:
                     self._steps.close()
                     self._finish(None, self._explain(error))
-                    return
-            self._resume()
+                    break
+            else:
+                self._resume()
+        self._tell_done()
 
     def _resume(self) -> None:
         try:
@@ -122,6 +125,12 @@ class Operation:
     def _finish(self, result: Any, error: Exception | None) -> None:
         self._result, self._error, self._works = result, error, ()
         self._done = True
-        callbacks, self._on_done = self._on_done, []
+
+    def _tell_done(self) -> None:
+        """Without the lock: callbacks take locks of their own, whose holders ask operations how they are."""
+        with self._lock:
+            if not self._done:
+                return
+            callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
             callback()
