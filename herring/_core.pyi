@@ -1,6 +1,6 @@
 """The C++ runtime (bindings/core). Private. Everything raises the exceptions of herring._errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, final
 
 from typing_extensions import Buffer, CapsuleType
@@ -157,6 +157,11 @@ class Work:
         """Blocks up to `timeout` seconds; False where it is not done by then (it goes on)."""
     def check(self) -> None:
         """Raises why a finished operation failed."""
+    def on_done(self, callback: Callable[[], object]) -> None:
+        """Calls it once when the operation has ended, well or not, on a thread of the runtime that may block."""
+    @property
+    def source(self) -> int:
+        """Of a receive that has ended well: the group rank that sent the message."""
 
 @final
 class Memory(Buffer):
@@ -201,6 +206,14 @@ class Runtime:
 
         is_waited_for: wait() is called at once; the calling thread then moves the data itself.
         """
+
+    def send(self, data: Any, *, to: int, tag: int, group: int = 0, timeout: float | None = None) -> Work:
+        """A message to a group rank; done when that rank has received it. Tags with the top bit (1 << 63) set are met
+        by receives of that very tag alone."""
+    def receive(
+        self, memory: Any, *, source: int | None = None, tag: int, group: int = 0, timeout: float | None = None
+    ) -> Work:
+        """Meets a message of the same group, tag, dtype and size. No source: from any rank."""
 
     def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
         """Memory that operations use without a copy; None where there is none left."""

@@ -139,6 +139,22 @@ void bind_runtime_class(py::module_& module) {
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
           py::arg("timeout") = py::none(), py::arg("is_waited_for") = false)
+      .def(
+          "send",
+          [](const PyRuntime& self, const py::object& data, std::uint32_t to, std::uint64_t tag, std::uint32_t group,
+             std::optional<double> timeout) {
+            return send(self.owned.get(), {data, to, tag, group, timeout});
+          },
+          py::arg("data"), py::kw_only(), py::arg("to"), py::arg("tag"), py::arg("group") = 0,
+          py::arg("timeout") = py::none())
+      .def(
+          "receive",
+          [](const PyRuntime& self, const py::object& memory, std::optional<std::uint32_t> source, std::uint64_t tag,
+             std::uint32_t group, std::optional<double> timeout) {
+            return receive(self.owned.get(), {memory, source, tag, group, timeout});
+          },
+          py::arg("memory"), py::kw_only(), py::arg("source") = py::none(), py::arg("tag"), py::arg("group") = 0,
+          py::arg("timeout") = py::none())
       .def("allocate", &allocate, py::arg("bytes"))
       .def(
           "abort",

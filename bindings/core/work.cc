@@ -70,6 +70,42 @@ void check_output(Collective collective, const Buffer& input, const Buffer& outp
   }
 }
 
+std::optional<Duration> to_duration(const std::optional<double>& seconds) {
+  if (!seconds) return std::nullopt;
+  return deadline_after(*seconds) - std::chrono::steady_clock::now();
+}
+
+/// Calls `callback` on a thread of the runtime, once, when the operation has ended. What it raises is reported as
+/// Python reports exceptions in destructors.
+void call_when_done(const PyWork& self, const py::function& callback) {
+  const pid_t pid = getpid();
+  const std::shared_ptr<py::function> kept(new py::function(callback), [pid](py::function* function) {
+    if (is_finalizing() || getpid() != pid) return;
+    py::gil_scoped_acquire locked;
+    delete function;
+  });
+  const std::shared_ptr<Work> work = self.owned.get();
+  py::gil_scoped_release unlocked;
+  work->on_done([kept, pid](const Status&) {
+    if (is_finalizing() || getpid() != pid) return;
+    py::gil_scoped_acquire locked;
+    try {
+      (*kept)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a callback of herring._core.Work.on_done");
+    }
+  });
+}
+
+/// Group rank whose message a finished receive() has got.
+std::uint32_t source_of(const PyWork& self) {
+  const auto received = std::dynamic_pointer_cast<runtime::ReceiveWork>(self.owned.get());
+  if (!received) throw Error(Code::kInvalidArgument, "only a receive has a source");
+  if (!received->is_done()) throw Error(Code::kInvalidArgument, "the message has not come yet");
+  received->status().or_throw();
+  return received->received().source;
+}
+
 }  // namespace
 
 std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
@@ -93,7 +129,7 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   request.input = input.bytes;
   request.output = output.bytes;
   request.is_waited_for = arguments.is_waited_for;
-  if (arguments.timeout) request.timeout = deadline_after(*arguments.timeout) - std::chrono::steady_clock::now();
+  request.timeout = to_duration(arguments.timeout);
 
   std::shared_ptr<Work> work;
   {
@@ -105,6 +141,37 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   auto result = std::make_unique<PyWork>(std::move(work));
   if (request.is_waited_for) result->arrays = {std::move(input.owner), std::move(output.owner)};
   return result;
+}
+
+std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+  if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank; there is none named");
+  const Buffer data = take_buffer(arguments.memory, Access::kRead, "the message");
+  runtime::Send message;
+  message.group = GroupId{arguments.group};
+  message.to = *arguments.peer;
+  message.tag = arguments.tag;
+  message.data = data.bytes;
+  message.timeout = to_duration(arguments.timeout);
+  message.dtype = data.dtype;
+  py::gil_scoped_release unlocked;
+  std::shared_ptr<Work> work = runtime->send(message);
+  work->on_done([data](const Status&) {});
+  return std::make_unique<PyWork>(std::move(work));
+}
+
+std::unique_ptr<PyWork> receive(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+  const Buffer memory = take_buffer(arguments.memory, Access::kWrite, "the memory for the message");
+  runtime::Receive message;
+  message.group = GroupId{arguments.group};
+  message.from = arguments.peer;
+  message.tag = arguments.tag;
+  message.memory = memory.bytes;
+  message.timeout = to_duration(arguments.timeout);
+  message.dtype = memory.dtype;
+  py::gil_scoped_release unlocked;
+  std::shared_ptr<Work> work = runtime->receive(message);
+  work->on_done([memory](const Status&) {});
+  return std::make_unique<PyWork>(std::move(work));
 }
 
 PyWork::~PyWork() {
@@ -137,6 +204,8 @@ void bind_work(py::module_& module) {
             return true;
           },
           py::arg("timeout"))
+      .def("on_done", &call_when_done, py::arg("callback"))
+      .def_property_readonly("source", &source_of)
       .def("check", [](const PyWork& self) { self.owned.get()->status().or_throw(); });
 }
 

@@ -35,9 +35,21 @@ struct SubmitArguments {
   bool is_waited_for = false;
 };
 
+/// A message to or from one rank of a group; see runtime::Send and runtime::Receive.
+struct MessageArguments {
+  py::object memory;
+  std::optional<std::uint32_t> peer;  ///< None: from any rank.
+  std::uint64_t tag = 0;
+  std::uint32_t group = 0;
+  std::optional<double> timeout;
+};
+
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
 std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments);
+/// Likewise.
+std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
 
 void bind_work(py::module_& module);
 

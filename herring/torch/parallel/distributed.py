@@ -28,10 +28,14 @@ class DistributedDataParallel(_TorchDDP):
     buckets that gradients are reduced in lie in memory that Herring's processes share and that the network reads from,
     so with gradient_as_bucket_view=True nothing is copied between autograd and the wire.
 
+    SageMaker's order of arguments is understood as well: device_ids, output_device, broadcast_buffers, process_group,
+    bucket_cap_mb.
+
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
 
     def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = _in_torchs_order(args, kwargs)
         ensure_initialized()
         prepare_environment()
         for name in [name for name in kwargs if name not in _SIGNATURE.parameters]:
@@ -45,6 +49,23 @@ class DistributedDataParallel(_TorchDDP):
         if getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS and dist.get_backend(self.process_group) == NAME:
             hook = _under_another_name(hook)
         super().register_comm_hook(state, hook)
+
+
+def _in_torchs_order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The third argument after the module is torch's `dim`, a number, or SageMaker's `broadcast_buffers`, a bool."""
+    if len(args) < 3 or not isinstance(args[2], bool):
+        return args, kwargs
+    named = ("broadcast_buffers", "process_group", "bucket_cap_mb")
+    if len(args) > 2 + len(named):
+        raise TypeError(
+            f"DistributedDataParallel takes at most {3 + len(named)} positional arguments in SageMaker's order "
+            f"({', '.join(['module', 'device_ids', 'output_device', *named])}), got {1 + len(args)}"
+        )
+    given = dict(zip(named, args[2:], strict=False))
+    twice = sorted(given.keys() & kwargs.keys())
+    if twice:
+        raise TypeError(f"DistributedDataParallel got {', '.join(twice)} by position and by name")
+    return args[:2], {**given, **kwargs}
 
 
 def _under_another_name(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,224 @@
+"""join(): ranks that have run out of data take part in the others' reductions without any.
+
+A rank that joins tells all others. From then on each of them tells it of every operation that it has in flight or
+starts; the joined rank adds zeros (what changes nothing, for other reductions) to allreduces, and makes everything else
+fail, as Horovod does. Nobody asks anybody before an operation, so where nobody joins, joining costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from herring import _core
+from herring._errors import HerringTimeoutError
+from herring.horovod._engine import collectives
+from herring.horovod._engine.collectives import Call
+from herring.horovod._engine.operation import Steps
+from herring.horovod.common.exceptions import HorovodInternalError
+
+if TYPE_CHECKING:
+    from herring.horovod._engine.engine import Engine
+
+_LENGTH_TAG = 1 << 63 | 1
+_BODY_TAG = 1 << 63 | 2
+_YEAR_S = 365 * 86400.0
+_LONGEST_BODY = 64 << 20
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a rank that has joined must know of an operation."""
+
+    set_id: int
+    key: str
+    kind: str
+    use: int  # how often the key has been used, this time included
+    unnamed: int | None  # number among the operations without a name
+    op: str
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape; none: cannot go on without a rank's data
+
+
+class Joins:
+    """Who has joined, and the messages about it. Its state is guarded by the engine's lock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._epoch = 0
+        self._joined: defaultdict[int, set[int]] = defaultdict(set)
+        self._changed = threading.Condition(engine.lock)
+        self._last_heard = time.monotonic()
+        self._failure: Exception | None = None
+        self._closed = False
+        if engine.size > 1:
+            self._listen()
+
+    def joined(self) -> set[int]:
+        """Ranks that have called join() and wait for the others."""
+        return self._joined[self._epoch]
+
+    def announce(self, announcement: Announcement) -> None:
+        """Tells the ranks that have joined what is about to start. Call with the engine's lock held."""
+        for rank in self.joined():
+            if self._concerns(rank, announcement):
+                self._tell(rank, {"operation": asdict(announcement)})
+
+    def join(self) -> int:
+        """Returns, when all have joined, the rank that did so last: the same on every rank.
+
+        Raises HerringTimeoutError naming the ranks that have not joined, where for the time-out no rank has started an
+        operation or joined; HorovodInternalError where the job has failed.
+        """
+        engine = self._engine
+        if engine.size == 1:
+            return 0
+        with engine.lock:
+            joined = self.joined()
+            seen = len(joined)
+            joined.add(engine.rank)
+            for rank in range(engine.size):
+                if rank != engine.rank:
+                    self._tell(rank, {"joined": self._epoch})
+            self._last_heard = time.monotonic()
+            self._wait_for_all(joined)
+            mine = engine.in_flight()
+        # Until these have ended, some rank may still have to hear of one.
+        for operation, _ in mine:
+            try:
+                operation.wait()
+            except HorovodInternalError:  # Belongs to who started it.
+                continue
+        table = np.empty(engine.size, np.int64)
+
+        def steps(call: Call) -> Steps:
+            yield [call.submit("all_gather", np.asarray([seen], np.int64), table)]
+
+        engine.run("join", "last", 0, steps)
+        with engine.lock:
+            del self._joined[self._epoch]
+            self._epoch += 1
+        # Who saw most others join before it came last; of several that saw as many, the highest.
+        return max(range(engine.size), key=lambda rank: (int(table[rank]), rank))
+
+    def close(self) -> None:
+        """What comes from now on is no news."""
+        self._closed = True
+
+    def _wait_for_all(self, joined: set[int]) -> None:
+        limit_s = self._engine.session.config.timeout_s
+        while len(joined) < self._engine.size:
+            if self._failure is not None:
+                raise HorovodInternalError(f"join: {self._failure}") from self._failure
+            left = self._last_heard + limit_s - time.monotonic()
+            if left <= 0:
+                missing = sorted(set(range(self._engine.size)) - joined)
+                raise HerringTimeoutError(
+                    f"join: ranks {missing} have neither joined nor started an operation for {limit_s:g} s"
+                )
+            self._changed.wait(left)
+
+    def _concerns(self, rank: int, announcement: Announcement) -> bool:
+        """Whether that operation cannot go on without what another rank, which has joined, does."""
+        if rank == self._engine.rank or announcement.kind == "join":
+            return False
+        return any(each.set_id == announcement.set_id and rank in each.ranks for each in self._engine.sets())
+
+    def _tell(self, rank: int, message: dict[str, Any]) -> None:
+        """Messages to one rank arrive in the order in which they were sent. A failure shows in the operations."""
+        body = np.frombuffer(json.dumps(message).encode(), np.uint8)
+        runtime = self._engine.runtime
+        runtime.send(np.asarray([len(body)], np.int64), to=rank, tag=_LENGTH_TAG)
+        runtime.send(body, to=rank, tag=_BODY_TAG)
+
+    def _listen(self) -> None:
+        length = np.zeros(1, np.int64)
+        work = self._engine.runtime.receive(length, tag=_LENGTH_TAG, timeout=_YEAR_S)
+        work.on_done(lambda: self._on_length(work, length))
+
+    def _on_length(self, work: _core.Work, length: Any) -> None:
+        try:
+            work.check()
+            source, size = work.source, int(length[0])
+            if not 0 < size <= _LONGEST_BODY:
+                raise HorovodInternalError(f"rank {source} sent a notice of {size} bytes")
+            body = np.empty(size, np.uint8)
+            message = self._engine.runtime.receive(body, source=source, tag=_BODY_TAG)
+            message.on_done(lambda: self._on_body(message, source, body))
+        except Exception as error:
+            self._fail(error)
+
+    def _on_body(self, work: _core.Work, source: int, body: Any) -> None:
+        try:
+            work.check()
+            self._take(source, json.loads(body.tobytes()))
+            self._listen()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._engine.lock:
+            if not self._closed:
+                self._failure = error
+            self._changed.notify_all()
+
+    def _take(self, source: int, message: dict[str, Any]) -> None:
+        engine = self._engine
+        with engine.lock:
+            self._last_heard = time.monotonic()
+            if "joined" in message:
+                self._joined[int(message["joined"])].add(source)
+                if int(message["joined"]) == self._epoch:
+                    for _, announcement in engine.in_flight():
+                        if self._concerns(source, announcement):
+                            self._tell(source, {"operation": asdict(announcement)})
+            else:
+                told = message["operation"]
+                told["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in told["tensors"])
+                self._take_part(Announcement(**told))
+            self._changed.notify_all()
+
+    def _take_part(self, announcement: Announcement) -> None:
+        if announcement.tensors:
+            self._engine.shadow(announcement, lambda call: _reduce_nothing(call, announcement))
+        else:
+            # In a barrier it counts as come; nothing else is a barrier, and the mismatch ends that on all ranks.
+            self._engine.shadow(announcement, collectives.barrier)
+
+
+def _reduce_nothing(call: Call, announcement: Announcement) -> Steps:
+    arrays = [_neutral(dtype, shape, announcement.op) for dtype, shape in announcement.tensors]
+    return collectives.all_reduce(call, arrays, arrays, announcement.op)
+
+
+class _Typed:
+    """numpy memory under a dtype that numpy does not have."""
+
+    def __init__(self, bits: Any) -> None:
+        import torch  # Only torch makes such tensors so far.
+
+        self.tensor = torch.from_numpy(bits).view(torch.bfloat16)
+
+
+def _neutral(dtype: str, shape: tuple[int, ...], op: str) -> Any:
+    """What changes nothing: zeros, ones for a product, the largest value for a minimum."""
+    if dtype == "bfloat16":
+        # The upper half of a float32: 1 is 0x3f80, infinity 0x7f80, and the sign is the top bit.
+        bits = {"product": 0x3F80, "min": 0x7F80, "max": -0x80}.get(op, 0)
+        return _Typed(np.full(shape, bits, np.int16)).tensor
+    kind = np.dtype(dtype)
+    if op == "product":
+        return np.ones(shape, kind)
+    if op not in ("min", "max"):
+        return np.zeros(shape, kind)
+    if kind.kind == "f":
+        return np.full(shape, np.inf if op == "min" else -np.inf, kind)
+    if kind.kind == "b":
+        return np.full(shape, op == "min", kind)
+    limits = np.iinfo(kind)
+    return np.full(shape, limits.max if op == "min" else limits.min, kind)

@@ -1,0 +1,136 @@
+"""An operation in several steps, each of which is one or more pieces of work of the runtime."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from herring import _core
+from herring._errors import HerringError, InternalError
+
+# Yields what was started; is resumed when all of it has ended well; returns the operation's result.
+Steps = Generator[Sequence[_core.Work], None, Any]
+
+# Work ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
+_GRACE_S = 60.0
+
+
+class Operation:
+    """Goes from step to step: on the runtime's threads where it is watched, else when somebody waits or asks."""
+
+    def __init__(self, what: str, steps: Steps, timeout_s: float, explain: Callable[[HerringError], Exception]) -> None:
+        self.what = what
+        self._steps = steps
+        self._timeout_s = timeout_s
+        self._explain = explain
+        self._lock = threading.RLock()
+        self._watched = False
+        self._works: Sequence[_core.Work] = ()  # of the current step; guarded by _lock
+        self._step = 0  # guarded by _lock
+        self._done = False
+        self._result: Any = None
+        self._error: Exception | None = None
+        self._on_done: list[Callable[[], object]] = []  # guarded by _lock
+        self._on_seen: Callable[[], object] | None = None
+
+    def begin(self, *, watched: bool) -> None:
+        """Starts the first step. Watched: later steps start by themselves, whoever waits or not."""
+        self._watched = watched
+        with self._lock:
+            self._resume()
+        self._tell_done()
+
+    def poll(self) -> bool:
+        """Whether it has ended, well or not."""
+        if not self.is_done():
+            return False
+        self._tell_seen()
+        return True
+
+    def is_done(self) -> bool:
+        """The same, for those who look on: it does not count as somebody's having seen the end."""
+        if not self._done:
+            self._advance(self._step)
+        return self._done
+
+    def wait(self) -> Any:
+        """Blocks until it has ended; returns its result or raises why there is none."""
+        while not self._done:
+            with self._lock:
+                works, step = self._works, self._step
+            last = time.monotonic() + self._timeout_s + _GRACE_S
+            for work in works:
+                if not work.wait(max(last - time.monotonic(), 0.0)):
+                    raise InternalError(f"{self.what} did not end at its deadline: a bug in Herring, please report it")
+            self._advance(step)
+        self._tell_seen()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def on_done(self, callback: Callable[[], object]) -> None:
+        """Calls it when the operation has ended; at once where it has."""
+        with self._lock:
+            if not self._done:
+                self._on_done.append(callback)
+                return
+        callback()
+
+    def on_seen(self, callback: Callable[[], object]) -> None:
+        """Calls it when poll() or wait() has first told somebody that the operation has ended. Call before begin()."""
+        self._on_seen = callback
+
+    def _tell_seen(self) -> None:
+        callback, self._on_seen = self._on_seen, None
+        if callback is not None:
+            callback()
+
+    def _advance(self, step: int) -> None:
+        """Starts the step after `step`, once all of it has ended and where nobody else has done so."""
+        with self._lock:
+            if self._done or step != self._step or not all(work.done() for work in self._works):
+                return
+            self._step += 1
+            for work in self._works:
+                try:
+                    work.check()
+                except HerringError as error:
+                    self._steps.close()
+                    self._finish(None, self._explain(error))
+                    break
+            else:
+                self._resume()
+        self._tell_done()
+
+    def _resume(self) -> None:
+        try:
+            works = next(self._steps)
+            while not works:
+                works = next(self._steps)
+        except StopIteration as end:
+            self._finish(end.value, None)
+        except HerringError as error:
+            self._finish(None, self._explain(error))
+        except Exception as error:  # A bug, or the framework's: belongs to whoever waits.
+            self._finish(None, error)
+        else:
+            self._works = works
+            if self._watched:
+                step = self._step
+                for work in works:
+                    work.on_done(lambda: self._advance(step))
+
+    def _finish(self, result: Any, error: Exception | None) -> None:
+        self._result, self._error, self._works = result, error, ()
+        self._done = True
+
+    def _tell_done(self) -> None:
+        """Without the lock: callbacks take locks of their own, whose holders ask operations how they are."""
+        with self._lock:
+            if not self._done:
+                return
+            callbacks, self._on_done = self._on_done, []
+        for callback in callbacks:
+            callback()

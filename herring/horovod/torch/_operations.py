@@ -1,0 +1,279 @@
+"""Torch tensors in, operations of the engine out; and the handles that stand for them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from herring._errors import InvalidArgumentError
+from herring.horovod._engine import collectives
+from herring.horovod._engine.collectives import Call
+from herring.horovod._engine.engine import GLOBAL_SET, Members, home
+from herring.horovod._engine.operation import Operation, Steps
+from herring.horovod._engine.process_sets import ProcessSet
+
+# Horovod's numbers.
+Average, Sum, Adasum, Min, Max, Product = range(6)
+_OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+class Handles:
+    """Operations by number, from the call to synchronize()."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._operations: dict[int, tuple[Operation, bool]] = {}
+
+    def add(self, operation: Operation, *, is_one: bool = False) -> int:
+        """The operation's number from now on; `is_one`: the result is a list of one, and the one is wanted."""
+        with self._lock:
+            number = next(self._numbers)
+            self._operations[number] = operation, is_one
+            return number
+
+    def poll(self, handle: int) -> bool:
+        """Whether synchronize() would not block. Raises InvalidArgumentError (a ValueError) for no handle."""
+        entry = self._operations.get(handle)
+        if entry is None:
+            raise InvalidArgumentError(f"Handle {handle} was not created or has been cleared.")
+        return entry[0].poll()
+
+    def synchronize(self, handle: int) -> Any:
+        """Waits for the operation; its result, or None where it has been asked for before."""
+        with self._lock:
+            entry = self._operations.pop(handle, None)
+        if entry is None:
+            return None
+        operation, is_one = entry
+        return operation.wait()[0] if is_one else operation.wait()
+
+    def clear(self) -> None:
+        """Forgets all of them; the operations go on."""
+        with self._lock:
+            self._operations.clear()
+
+
+handles = Handles()
+
+
+def reduce_op(op: int | None, average: bool | None) -> int:
+    """The op that the two arguments mean together. Raises InvalidArgumentError where both are given."""
+    if op is not None:
+        if average is not None:
+            raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
+        if op not in (*_OPS, Adasum):
+            raise InvalidArgumentError(f"op is {op!r}; it must be hvd.Average, Sum, Adasum, Min, Max or Product")
+        return op
+    return Sum if average is False else Average
+
+
+def all_reduce(
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor] | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    *,
+    waits: bool = False,
+) -> Operation:
+    """Results: `outputs` (the tensors themselves: in place), else new tensors."""
+    members = _members(process_set)
+    sources = [_memory(each, "allreduce") for each in tensors]
+    targets = [each.new_empty(each.shape) for each in sources] if outputs is None else list(outputs)
+    # Where the caller's tensor is not contiguous the result lands elsewhere first.
+    results = [_memory(each, "allreduce") for each in targets]
+    scaled = [_scaled(each, prescale_factor) for each in sources]
+    if op == Adasum:
+        _check_adasum(members, scaled)
+
+    def steps(call: Call) -> Steps:
+        if op == Adasum:
+            values = yield from collectives.adasum(call, scaled, _adasum_pair)
+            for result, value in zip(results, values, strict=True):
+                result.copy_(value)
+        else:
+            yield from collectives.all_reduce(call, scaled, results, _OPS[op])
+        for result, target in zip(results, targets, strict=True):
+            _scale_(result, postscale_factor)
+            if result.data_ptr() != target.data_ptr():
+                target.detach().copy_(result)
+        return targets
+
+    shadow = tuple((collectives.dtype_name(each), tuple(each.shape)) for each in scaled) if op != Adasum else ()
+    return home.current().start(
+        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum, shadow=shadow,
+        op=_OPS.get(op, "sum"),
+    )  # fmt: skip
+
+
+def all_gather(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, waits: bool = False
+) -> Operation:
+    """Results: new tensors."""
+    sources = [_memory(each, "allgather") for each in tensors]
+    sources = [each.reshape(1) if each.dim() == 0 else each for each in sources]
+
+    def steps(call: Call) -> Steps:
+        return collectives.all_gather(call, sources, _new)
+
+    return home.current().start("allgather", name, _members(process_set).set_id, steps, waits=waits)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    output: torch.Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    waits: bool = False,
+) -> Operation:
+    """`root_rank` is a rank of the job, also with process sets. Result: `output`, which may be `tensor`."""
+    members = _members(process_set)
+    if root_rank not in members.ranks:
+        raise InvalidArgumentError(
+            f"broadcast: root rank {root_rank} is not among ranks {list(members.ranks)} of process set {members.set_id}"
+        )
+    source, result = _memory(tensor, "broadcast"), _memory(output, "broadcast")
+    if tensor is output:
+        source = result
+
+    def steps(call: Call) -> Steps:
+        yield from collectives.broadcast(call, source, result, members.ranks.index(root_rank))
+        if result.data_ptr() != output.data_ptr():
+            output.detach().copy_(result)
+        return output
+
+    return home.current().start("broadcast", name, members.set_id, steps, waits=waits, single_step=True)
+
+
+def all_to_all(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None,
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    waits: bool = False,
+) -> Operation:
+    """Result: (rows that came, how many from each rank); the numbers are of the dtype of `splits`, else int32."""
+    members = _members(process_set)
+    source = _memory(tensor, "alltoall")
+    if source.dim() == 0:
+        raise InvalidArgumentError("alltoall: the tensor is a number; it takes at least one dimension")
+    dtype = torch.int32
+    counts: list[int] | None = None
+    if isinstance(splits, torch.Tensor):
+        if splits.dtype not in (torch.int32, torch.int64):
+            raise InvalidArgumentError(f"alltoall: splits are {splits.dtype}; they must be int32 or int64")
+        dtype, counts = splits.dtype, splits.tolist()
+    elif splits is not None:
+        counts = [int(each) for each in splits]
+    # Here, so that a bad call starts nothing.
+    size = len(members.ranks)
+    if counts is None:
+        collectives.equal_splits(source.shape[0], size)
+    else:
+        collectives.checked_splits(counts, source.shape[0], size)
+
+    def steps(call: Call) -> Steps:
+        result, received = yield from collectives.all_to_all(call, source, counts, _new)
+        return result, torch.tensor(received, dtype=dtype)
+
+    return home.current().start("alltoall", name, members.set_id, steps, waits=waits)
+
+
+def reduce_scatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    *,
+    waits: bool = False,
+) -> Operation:
+    """Results: new tensors."""
+    members = _members(process_set)
+    if op not in _OPS:
+        raise InvalidArgumentError("reducescatter: op must be hvd.Average, Sum, Min, Max or Product")
+    sources = [_scaled(_memory(each, "reducescatter"), prescale_factor) for each in tensors]
+    if any(each.dim() == 0 for each in sources):
+        raise InvalidArgumentError("reducescatter: a tensor is a number; it takes at least one dimension")
+    whole = [each.new_empty(each.shape) for each in sources]
+
+    def steps(call: Call) -> Steps:
+        parts = yield from collectives.reduce_scatter(call, sources, whole, _OPS[op])
+        results = [part.clone() for part in parts]  # A view would keep all of the sum.
+        for result in results:
+            _scale_(result, postscale_factor)
+        return results
+
+    return home.current().start("reducescatter", name, members.set_id, steps, waits=waits, single_step=True)
+
+
+def barrier(process_set: ProcessSet) -> None:
+    """Returns when every rank of the set has come."""
+    home.current().run("barrier", None, _members(process_set).set_id, collectives.barrier)
+
+
+def _members(process_set: ProcessSet) -> Members:
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(f"{process_set} is not in use: pass it to hvd.add_process_set() or hvd.init() first")
+    return home.current().members(process_set.process_set_id)
+
+
+def _memory(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """The tensor's own memory where it is contiguous, else a copy. Raises InvalidArgumentError where it cannot go."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"{what} takes torch tensors, not {type(tensor).__name__}")
+    if tensor.device.type != "cpu":
+        raise InvalidArgumentError(f"{what}: the tensor is on {tensor.device}; only CPU tensors work: use tensor.cpu()")
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(
+            f"{what}: the tensor is sparse ({tensor.layout}); use hvd.sparse_allreduce_async or tensor.to_dense()"
+        )
+    collectives.dtype_name(tensor)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _new(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return like.new_empty(shape)
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Integers are multiplied in float64 and truncated, 16-bit floats multiplied in float32."""
+    if factor == 1.0:
+        return tensor
+    return (tensor if tensor.dtype.is_floating_point else tensor.double()).mul(factor).to(tensor.dtype)
+
+
+def _scale_(tensor: torch.Tensor, factor: float) -> None:
+    if factor != 1.0:
+        tensor.copy_(_scaled(tensor, factor))
+
+
+def _check_adasum(members: Members, tensors: Sequence[torch.Tensor]) -> None:
+    if members.set_id != GLOBAL_SET:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    size = len(members.ranks)
+    if size & (size - 1):
+        raise NotImplementedError(f"Adasum works for a number of ranks that is a power of 2; these are {size}")
+    if not all(each.dtype.is_floating_point for each in tensors):
+        raise InvalidArgumentError("Adasum is for tensors of floating point")
+
+
+def _adasum_pair(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+    """Adasum of two (Maleki et al., "Scaling Distributed Training with Adaptive Summation", equation 4): each loses
+    half of its projection on the other, so that equal gradients average and orthogonal ones add."""
+    a, b = lower.double(), upper.double()
+    dot, a_square, b_square = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    a_factor = 1.0 if a_square == 0 else 1.0 - dot / (2 * a_square)
+    b_factor = 1.0 if b_square == 0 else 1.0 - dot / (2 * b_square)
+    return (a_factor * a + b_factor * b).to(lower.dtype)

@@ -1,0 +1,364 @@
+"""An optimizer that steps with the gradients of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from herring._errors import InvalidArgumentError
+from herring.horovod._engine import info
+from herring.horovod._engine.operation import Operation
+from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod.common.exceptions import HorovodInternalError
+from herring.horovod.torch import _operations as operations
+from herring.horovod.torch._calls import SparseHandle
+from herring.horovod.torch._compression import Compression
+from herring.horovod.torch._operations import Adasum, Average
+
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
+    "backward_passes_per_step to accumulate gradients locally."
+)
+_ZEROED_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition."
+)
+_SYNCHRONIZED_TWICE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
+    "cause training slowdown. You may want to consider using optimizer.skip_synchronize() context if you use "
+    "optimizer.synchronize() in your code."
+)
+
+Group = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Options:
+    names: dict[torch.Tensor, str]
+    groups: list[Group]  # Every parameter that takes a gradient is in one.
+    compression: Any
+    op: int
+    prescale: float
+    postscale: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """Of one group's gradients, on its way."""
+
+    operation: Operation | None
+    sparse: dict[torch.Tensor, SparseHandle]
+    contexts: dict[torch.Tensor, Any]  # of the gradients that `operation` reduces, in their order
+
+
+class _Gradients:
+    """Starts the reduction of each gradient as soon as backward has made it, and waits for all of them."""
+
+    def __init__(self, options: _Options, backward_passes_per_step: int) -> None:
+        self.options = options
+        self.passes = backward_passes_per_step
+        self._left: dict[torch.Tensor, int] = {}
+        self._on_the_way: dict[Group, _Reduction] = {}
+        self._group_of = {parameter: group for group in options.groups for parameter in group}
+        self.reset()
+        if options.process_set.included():
+            for parameter in self._group_of:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+
+    def reset(self) -> None:
+        """As before the first backward pass; what is on its way arrives first, for nothing."""
+        for reduction in self._on_the_way.values():
+            with contextlib.suppress(HorovodInternalError):
+                if reduction.operation is not None:
+                    reduction.operation.wait()
+                for handle in reduction.sparse.values():
+                    handle()
+        self._on_the_way.clear()
+        self._left = dict.fromkeys(self._group_of, self.passes)
+
+    @property
+    def is_reducing(self) -> bool:
+        return bool(self._on_the_way)
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if self._left[parameter] <= 0:
+            raise AssertionError(_TOO_MANY_PASSES)
+        self._left[parameter] -= 1
+        group = self._group_of[parameter]
+        if all(self._left[each] == 0 for each in group):
+            self._on_the_way[group] = self._start(group)
+
+    def synchronize(self) -> None:
+        """Every gradient is that of all ranks afterwards; one that this rank did not compute counts as zeros."""
+        if self.options.process_set.included():
+            for group in self.options.groups:
+                if group not in self._on_the_way:
+                    self._on_the_way[group] = self._start(group)
+            for group, reduction in self._on_the_way.items():
+                self._finish(group, reduction)
+            self._on_the_way.clear()
+        self.reset()
+
+    @torch.no_grad()
+    def _start(self, group: Group) -> _Reduction:
+        options = self.options
+        sparse: dict[torch.Tensor, SparseHandle] = {}
+        contexts: dict[torch.Tensor, Any] = {}
+        sent = []
+        for parameter in group:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = parameter.grad = torch.zeros_like(parameter)
+            if gradient.is_sparse and not options.sparse_as_dense:
+                name = options.names[parameter]
+                sparse[parameter] = SparseHandle(gradient, name, options.op, options.process_set)
+                continue
+            dense = gradient.to_dense() if gradient.is_sparse else gradient
+            compressed, contexts[parameter] = options.compression.compress(dense)
+            sent.append(compressed)
+        operation = None
+        if sent:
+            operation = operations.all_reduce(
+                sent, sent, options.names[group[0]], options.op, options.prescale, options.postscale,
+                options.process_set,
+            )  # fmt: skip
+        return _Reduction(operation, sparse, contexts)
+
+    @torch.no_grad()
+    def _finish(self, group: Group, reduction: _Reduction) -> None:
+        for parameter, handle in reduction.sparse.items():
+            parameter.grad = handle()
+        if reduction.operation is None:
+            return
+        results = reduction.operation.wait()
+        for (parameter, context), result in zip(reduction.contexts.items(), results, strict=True):
+            reduced = self.options.compression.decompress(result, context)
+            gradient = parameter.grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                parameter.grad = reduced.to_sparse()
+            elif reduced.data_ptr() != gradient.data_ptr():
+                gradient.copy_(reduced)
+
+
+class _Distributed(Optimizer):
+    """Mixed in before the user's optimizer class."""
+
+    _gradients: _Gradients
+    _synchronized = False
+    _should_synchronize = True
+
+    def synchronize(self) -> None:
+        """Waits for the gradients of all ranks. step() does so by itself; call it to look at gradients before, and
+        then step() within skip_synchronize()."""
+        self._gradients.synchronize()
+        self._synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, step() takes the gradients as they are."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From the next backward pass on."""
+        self._gradients.passes = passes
+        self._gradients.reset()
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes add up before gradients are reduced."""
+        return self._gradients.passes
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._gradients.options.names
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps with the gradients of all ranks; with those of each call of `closure`, where one is given."""
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(_SYNCHRONIZED_TWICE, stacklevel=2)
+            if closure is None:
+                self.synchronize()
+            else:
+                closure = self._synchronizing(closure)
+        self._synchronized = False
+        result = super().step(closure)
+        self._synchronized = False
+        return result
+
+    def _synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def synchronized() -> Any:
+            loss = closure()
+            self._gradients.synchronize()
+            return loss
+
+        return synchronized
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's own. Raises AssertionError while gradients are being reduced."""
+        if self._gradients.is_reducing:
+            raise AssertionError(_ZEROED_TOO_EARLY)
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's own; gradients on their way are forgotten."""
+        self._gradients.reset()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+
+class _AdasumDistributed(Optimizer):
+    """Mixed in likewise: each rank steps by itself, and the steps are combined by Adasum."""
+
+    _options: _Options
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        return self._options.names
+
+    def synchronize(self) -> None:
+        """Does nothing: there is nothing to wait for before step()."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises AssertionError: a step has to be synchronized."""
+        raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Says nothing here: gradients add up until step()."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Combines what each rank's own step would change."""
+        parameters = [parameter for group in self._options.groups for parameter in group]
+        before = [parameter.detach().clone() for parameter in parameters]
+        result = super().step(closure)
+        compression = self._options.compression
+        on_the_way = []
+        for parameter, start in zip(parameters, before, strict=True):
+            sent, context = compression.compress(parameter.detach() - start)
+            operation = operations.all_reduce(
+                [sent], [sent], self._options.names[parameter], Adasum, 1.0, 1.0, self._options.process_set
+            )
+            on_the_way.append((operation, context))
+        for parameter, start, (operation, context) in zip(parameters, before, on_the_way, strict=True):
+            parameter.copy_(start + compression.decompress(operation.wait()[0], context))
+        return result
+
+
+def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer, as an instance of a subclass of its class that steps with the gradients of all ranks.
+
+    Args:
+        optimizer: Is not to be used by itself any more; what it has kept so far, the new one has too.
+        named_parameters: model.named_parameters(): names by which ranks match gradients. Without it, their places.
+        compression: hvd.Compression.fp16 halves what is sent.
+        backward_passes_per_step: Gradients add up over so many passes before they are reduced (they are not divided).
+        op: Average, Sum, or Adasum (then steps are combined, not gradients).
+        gradient_predivide_factor: For Average: divided by it before the sum, the rest after.
+        num_groups: The older name of `groups`.
+        groups: A number of groups, or lists of parameters, that are each reduced as one operation.
+        sparse_as_dense: Reduce sparse gradients as dense ones.
+        process_set: Ranks that train together; on others the gradients stay as they are.
+
+    Raises ValueError for values that do not go together and for parameters without a name.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise InvalidArgumentError("gradient_predivide_factor not supported with op != Average")
+    if backward_passes_per_step <= 0:
+        raise InvalidArgumentError("backward_passes_per_step must be > 0")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    names = _names(optimizer, named_parameters)
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    divide = gradient_predivide_factor
+    options = _Options(
+        names, _groups(trained, groups), compression, op, 1.0 / divide, divide, sparse_as_dense, process_set
+    )
+    is_adasum = op == Adasum and info.size() > 1
+    base: type[Any] = _AdasumDistributed if is_adasum else _Distributed
+    kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {"__module__": __name__})
+    wrapped = kind.__new__(kind)
+    # A scheduler made before has put a step() of its own on the instance, which would call the old one.
+    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    if is_adasum:
+        wrapped._options = options
+    else:
+        wrapped._gradients = _Gradients(options, backward_passes_per_step)
+    return wrapped
+
+
+def _names(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    places = {
+        parameter: f"noname.{i}.{j}"
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        return places
+    pairs = list(named_parameters)
+    if any(not isinstance(each, tuple) for each in pairs):
+        raise InvalidArgumentError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise InvalidArgumentError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    names = {parameter: name for name, parameter in pairs}
+    unnamed = [f"{place} of shape {list(each.shape)}" for each, place in places.items() if each not in names]
+    if unnamed:
+        raise InvalidArgumentError(
+            "named_parameters was specified, but one or more model parameters were not named: "
+            f"{', '.join(unnamed).replace('noname', 'parameter')}"
+        )
+    return names
+
+
+def _groups(trained: list[torch.Tensor], groups: int | Sequence[Sequence[torch.Tensor]] | None) -> list[Group]:
+    if groups is None:
+        return [(each,) for each in trained]
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise InvalidArgumentError("groups should be a positive integer or a list of list of torch.Tensor.")
+        size = -(-len(trained) // groups) or 1
+        return [tuple(trained[start : start + size]) for start in range(0, len(trained), size)]
+    members = [each for group in groups for each in group]
+    if any(not isinstance(each, torch.Tensor) for each in members):
+        raise InvalidArgumentError("groups must consist of torch.Tensor.")
+    if len({id(each) for each in members}) != len(members):
+        raise InvalidArgumentError("A parameter can only appear once in groups.")
+    wanted, grouped = {id(each) for each in trained}, {id(each) for each in members}
+    made = [tuple(each for each in group if id(each) in wanted) for group in groups]
+    return [group for group in made if group] + [(each,) for each in trained if id(each) not in grouped]

@@ -1,0 +1,24 @@
+"""What each of two ranks does in test_horovod_errors.py where one does not come; the time-out is 2 s."""
+
+from __future__ import annotations
+
+import torch
+from common import expect_error
+
+import herring.horovod.torch as hvd
+from herring import HerringError, HerringTimeoutError
+
+
+def case_a_rank_that_does_not_come_is_named() -> None:
+    mine, other = hvd.rank(), 1 - hvd.rank()
+    with expect_error(hvd.HorovodInternalError, f"alone.{mine}", f"rank {other}") as error:
+        hvd.allreduce(torch.ones(2), name=f"alone.{mine}")
+    assert error.text
+    hvd.barrier()  # Else the next case's join() takes part for this rank.
+
+
+def case_a_rank_that_never_joins_is_named() -> None:
+    """Last: rank 1 leaves."""
+    if hvd.rank() == 0:
+        with expect_error((HerringTimeoutError, HerringError), "1"):
+            hvd.join()
