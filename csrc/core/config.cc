@@ -66,7 +66,10 @@ constexpr auto kSettings = std::to_array<Setting>({
      "32KB. At most HERRING_BUCKET_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
-     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES.", 1, 1024},
+     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to three times as much "
+     "where "
+     "it goes quickly.",
+     1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,

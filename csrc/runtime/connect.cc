@@ -70,6 +70,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
                                      placement.workers,
                                      placement.chunk_bytes,
                                      lane.window,
+                                     lane.max_window,
                                      [&hub](const std::string& problem) { hub.report_failure(problem); }};
       result.lanes.push_back(std::make_unique<LaneThread>(lane_options, result.fabric->open_endpoint()));
       append(blob, result.lanes.back()->address());

@@ -50,8 +50,8 @@ ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
   return limits;
 }
 
-std::uint32_t lane_window(const LaneOptions& options) {
-  return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.window, 1u));
+std::uint32_t max_lane_window(const LaneOptions& options) {
+  return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
 }
 
 std::uint64_t lane_memory_bound(const LaneOptions& options) {
@@ -59,7 +59,7 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   return std::uint64_t{options.workers} *
-         (std::uint64_t{lane_window(options)} * options.chunk_bytes +
+         (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
           (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) +
           limits.eager_window * std::uint64_t{config.eager_bytes});
 }
@@ -68,7 +68,7 @@ LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::En
     : options_(options),
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(std::size_t{lane_window(options)} * options.workers * options.chunk_bytes)) {}
+      slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)) {}
 
 LaneThread::~LaneThread() {
   stop_.store(true, std::memory_order_release);
@@ -131,7 +131,8 @@ void LaneThread::serve() {
   engine_config.job_id = options_.job_id;
   engine_config.workers = options_.workers;
   engine_config.max_chunk_bytes = options_.chunk_bytes;
-  engine_config.window = lane_window(options_);
+  engine_config.max_window = max_lane_window(options_);
+  engine_config.window = std::min(std::max(options_.window, 1u), engine_config.max_window);
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = limits_.announce_credits;
   engine_config.eager_window = limits_.eager_window;

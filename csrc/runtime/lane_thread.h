@@ -24,7 +24,8 @@ struct LaneOptions {
   PeerId self;
   std::uint32_t workers = 0;
   std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
-  std::uint32_t window = 0;       ///< LanePlace::window
+  std::uint32_t window = 0;       ///< LanePlace, same names
+  std::uint32_t max_window = 0;
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
@@ -36,9 +37,8 @@ struct ProtocolLimits {
 };
 ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers);
 
-/// Chunks of one worker in flight to this lane: the placement's, fewer where there are so many workers that their slots
-/// would take too much memory.
-std::uint32_t lane_window(const LaneOptions& options);
+/// LaneOptions::max_window, less where there are so many workers that their slots would take too much memory.
+std::uint32_t max_lane_window(const LaneOptions& options);
 
 /// Bytes one lane uses for chunks and announces, at most: the bound that docs/architecture.md states.
 std::uint64_t lane_memory_bound(const LaneOptions& options);

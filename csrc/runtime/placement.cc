@@ -18,7 +18,7 @@ void add_server(Placement& placement, const Config& config, double weight, bool 
   placement.server_places.push_back(std::move(place));
   for (std::uint32_t lane = 0; lane < config.lanes; ++lane) {
     const PeerId peer{placement.workers + static_cast<std::uint32_t>(placement.lanes.size())};
-    placement.lanes.push_back({peer, server, weight / config.lanes, 0, embedded, owner});
+    placement.lanes.push_back({peer, server, weight / config.lanes, 0, 0, embedded, owner});
   }
 }
 
@@ -55,6 +55,7 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
 /// queues, and sums wait for what it holds up.
 void set_windows(Placement& placement, const Config& config) {
   constexpr double kChunksOfLargestLane = 4;
+  constexpr std::uint32_t kWindowGrowth = 3;
   constexpr std::uint32_t kMinChunkBytes = 32 << 10;
   constexpr std::uint32_t kChunkAlignment = 64;
   placement.chunk_bytes = config.chunk_bytes;
@@ -76,6 +77,7 @@ void set_windows(Placement& placement, const Config& config) {
   for (LanePlace& lane : placement.lanes) {
     const double chunks = flight * lane.weight / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
+    lane.max_window = lane.window * kWindowGrowth;
   }
 }
 

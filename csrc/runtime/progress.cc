@@ -77,7 +77,9 @@ Progress::Progress(ProgressOptions options)
     network_config_ = make_network_config(options_);
     network_ = std::make_unique<worker::Engine>(network_config_);
     PumpOptions pump_options;
-    pump_options.control_receives = std::max<std::size_t>(64, 16 * network_config_.lanes.size());
+    // What lanes may send at the same time: a grant for each chunk in flight, credits, errors.
+    pump_options.control_receives = 64;
+    for (const LanePlace& lane : options_.placement->lanes) pump_options.control_receives += lane.max_window + 8;
     pump_options.max_body_bytes = 2048;
     pump_ = std::make_unique<Pump<worker::Engine>>(
         *network_, *options_.endpoint, pump_options,

@@ -28,7 +28,8 @@ void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
-Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots) : config_(config), slots_(slots) {
+Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
+    : config_(config), slots_(slots), window_(config.window, config.max_window) {
   if (config.workers == 0 || config.max_chunk_bytes == 0 || config.window == 0) {
     throw Error(Code::kInvalidArgument, "server engine: workers, max_chunk_bytes and window must be at least 1");
   }
@@ -122,6 +123,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   if (op.state == OpState::kFailed) {
     drain(now, op, false);
   } else if (--chunk.missing == 0) {
+    window_.on_complete(now - chunk.granted);
     finish_chunk(now, op, receive.chunk);
   }
   settle(now);

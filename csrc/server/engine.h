@@ -17,7 +17,8 @@ struct EngineConfig {
   Epoch epoch;
   std::uint32_t workers = 0;                 ///< Peers 0 .. workers-1 may talk to this lane.
   std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
-  std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once.
+  std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once, at first
+  std::uint32_t max_window = 0;              ///< and at most, where they go quickly (adaptive_window.h). 0: as window.
   std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
   std::uint32_t max_eager_bytes = 0;         ///< Largest eager payload of one announce.
   std::uint32_t announce_credits = 0;  ///< Announces one worker may have sent that this lane has not yet credited back.

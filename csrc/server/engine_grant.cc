@@ -31,7 +31,7 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   const std::uint32_t remaining = op.chunks - op.next_chunk;
   // One grant for several chunks: it waits until half of what could ever be granted at once is there. With nothing of
   // anybody in flight that is always the case, so waiting ends.
-  const std::uint32_t half_window = std::max(1u, config_.window / 2);
+  const std::uint32_t half_window = std::max(1u, window_.size() / 2);
   const std::uint32_t half_slots = std::max(1u, slot_count_ / op.pushers() / 2);
   if (count < std::min({remaining, half_window, half_slots})) return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
   for (std::uint32_t i = 0; i < count; ++i) grant_chunk(now, op, op.next_chunk++);
@@ -55,7 +55,7 @@ std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
       ++wanted;
       // The chunks counted so far that this one owns.
       const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
-      more = workers_[owner.peer.value].granted + mine < config_.window;
+      more = workers_[owner.peer.value].granted + mine < window_.size();
     }
     if (!more) break;
     if (wanted > free) {
@@ -79,6 +79,7 @@ std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, st
 
 void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight[number];
+  chunk.granted = now;
   const std::uint32_t pushers = op.pushers();
   const std::uint32_t bytes = op.chunk_size(number);
   chunk.inputs.resize(pushers);

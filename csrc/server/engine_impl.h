@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/adaptive_window.h"
 #include "server/engine.h"
 #include "wire/reason.h"
 
@@ -59,6 +60,7 @@ struct Chunk {
   std::vector<Input> inputs;  // By contributor; a single one for collectives with one pusher.
   std::uint32_t missing = 0;
   std::uint32_t sends = 0;
+  Instant granted;
 };
 
 /// What one process announced, kept until an earlier operation of the same key is out of the way.
@@ -223,6 +225,7 @@ class Engine::Impl {
   EngineConfig config_;
   std::span<std::byte> slots_;
   std::uint32_t slot_count_ = 0;
+  AdaptiveWindow window_;
   std::vector<std::uint32_t> free_slots_;
   std::vector<WorkerState> workers_;
   std::vector<PeerId> lost_;

@@ -25,7 +25,8 @@ struct ClusterOptions {
   std::vector<double> weights;  ///< Empty: equal.
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
-  std::uint32_t slots = 0;  ///< Of each lane; 0: workers * window.
+  std::uint32_t max_window = 0;  ///< 0: as window.
+  std::uint32_t slots = 0;       ///< Of each lane; 0: workers * window.
   std::uint32_t max_eager_bytes = 0;
   std::uint32_t eager_window = 4;
   std::uint32_t announce_credits = 8;
@@ -127,7 +128,8 @@ class Cluster {
   const runtime::PumpStats& lane_pump_stats(std::uint32_t lane) const { return lane_pumps_[lane]->stats(); }
   /// Everything that completed on a worker, in order.
   const std::vector<CompleteAction>& completions(std::uint32_t rank) const { return completions_[rank]; }
-  std::uint32_t slots() const { return options_.slots != 0 ? options_.slots : options_.workers * options_.window; }
+  std::uint32_t slots() const { return options_.slots != 0 ? options_.slots : options_.workers * most_window(); }
+  std::uint32_t most_window() const { return std::max(options_.window, options_.max_window); }
 
  private:
   using WorkerPump = runtime::Pump<worker::Engine>;
@@ -136,7 +138,7 @@ class Cluster {
   void add_worker(std::uint32_t rank) {
     workers_.push_back(std::make_unique<worker::Engine>(worker_config(rank)));
     // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
-    const runtime::PumpOptions pump{options_.lanes * (options_.window + 24), 1100};
+    const runtime::PumpOptions pump{options_.lanes * (most_window() + 24), 1100};
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
         *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
         [this, rank](const CompleteAction& action) {
@@ -152,6 +154,7 @@ class Cluster {
     config.workers = options_.workers;
     config.max_chunk_bytes = options_.chunk_bytes;
     config.window = options_.window;
+    config.max_window = options_.max_window;
     config.max_eager_bytes = options_.max_eager_bytes;
     config.announce_credits = options_.announce_credits;
     config.eager_window = options_.eager_window;

@@ -16,6 +16,7 @@ ClusterOptions random_options(Random& random, std::uint64_t seed) {
   const std::uint32_t chunks[] = {64, 128, 256, 1024, 4096, 65536};
   options.chunk_bytes = chunks[pick(random, 0, 5)];
   options.window = static_cast<std::uint32_t>(pick(random, 1, 8));
+  if (chance(random, 0.5)) options.max_window = options.window * static_cast<std::uint32_t>(pick(random, 1, 3));
   // Often one slot for each worker, the least that is allowed.
   options.slots = options.workers * static_cast<std::uint32_t>(chance(random, 0.5) ? 1 : pick(random, 1, 4)) +
                   static_cast<std::uint32_t>(pick(random, 0, 2));
