@@ -7,7 +7,7 @@ PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz setup setup-tests build-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz setup setup-tests build-tests cpp-tests conformance format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
+	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -63,6 +64,9 @@ tsan: setup-tests
 
 fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+conformance: setup-tests
+	@$(PATH_IN_VENV) $(RUN) tests/conformance/run.py --jobs $(JOBS) --write docs/conformance.md
 
 docs: setup
 	@$(RUN) -m herring._configuration_doc --write docs/configuration.md
