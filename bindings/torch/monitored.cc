@@ -11,6 +11,8 @@ namespace {
 
 /// Beside the tags of other collectives, so that a rank that missed a monitored barrier is in step with those.
 constexpr std::uint64_t kMonitoredBits = std::uint64_t{3} << 62;
+/// Rank 0 gives up after the time-out and says so: a member waits for its word a little longer than that.
+constexpr std::chrono::seconds kVerdictMargin{2};
 constexpr std::uint8_t kAllCame = 1;
 constexpr std::uint8_t kSomebodyMissing = 0;
 
@@ -64,7 +66,13 @@ void Backend::await_members(const WorkInfo& info, std::uint64_t tag, bool wait_a
   for (const int member : came) {
     answers.push_back(post_word(info, member, tag, at::full({1}, verdict, at::kByte), true));
   }
-  for (const WorkPtr& answer : answers) answer->wait(kNoTimeout);
+  for (const WorkPtr& answer : answers) {
+    try {
+      answer->wait(kNoTimeout);
+    } catch (const std::exception&) {
+      if (missing.empty()) throw;  // Else who is missing is the news; this rank will find out by itself.
+    }
+  }
   if (missing.empty()) return;
   if (!wait_all_ranks) missing.resize(1);
   TORCH_CHECK(false, missing.size() == 1 ? "Rank " : "Ranks ", c10::Join(", ", missing),
@@ -76,7 +84,9 @@ void Backend::report_to_first(const WorkInfo& info, std::uint64_t tag) {
   const at::Tensor verdict = at::full({1}, kSomebodyMissing, at::kByte);
   std::string reason = "rank 0 says that a rank did not come";
   try {
-    const WorkPtr answer = post_word(info, 0, tag, verdict, false);
+    WorkInfo patient = info;
+    patient.timeout += kVerdictMargin;
+    const WorkPtr answer = post_word(patient, 0, tag, verdict, false);
     post_word(info, 0, tag, at::full({1}, kAllCame, at::kByte), true)->wait(kNoTimeout);
     answer->wait(kNoTimeout);
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 // all_reduce of sparse tensors: every rank tells how many elements it has, then all tell all of them, and each rank
 // adds them in the order of ranks.
 #include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -83,7 +84,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
     of_indices.add(flat(indices), flat(Tensors(indices.size(), my_indices)), next);
     of_values.add(flat(values), flat(Tensors(values.size(), my_values)), next);
     append(next, [=, my_indices_held = my_indices, my_values_held = my_values] {
-      user.detach().copy_(add_up(indices, values, mine, op));
+      const at::NoGradGuard no_grad;  // detach() would give a tensor whose number of elements is its own.
+      user.copy_(add_up(indices, values, mine, op));
     });
     return next;
   };

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -21,34 +22,34 @@ import time
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.testing._internal.common_distributed as common
-from torch.distributed import distributed_c10d
+from torch.distributed import Backend
 from torch.testing._internal.distributed import ddp_under_dist_autograd_test as autograd_suite
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+from torch.testing._internal.distributed import distributed_test as suite
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
 
-from herring.torch import _register
+import herring.torch  # noqa: F401  (registers the backend)
+
+# "[rank1]:E1121 09:00:59.344000 26031 torch/testing/_internal/common_distributed.py:1068] ", which torch puts before
+# every line of a traceback.
+_LOG_PREFIX = re.compile(r"^(\[rank\d+\]:)?[IWE]\d{4} [\d:.]+ \d+ \S+\] ", re.MULTILINE)
 
 ALIAS = os.environ.get("CONFORMANCE_ALIAS") == "1"
 
 
-class _IsHerring(type):
-    def __instancecheck__(cls, backend: Any) -> bool:
-        return isinstance(backend, distributed_c10d._Backend) and backend.name() == "herring"
+def let_gloo_mean_herring() -> None:
+    """After the suites were imported: what they skip is decided by then, by gloo's name."""
+    original = Backend.__new__
 
+    def aliased(cls: Any, name: str) -> Any:
+        return "herring" if isinstance(name, str) and name.lower() == "gloo" else original(cls, name)
 
-class HerringAsGloo(metaclass=_IsHerring):
-    """Stands where torch makes its gloo backend."""
-
-    def __new__(cls, store: Any, rank: int, size: int, timeout: Any) -> Any:
-        caller = sys._getframe(1).f_locals  # gloo is not told the group's name.
-        name = caller.get("group_name") or caller.get("store_prefix")
-        options = SimpleNamespace(store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name)
-        return _register._create(options, None)
+    Backend.__new__ = aliased  # type: ignore[method-assign,assignment]
+    for listed in (suite.PROFILING_SUPPORTED_BACKENDS, suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS):
+        listed.append("herring")
 
 
 class _Forks:
@@ -61,7 +62,7 @@ class _Forks:
         )
 
 
-class Distributed(_Forks, TestDistBackend, DistributedTest._DistTestBase):
+class Distributed(_Forks, suite.TestDistBackend, suite.DistributedTest._DistTestBase):
     """distributed_test.py: c10d and DistributedDataParallel."""
 
 
@@ -86,9 +87,9 @@ def suites() -> list[type[unittest.TestCase]]:
 def names() -> dict[str, unittest.TestCase]:
     loader = unittest.TestLoader()
     return {
-        f"{suite.__name__}.{name}": suite(name)  # type: ignore[call-arg]
-        for suite in suites()
-        for name in loader.getTestCaseNames(suite)
+        f"{each.__name__}.{name}": each(name)  # type: ignore[call-arg]
+        for each in suites()
+        for name in loader.getTestCaseNames(each)
     }
 
 
@@ -158,7 +159,8 @@ class Running:
         if not is_late and self._result.exists():
             how, why = json.loads(self._result.read_text())
         if how == "fail" and self._output.exists():
-            why = f"{why}\n--- printed ---\n{self._output.read_text(errors='replace')[-4000:]}"
+            printed = _LOG_PREFIX.sub("", self._output.read_text(errors="replace"))
+            why = f"{why}\n--- printed ---\n{printed[-4000:]}"
         return how, why, round(time.monotonic() - self.begun, 1)
 
 
@@ -196,7 +198,7 @@ def _skip_reason(test: unittest.TestCase) -> str | None:
 
 def main() -> None:
     if ALIAS:
-        distributed_c10d.ProcessGroupGloo = HerringAsGloo  # type: ignore[misc,assignment]
+        let_gloo_mean_herring()
     results, jobs, limit_s, *only = sys.argv[1:]
     everything = names()
     if results == "--list":
