@@ -39,6 +39,15 @@ class WireDtype:
             )
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As DDP itself, a pickle knows the default group only."""
+        if self.group is not dist.group.WORLD:
+            raise ValueError("DDP with wire_dtype pickles on the default process group only")
+        return {"dtype": self.dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["dtype"])  # type: ignore[misc]
+
     def buffer(self, index: int, size: int) -> torch.Tensor:
         """The memory that bucket `index` crosses the wire from; kept, as every step sends the same buckets."""
         found = self._buffers.get((index, size))

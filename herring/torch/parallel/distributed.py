@@ -51,6 +51,7 @@ class DistributedDataParallel(_TorchDDP):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A pickle holds no hooks: this one is registered again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._comm_hooks = [each for each in self._comm_hooks if each[0] is not wire_dtype_hook]
         self._register_wire_dtype()
 
     def _register_wire_dtype(self) -> None:
