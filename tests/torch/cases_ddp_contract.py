@@ -16,10 +16,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
     debugging_hooks,
     default_hooks,
+    optimizer_overlap_hooks,
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
+from torch.distributed.optim import ZeroRedundancyOptimizer, as_functional_optim
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from herring.torch.parallel import DistributedDataParallel, WireDtype, wire_dtype_hook
@@ -125,15 +126,17 @@ def _local_sgd(rank: int) -> None:
 
 
 def _optimizer_hooks(rank: int, size: int) -> None:
-    """The optimizer runs inside backward: alone, sharded (ZeRO), and per parameter."""
+    """The optimizer runs inside backward, whole and sharded (ZeRO)."""
     single = _single(size)
-    model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    _apply_optimizer_in_backward(torch.optim.SGD, trained, {"lr": 0.05, "momentum": 0.9})
+    model = DistributedDataParallel(_model())
+    functional_sgd = as_functional_optim(torch.optim.SGD, lr=0.05, momentum=0.9)
+    state = optimizer_overlap_hooks._OptimizerHookState(functional_sgd, None)
+    model.register_comm_hook(None, optimizer_overlap_hooks._hook_then_optimizer(default_hooks.allreduce_hook, state))
     for step in range(STEPS):
         x, y = _batch(step, rank)
+        model.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
-    _compare(model, single, "optimizer in backward", 1e-4)
+    _compare(model, single, "optimizer in the hook", 1e-4)
     model = DistributedDataParallel(_model(), static_graph=True)
     trained = [p for p in model.parameters() if p.requires_grad]
     zero = ZeroRedundancyOptimizer(trained, torch.optim.SGD, overlap_with_ddp=True, lr=0.05)
