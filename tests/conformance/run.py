@@ -47,28 +47,13 @@ def environment(column: str, ranks: int, folder: Path) -> dict[str, str]:
     return env
 
 
-def list_tests(columns: list[str], ranks: int, folder: Path) -> dict[str, list[str]]:
-    names = {}
-    for column in columns:
-        command = [sys.executable, str(SUITE), "--list", "1", "1"]
-        env = environment(column, ranks, folder)
-        listed = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=120)
-        names[column] = [line for line in listed.stdout.split() if "." in line]
-    return names
-
-
-def chosen(names: list[str], match: list[str], shard: tuple[int, int]) -> list[str]:
-    wanted = [name for name in names if not match or any(part in name for part in match)]
-    return wanted[shard[0] - 1 :: shard[1]]
-
-
-def run_column(column: str, names: list[str], arguments: argparse.Namespace, folder: Path) -> Ended:
-    """Runs `names` in one column; gives what ended, also where the time ran out."""
-    results, only = folder / "results.json", folder / "only.txt"
+def run_column(column: str, arguments: argparse.Namespace, folder: Path) -> Ended:
+    """Runs the chosen tests in one column; gives what ended, also where the time ran out."""
+    results = folder / "results.json"
     results.unlink(missing_ok=True)
-    only.write_text("\n".join(names))
-    print(f"--- {column}: {len(names)} tests", flush=True)
-    command = [sys.executable, str(SUITE), str(results), str(arguments.jobs), str(arguments.test_limit), str(only)]
+    print(f"--- {column}", flush=True)
+    command = [sys.executable, str(SUITE), str(results), str(arguments.jobs), str(arguments.test_limit)]
+    command += [*map(str, arguments.shard), *arguments.match]
     try:
         subprocess.run(
             command, env=environment(column, arguments.ranks, folder), check=True, timeout=arguments.column_limit
@@ -110,8 +95,8 @@ def main() -> None:
     table: Table = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        for column, names in list_tests(arguments.columns, arguments.ranks, folder).items():
-            table[column] = run_column(column, chosen(names, arguments.match, arguments.shard), arguments, folder)
+        for column in arguments.columns:
+            table[column] = run_column(column, arguments, folder)
     seconds = time.monotonic() - begun
     facts = {"torch": torch.__version__, "python": platform.python_version(), "ranks": str(arguments.ranks)}
     if arguments.json:

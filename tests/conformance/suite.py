@@ -1,4 +1,6 @@
-"""torch's own distributed suites on one backend: suite.py RESULTS.json JOBS LIMIT_S [--only FILE].
+"""torch's own distributed suites on one backend: suite.py RESULTS.json JOBS LIMIT_S K N [TEXT]...
+
+Runs every Nth test, from the Kth, of those whose names have one of the texts (none: of all).
 
 A column of the table (run.py) is one such process, with the backend's name in BACKEND. With CONFORMANCE_ALIAS=1 the
 name "gloo" means herring: tests that open for gloo alone, or that name it, then run on herring.
@@ -199,14 +201,10 @@ def _skip_reason(test: unittest.TestCase) -> str | None:
 def main() -> None:
     if ALIAS:
         let_gloo_mean_herring()
-    results, jobs, limit_s, *only = sys.argv[1:]
-    everything = names()
-    if results == "--list":
-        print("\n".join(everything))
-        return
-    wanted = set(Path(only[0]).read_text().split()) if only else set(everything)
+    results, jobs, limit_s, shard, shards, *match = sys.argv[1:]
+    wanted = [(name, test) for name, test in names().items() if not match or any(part in name for part in match)]
     ended: dict[str, tuple[str, str, float]] = {}
-    for name, how in run({name: everything[name] for name in everything if name in wanted}, int(jobs), float(limit_s)):
+    for name, how in run(dict(wanted[int(shard) - 1 :: int(shards)]), int(jobs), float(limit_s)):
         ended[name] = how
         print(f"{how[0]:5} {how[2]:6} s  {name}", flush=True)
         with open(results, "w") as file:  # After each: what is known survives an interruption.
