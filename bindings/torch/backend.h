@@ -154,7 +154,7 @@ class Backend final : public c10d::Backend {
   }
   Exchange exchange(const WorkInfo& info);
   /// sparse.cc
-  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// monitored.cc: one byte to or from `member`.
   WorkPtr post_word(const WorkInfo& call, int member, std::uint64_t tag, const at::Tensor& word, bool is_send);
   void await_members(const WorkInfo& info, std::uint64_t tag, bool wait_all_ranks);
