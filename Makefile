@@ -7,7 +7,7 @@ PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz ecosystem setup setup-tests build-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz ecosystem conformance setup setup-tests build-tests cpp-tests format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -16,6 +16,7 @@ help:
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
 	@echo "make ecosystem  install Accelerate, Transformers and Lightning, and train with each on Herring"
+	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -68,6 +69,9 @@ fuzz: setup-tests
 ecosystem: setup-tests
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r .ci/requirements-ecosystem.txt
 	@$(PATH_IN_VENV) $(RUN) -m pytest tests/ecosystem
+
+conformance: setup-tests
+	@$(PATH_IN_VENV) $(RUN) tests/conformance/run.py --jobs $(JOBS) --write docs/conformance.md
 
 docs: setup
 	@$(RUN) -m herring._configuration_doc --write docs/configuration.md

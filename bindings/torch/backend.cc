@@ -213,6 +213,7 @@ std::string Backend::describe_rank(int member) const {
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (!tensors.empty() && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   WorkInfo info = open(c10d::OpType::ALLREDUCE, "herring:all_reduce", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;

@@ -41,6 +41,20 @@ struct GroupOptions {
   std::function<void()> released;  ///< Called once, when the group is destroyed.
 };
 
+/// Messages of all members with all, in one collective: what a later step of it needs to know when the Backend may be
+/// gone.
+struct Exchange {
+  GroupId group;
+  int rank = 0;
+  int size = 1;
+  std::uint64_t tag = 0;
+  std::chrono::milliseconds timeout{0};
+  const char* title = nullptr;
+
+  /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
+  void add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const;
+};
+
 /// torch.distributed's backend "herring" for CPU tensors: turns each call into runtime operations. One per process
 /// group. As c10d asks, every member calls the collectives of a group in the same order; calls never block on other
 /// ranks.
@@ -100,6 +114,10 @@ class Backend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
+  /// Blocks; throws on rank 0 with the ranks that did not come within the time-out (the first of them only, unless
+  /// `wait_all_ranks`), and on those that came. Messages read as gloo's do.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
  private:
   /// Operations that have not ended, so that shutdown() can wait for them.
   struct Pending;
@@ -131,7 +149,16 @@ class Backend final : public c10d::Backend {
   void add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
                    Step& step) const;
   /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
-  void add_exchange(const WorkInfo& info, const Tensors& outputs, const Tensors& inputs, Step& step);
+  void add_exchange(const WorkInfo& info, const Tensors& outputs, const Tensors& inputs, Step& step) {
+    exchange(info).add(outputs, inputs, step);
+  }
+  Exchange exchange(const WorkInfo& info);
+  /// sparse.cc
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  /// monitored.cc: one byte to or from `member`.
+  WorkPtr post_word(const WorkInfo& call, int member, std::uint64_t tag, const at::Tensor& word, bool is_send);
+  void await_members(const WorkInfo& info, std::uint64_t tag, bool wait_all_ranks);
+  void report_to_first(const WorkInfo& info, std::uint64_t tag);
   /// all_gather where the ranks bring different sizes.
   void add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step);
   void check_message(const Tensors& tensors, int peer, int tag, const char* title) const;
@@ -144,6 +171,7 @@ class Backend final : public c10d::Backend {
   std::atomic<std::int64_t> timeout_ms_;
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::uint64_t> collective_tag_{0};
+  std::atomic<std::uint64_t> monitored_barriers_{0};
   const std::shared_ptr<Pending> pending_;
   std::mutex coalescing_mutex_;
   std::optional<std::vector<WorkPtr>> coalescing_;  // guarded by coalescing_mutex_

@@ -62,6 +62,31 @@ std::vector<Dense> dense_list(const std::vector<at::Tensor>& tensors, const char
   return list;
 }
 
+runtime::Send message_to(GroupId group, int member, std::uint64_t tag, const at::Tensor& memory,
+                         std::chrono::milliseconds timeout, const char* title) {
+  runtime::Send message;
+  message.group = group;
+  message.to = static_cast<std::uint32_t>(member);
+  message.tag = tag;
+  message.data = bytes_of(memory);
+  message.timeout = timeout;
+  // Ranks call a collective alike, types too; what a message holds is its two users' affair.
+  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
+  return message;
+}
+
+runtime::Receive message_from(GroupId group, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
+                              std::chrono::milliseconds timeout, const char* title) {
+  runtime::Receive message;
+  message.group = group;
+  if (member) message.from = static_cast<std::uint32_t>(*member);
+  message.tag = tag;
+  message.memory = bytes_of(memory);
+  message.timeout = timeout;
+  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
+  return message;
+}
+
 }  // namespace
 
 WorkInfo Backend::open_message(c10d::OpType type, const char* title) const {
@@ -80,27 +105,12 @@ std::uint64_t Backend::next_collective_tag() { return kCollectiveBit | collectiv
 
 void Backend::add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory,
                        Step& step) const {
-  runtime::Send message;
-  message.group = options_.id;
-  message.to = static_cast<std::uint32_t>(member);
-  message.tag = tag;
-  message.data = bytes_of(memory);
-  message.timeout = info.timeout;
-  // Ranks call a collective alike, types too; what a message holds is its two users' affair.
-  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, info.title).dtype;
-  step.sends.push_back(message);
+  step.sends.push_back(message_to(options_.id, member, tag, memory, info.timeout, info.title));
 }
 
 void Backend::add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
                           Step& step) const {
-  runtime::Receive message;
-  message.group = options_.id;
-  if (member) message.from = static_cast<std::uint32_t>(*member);
-  message.tag = tag;
-  message.memory = bytes_of(memory);
-  message.timeout = info.timeout;
-  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, info.title).dtype;
-  step.receives.push_back(message);
+  step.receives.push_back(message_from(options_.id, member, tag, memory, info.timeout, info.title));
 }
 
 void Backend::check_message(const Tensors& tensors, int peer, int tag, const char* title) const {
@@ -218,17 +228,22 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   return start(std::move(info), std::move(step));
 }
 
-void Backend::add_exchange(const WorkInfo& info, const Tensors& outputs, const Tensors& inputs, Step& step) {
-  const std::uint64_t tag = next_collective_tag();
-  const auto mine = static_cast<std::size_t>(rank_);
+Exchange Backend::exchange(const WorkInfo& info) {
+  return {options_.id, rank_, size_, next_collective_tag(), info.timeout, info.title};
+}
+
+void Exchange::add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const {
+  const auto mine = static_cast<std::size_t>(rank);
   // A rank that disagrees with itself still tells the others; its own error comes with theirs.
   const bool agrees = outputs[mine].nbytes() == inputs[mine].nbytes();
   // Each rank begins with its neighbour, so that no rank hears all others at once.
-  for (int distance = agrees ? 1 : 0; distance < size_; ++distance) {
-    const int to = (rank_ + distance) % size_;
-    const int from = (rank_ + size_ - distance) % size_;
-    add_receive(info, from, tag, outputs[static_cast<std::size_t>(from)], step);
-    add_send(info, to, tag, inputs[static_cast<std::size_t>(to)], step);
+  for (int distance = agrees ? 1 : 0; distance < size; ++distance) {
+    const int to = (rank + distance) % size;
+    const int from = (rank + size - distance) % size;
+    const at::Tensor& source = inputs[static_cast<std::size_t>(to)];
+    const at::Tensor& target = outputs[static_cast<std::size_t>(from)];
+    step.receives.push_back(message_from(group, from, tag, target, timeout, title));
+    step.sends.push_back(message_to(group, to, tag, source, timeout, title));
   }
   append(step, [target = outputs[mine], source = inputs[mine]] { copy_to(target, source); });
 }

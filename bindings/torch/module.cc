@@ -6,6 +6,8 @@
 #include "backend.cc"
 #include "composed.cc"
 #include "messages.cc"
+#include "monitored.cc"
+#include "sparse.cc"
 #include "tensors.cc"
 #include "work.cc"
 

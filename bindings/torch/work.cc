@@ -19,7 +19,9 @@ constexpr std::chrono::seconds kVerdictGrace{60};
 }  // namespace
 
 std::exception_ptr to_exception(const char* title, const Status& status) {
-  const std::string text = c10::str(title, ": ", status.to_string());
+  // In gloo's and NCCL's messages the word stands alone, and users' code looks for " timeout ".
+  const std::string text = status.code() == Code::kTimeout ? c10::str(title, ": timeout (", status.message(), ")")
+                                                           : c10::str(title, ": ", status.to_string());
   return std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text));
 }
 

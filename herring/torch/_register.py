@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+from datetime import timedelta
 from typing import Any
 
 NAME = "herring"
@@ -36,6 +38,7 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    _open_monitored_barrier()
     mpi_variables = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
     if "RANK" not in os.environ and any(name in os.environ for name in mpi_variables):
         _prepare_before_env_rendezvous()
@@ -46,6 +49,30 @@ def _create(options: Any, group_options: Any) -> Any:
     from herring.torch._groups import create_group
 
     return create_group(options, group_options)
+
+
+def _open_monitored_barrier() -> None:
+    """torch.distributed.monitored_barrier asks for gloo by name; from now on it takes Herring's groups too."""
+    import torch.distributed as dist
+
+    module = importlib.import_module("torch.distributed.distributed_c10d")
+    original = module.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(
+        group: Any = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> Any:
+        if group == dist.GroupMember.NON_GROUP_MEMBER or dist.get_backend(group) != NAME:
+            return original(group, timeout, wait_all_ranks)
+        if timeout is None:
+            timeout = timedelta(milliseconds=-1)  # The group's own.
+        elif isinstance(timeout, float):  # As torch does with gloo.
+            timeout = timedelta(seconds=timeout)
+        which = module._get_default_group() if group is None else group
+        return which.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    for each in (module, dist):
+        vars(each)["monitored_barrier"] = monitored_barrier
 
 
 def _prepare_before_env_rendezvous() -> None:

@@ -267,7 +267,7 @@ def profiler() -> None:
 def refusals() -> None:
     with world() as (_rank, size):
         with expect_error((NotImplementedError, RuntimeError), "parse"):
-            dist.all_reduce(torch.eye(3).to_sparse())
+            dist.broadcast(torch.eye(3).to_sparse(), src=0)
         with expect_error(TypeError, "all_reduce", "supported: float32"):
             dist.all_reduce(torch.zeros(3).to(torch.float8_e4m3fn))
         with expect_error(ValueError, "BAND", "integers"):

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 from herring.torch._launch import prepare_environment
 from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
+from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
 
 __all__ = ["DistributedDataParallel"]
 
@@ -31,10 +32,15 @@ class DistributedDataParallel(_TorchDDP):
     SageMaker's order of arguments is understood as well: device_ids, output_device, broadcast_buffers, process_group,
     bucket_cap_mb.
 
+    `wire_dtype` (torch.bfloat16 or torch.float16; Herring's own argument) sends float32 gradients in 16 bits; servers
+    add them in float32 and round once. It is a communication hook: no other one can be registered beside it.
+
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
 
-    def __init__(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, module: torch.nn.Module, *args: Any, wire_dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> None:
         args, kwargs = _in_torchs_order(args, kwargs)
         ensure_initialized()
         prepare_environment()
@@ -43,6 +49,18 @@ class DistributedDataParallel(_TorchDDP):
                 raise TypeError(f"torch {torch.__version__}'s DistributedDataParallel has no argument {name!r}")
             del kwargs[name]
         super().__init__(module, *args, **kwargs)
+        self._wire_dtype = wire_dtype
+        self._register_wire_dtype()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A pickle holds no hooks: this one is registered again."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._comm_hooks = [each for each in self._comm_hooks if each[0] is not wire_dtype_hook]
+        self._register_wire_dtype()
+
+    def _register_wire_dtype(self) -> None:
+        if self._wire_dtype is not None:
+            self.register_comm_hook(WireDtype(self._wire_dtype, self.process_group), wire_dtype_hook)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it."""
@@ -79,4 +97,9 @@ def _under_another_name(hook: Callable[..., Any]) -> Callable[..., Any]:
     return herring_hook
 
 
-DistributedDataParallel.__init__.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+DistributedDataParallel.__init__.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
+    parameters=[
+        *_SIGNATURE.parameters.values(),
+        inspect.Parameter("wire_dtype", inspect.Parameter.KEYWORD_ONLY, default=None),
+    ]
+)
