@@ -1,7 +1,9 @@
 #include "runtime/pending.h"
 
 #include <pthread.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -63,13 +65,21 @@ void CallbackPool::loop(const std::shared_ptr<State>& state) {
 }
 
 void DriverSeat::drive(const Work& work, Instant deadline) {
-  {
+  if (!is_shared_) return;
+  // Longer than a turn takes. A progress thread that sleeps does not hear of it, and wakes up for the work itself.
+  constexpr Duration kPatience = std::chrono::microseconds(100);
+  const Instant patience = std::min(deadline, std::chrono::steady_clock::now() + kPatience);
+  wanted_.fetch_add(1, std::memory_order_acq_rel);
+  do {
     const std::unique_lock seat(mutex_, std::try_to_lock);
     if (seat.owns_lock()) {
+      wanted_.fetch_sub(1, std::memory_order_acq_rel);
       if (driver_ != nullptr) driver_->drive(work, deadline);
       return;
     }
-  }
+    sched_yield();
+  } while (!work.is_done() && std::chrono::steady_clock::now() < patience);
+  wanted_.fetch_sub(1, std::memory_order_acq_rel);
   unpark();  // Whoever has the seat may be about to leave it, with the work not yet looked at.
 }
 

@@ -45,11 +45,14 @@ class Driver {
 /// anyway, which saves waking another thread and being woken by it. Outlives the driver.
 class DriverSeat final {
  public:
-  explicit DriverSeat(Driver* driver) : driver_(driver) {}
+  /// `is_shared`: threads that wait may take the seat; else it stays the progress thread's.
+  DriverSeat(Driver* driver, bool is_shared) : driver_(driver), is_shared_(is_shared) {}
 
-  /// Takes the seat where it is free and drives until the work is done or the deadline. Else sees to it that the
-  /// progress thread looks after the work.
+  /// Takes the seat, which the progress thread leaves where it is awake, and drives until the work is done or the
+  /// deadline. Else sees to it that the progress thread looks after the work.
   void drive(const Work& work, Instant deadline);
+  /// The progress thread: somebody who waits anyway would rather drive.
+  bool is_wanted() const { return wanted_.load(std::memory_order_acquire) > 0; }
 
   /// The progress thread: holds the seat while the lock lives.
   std::unique_lock<std::mutex> take() { return std::unique_lock(mutex_); }
@@ -62,6 +65,8 @@ class DriverSeat final {
  private:
   std::mutex mutex_;
   Driver* driver_;  // guarded by mutex_
+  const bool is_shared_;
+  std::atomic<int> wanted_{0};
   std::mutex park_mutex_;
   std::condition_variable park_changed_;
   bool unparked_ = false;  // guarded by park_mutex_

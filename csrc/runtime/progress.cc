@@ -103,7 +103,7 @@ Progress::Progress(ProgressOptions options)
     settle(1);
   };
   messages_ = std::make_unique<Messages>(std::move(message_options));
-  seat_ = std::make_shared<DriverSeat>(this);
+  seat_ = std::make_shared<DriverSeat>(this, options_.endpoint == nullptr);
   thread_ = std::thread([this] { loop(); });
   pthread_setname_np(thread_.native_handle(), "herring-worker");
 }
@@ -200,7 +200,7 @@ void Progress::loop() {
     {
       const auto seat = seat_->take();
       start_driving();
-      run_until([this] { return may_leave(); }, Instant::max(), std::chrono::microseconds(config_.spin_us));
+      run_until([this] { return seat_->is_wanted() || may_leave(); }, Instant::max(), std::chrono::microseconds(config_.spin_us));
     }
     if (!stop_.load()) seat_->park(kIdleWait);
   }
@@ -247,8 +247,8 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
     } else if (now >= busy_until) {
       publish();
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
-    } else if (shares_cores_) {
-      sched_yield();  // Whom this one waits for may need the core.
+    } else {
+      sched_yield();  // Whom this one waits for may be on this very core, also where there are enough of them.
     }
   }
 }

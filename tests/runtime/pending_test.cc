@@ -88,7 +88,7 @@ class FakeDriver final : public Driver {
 
 TEST(DriverSeat, AThreadThatWaitsDrivesWhereTheSeatIsFree) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver);
+  const auto seat = std::make_shared<DriverSeat>(&driver, true);
   driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   EXPECT_TRUE(driver.owned->wait(soon()));
   EXPECT_EQ(driver.calls, 1);
@@ -96,7 +96,7 @@ TEST(DriverSeat, AThreadThatWaitsDrivesWhereTheSeatIsFree) {
 
 TEST(DriverSeat, WhereItIsTakenTheOneThatWaitsUnparksTheProgressThread) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver);
+  const auto seat = std::make_shared<DriverSeat>(&driver, true);
   const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   const auto taken = seat->take();
   std::thread progress([&] {
@@ -108,9 +108,42 @@ TEST(DriverSeat, WhereItIsTakenTheOneThatWaitsUnparksTheProgressThread) {
   EXPECT_EQ(driver.calls, 0);
 }
 
+TEST(DriverSeat, AProgressThreadThatIsAwakeLeavesItToWhoWaits) {
+  FakeDriver driver;
+  const auto seat = std::make_shared<DriverSeat>(&driver, true);
+  driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
+  std::atomic<bool> is_taken{false};
+  std::atomic<bool> is_over{false};
+  std::thread progress([&] {
+    while (!is_over.load()) {
+      {
+        const auto taken = seat->take();
+        is_taken.store(true);
+        while (!seat->is_wanted() && !is_over.load()) std::this_thread::yield();
+      }
+      seat->park(std::chrono::milliseconds(1));
+    }
+  });
+  while (!is_taken.load()) std::this_thread::yield();
+  // One attempt may be too short on a busy machine; who waits tries again.
+  while (!driver.owned->wait(std::chrono::steady_clock::now() + std::chrono::milliseconds(5))) {
+  }
+  is_over.store(true);
+  progress.join();
+  EXPECT_EQ(driver.calls, 1);
+}
+
+TEST(DriverSeat, OneThatIsNotSharedStaysTheProgressThreads) {
+  FakeDriver driver;
+  const auto seat = std::make_shared<DriverSeat>(&driver, false);
+  driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
+  EXPECT_FALSE(driver.owned->wait(std::chrono::steady_clock::now()));
+  EXPECT_EQ(driver.calls, 0);
+}
+
 TEST(DriverSeat, AfterTheDriverHasGoneWaitingIsOnlyWaiting) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver);
+  const auto seat = std::make_shared<DriverSeat>(&driver, true);
   const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   seat->close();
   EXPECT_FALSE(work->wait(std::chrono::steady_clock::now()));
