@@ -162,7 +162,7 @@ def _import(name: str, path: Path) -> Binding:
 
 
 def _check_release(path: Path) -> None:
-    """Raises UnavailableError where `path` was built for another torch. Before it is loaded: that may end the process."""
+    """Raises UnavailableError where `path` was built for another torch. Reads it, never loads it."""
     running = torch.__version__.partition("+")[0]
     built_for = _build.stamped_release(path)
     if built_for != running:
