@@ -80,8 +80,10 @@ def _server(args: argparse.Namespace) -> int:
         job.close()
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
+        bound = counters["memory_bound_bytes"] / 1e6
         print(
-            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, {sent:.2f} MB sent",
+            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, {sent:.2f} MB sent, "
+            f"{bound:.1f} MB of buffers at most",
             file=sys.stderr,
         )
     return 0

@@ -31,6 +31,7 @@ class ServerCounters(TypedDict):
     bytes_received: int
     bytes_sent: int
     ops: int
+    memory_bound_bytes: int
 
 class RuntimeStats(TypedDict):
     ops_completed: int

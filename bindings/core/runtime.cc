@@ -67,6 +67,7 @@ py::dict to_dict(const ServerCounters& counters) {
   entry["bytes_received"] = counters.bytes_received;
   entry["bytes_sent"] = counters.bytes_sent;
   entry["ops"] = counters.ops;
+  entry["memory_bound_bytes"] = counters.memory_bound_bytes;
   return entry;
 }
 

@@ -40,6 +40,20 @@ bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
 }
 
+std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
+                                      HubClient& hub, efa::Fabric& fabric) {
+  LaneOptions options;
+  options.config = config;
+  options.job_id = hub.job_id();
+  options.self = lane.peer;
+  options.workers = placement.workers;
+  options.chunk_bytes = placement.chunk_bytes;
+  options.window = lane.window;
+  options.max_window = lane.max_window;
+  options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
+  return std::make_unique<LaneThread>(options, fabric.open_endpoint());
+}
+
 }  // namespace
 
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
@@ -64,15 +78,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     }
     for (const LanePlace& lane : placement.lanes) {
       if (!is_own(lane, role, rank)) continue;
-      const LaneOptions lane_options{config,
-                                     hub.job_id(),
-                                     lane.peer,
-                                     placement.workers,
-                                     placement.chunk_bytes,
-                                     lane.window,
-                                     lane.max_window,
-                                     [&hub](const std::string& problem) { hub.report_failure(problem); }};
-      result.lanes.push_back(std::make_unique<LaneThread>(lane_options, result.fabric->open_endpoint()));
+      result.lanes.push_back(open_lane(config, placement, lane, hub, *result.fabric));
       append(blob, result.lanes.back()->address());
     }
   }

@@ -57,6 +57,7 @@ class LaneThread final {
   /// Any thread.
   void peer_lost(PeerId worker, const std::string& why);
   server::EngineStats stats() const;
+  std::uint64_t memory_bound() const { return lane_memory_bound(options_); }
   bool is_idle() const { return idle_.load(std::memory_order_acquire); }
 
  private:

@@ -338,7 +338,15 @@ std::vector<ServerCounters> Runtime::server_counters() {
   for (std::uint32_t server = 0; server < placement.servers; ++server) {
     const std::int64_t* row = &values[server * kFields];
     counters.push_back({server, placement.server_places[server], static_cast<std::uint64_t>(row[0]),
-                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2])});
+                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0});
+  }
+  for (const LanePlace& lane : placement.lanes) {
+    LaneOptions options;
+    options.config = impl_->options.config;
+    options.workers = placement.workers;
+    options.chunk_bytes = placement.chunk_bytes;
+    options.max_window = lane.max_window;
+    counters[lane.server].memory_bound_bytes += lane_memory_bound(options);
   }
   return counters;
 }

@@ -76,12 +76,13 @@ class ReceiveWork : public Work {
   virtual Received received() const = 0;
 };
 
-struct ServerCounters {  ///< What one server has moved so far.
+struct ServerCounters {  ///< What one server has moved so far, and what it may take.
   std::uint32_t server = 0;
   std::string place;  ///< "process 1 on node-b", "embedded in worker 0"
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t ops = 0;
+  std::uint64_t memory_bound_bytes = 0;  ///< For chunks and announces of all its lanes, at most.
 };
 
 struct RuntimeStats {

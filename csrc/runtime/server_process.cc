@@ -118,6 +118,7 @@ ServerCounters ServerProcess::counters() const {
     counters.bytes_received += stats.bytes_received;
     counters.bytes_sent += stats.bytes_sent;
     counters.ops += stats.ops_completed;
+    counters.memory_bound_bytes += lane->memory_bound();
   }
   return counters;
 }
