@@ -2,12 +2,13 @@
 VENV ?= .venv
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 30
+TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz ecosystem conformance setup setup-tests build-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -17,6 +18,7 @@ help:
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
 	@echo "make ecosystem  install Accelerate, Transformers and Lightning, and train with each on Herring"
 	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
+	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -72,6 +74,9 @@ ecosystem: setup-tests
 
 conformance: setup-tests
 	@$(PATH_IN_VENV) $(RUN) tests/conformance/run.py --jobs $(JOBS) --write docs/conformance.md
+
+torch-releases: setup
+	@PYTHON="$(RUN)" .ci/torch-releases $(TORCH_RELEASES)
 
 docs: setup
 	@$(RUN) -m herring._configuration_doc --write docs/configuration.md

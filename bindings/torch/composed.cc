@@ -8,6 +8,20 @@
 #include "backend.h"
 
 namespace herring::torch_binding {
+namespace {
+
+/// Some releases (2.9) have no name for this call; the Work's title tells it there.
+template <class Type>
+constexpr Type coalesced_reduce_scatter() {
+  if constexpr (requires { Type::REDUCE_SCATTER_TENSOR_COALESCED; }) {
+    return Type::REDUCE_SCATTER_TENSOR_COALESCED;
+  } else {
+    return Type::_REDUCE_SCATTER_BASE;
+  }
+}
+
+}  // namespace
+
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   WorkInfo info = open(c10d::OpType::REDUCE, "herring:reduce", options);
   check_tensors(tensors, 1, info.title);
@@ -87,8 +101,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
-  WorkInfo info =
-      open(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "herring:reduce_scatter_tensor_coalesced", options);
+  WorkInfo info = open(coalesced_reduce_scatter<c10d::OpType>(), "herring:reduce_scatter_tensor_coalesced", options);
   check_tensors(inputs, 0, info.title);
   check_tensors(outputs, inputs.size(), info.title);
   info.inputs = inputs;

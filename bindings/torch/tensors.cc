@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
+#include <torch/version.h>
 
 #include <optional>
 
@@ -42,8 +43,14 @@ const char* op_name(const c10d::ReduceOp& op) {
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
-const c10d::PreMulSumSupplement* premul_supplement(const c10d::ReduceOp& op) {
-  return dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+using PreMulSumSupplement = c10d::NCCLPreMulSumSupplement;
+#else
+using PreMulSumSupplement = c10d::PreMulSumSupplement;
+#endif
+
+const PreMulSumSupplement* premul_supplement(const c10d::ReduceOp& op) {
+  return dynamic_cast<const PreMulSumSupplement*>(op.supplement_.get());
 }
 
 bool is_bitwise(const c10d::ReduceOp& op) {
@@ -178,7 +185,7 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
 
 void prescale(const at::Tensor& memory, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return;
-  const c10d::PreMulSumSupplement* const supplement = premul_supplement(op);
+  const PreMulSumSupplement* const supplement = premul_supplement(op);
   TORCH_INTERNAL_ASSERT(supplement != nullptr, "herring: PREMUL_SUM was not checked");
   if (supplement->tensor_factor.defined()) {
     memory.mul_(supplement->tensor_factor.to(memory.scalar_type()).reshape({}));

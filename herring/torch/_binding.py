@@ -110,7 +110,12 @@ def _has_stamp(file: Path, wanted: bytes) -> bool:
 
 
 def _say_why(name: str, folder: Path) -> None:
-    others = sorted(file.stem for file in _INSTALLED.glob("_torch_*_cp*.so") if file.stem != name)
+    found = sorted(_INSTALLED.glob("_torch_*_cp*.so"))
+    others = sorted({_build.stamped_release(file) or "something else" for file in found if file.stem != name})
+    if any(file.stem == name for file in found):
+        release = _build.stamped_release(_INSTALLED / f"{name}.so")
+        is_other = release != torch.__version__.partition("+")[0]
+        others.insert(0, f"torch {release}, whatever its name says" if is_other else "other sources of Herring")
     reason = f" (the installed binding is for {', '.join(others)})" if others else ""
     print(
         f"herring: building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
@@ -139,15 +144,29 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _import(name: str, path: Path) -> Binding:
+    _check_release(path)
     full_name = f"herring.torch.{name}"
     spec = importlib.util.spec_from_file_location(full_name, path)
     if spec is None or spec.loader is None:
         raise UnavailableError(f"{path} is no Python extension")
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    binding = cast(Binding, module)
-    running = torch.__version__.partition("+")[0]
-    if binding.torch_version.partition("+")[0] != running:
-        raise UnavailableError(f"{path} was built for torch {binding.torch_version}, but this is torch {running}")
+    try:
+        module: ModuleType = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise UnavailableError(
+            f"{path} does not load with torch {torch.__version__}: {error}. Was torch replaced by another build of the "
+            "same release? Remove the file; the next import builds it again"
+        ) from error
     sys.modules[full_name] = module
-    return binding
+    return cast(Binding, module)
+
+
+def _check_release(path: Path) -> None:
+    """Raises UnavailableError where `path` was built for another torch. Reads it, never loads it."""
+    running = torch.__version__.partition("+")[0]
+    built_for = _build.stamped_release(path)
+    if built_for != running:
+        what = "is no torch binding of Herring" if built_for is None else f"was built for torch {built_for}"
+        raise UnavailableError(
+            f"{path} {what}, but this is torch {running}; remove the file, the next import builds the right one"
+        )

@@ -23,6 +23,8 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPILE_LIMIT_S = 600
+_OLDEST_TORCH = (2, 9)
+_STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -83,7 +85,29 @@ def module_name(torch_version: str) -> str:
 
 def stamp(torch_version: str, digest: str) -> str:
     """Stands in the binding's file, so that what a file was built from can be seen without loading it."""
-    return f"herring-torch-binding:{torch_version.partition('+')[0]}:{digest}:"
+    return f"{_STAMP}:{torch_version.partition('+')[0]}:{digest}:"
+
+
+def stamped_release(file: Path) -> str | None:
+    """The torch release that a binding was built for, read without loading it; None where the file is no binding.
+
+    Raises OSError where it cannot be read.
+    """
+    found = re.search(rb"%s:([^:\x00]+):[0-9a-f]{16}:" % _STAMP.encode(), file.read_bytes())
+    return found.group(1).decode() if found else None
+
+
+def check_torch(torch_version: str, has_new_strings: bool) -> None:
+    """Raises BuildError where c10d's interface is another than the binding's, or torch's std::string than Herring's."""
+    oldest = ".".join(map(str, _OLDEST_TORCH))
+    release = re.match(r"(\d+)\.(\d+)", torch_version)
+    if release is not None and (int(release[1]), int(release[2])) < _OLDEST_TORCH:
+        raise BuildError(f"torch {torch_version} is too old for Herring, which needs {oldest} or newer: upgrade torch")
+    if not has_new_strings:
+        raise BuildError(
+            f"torch {torch_version} was built with _GLIBCXX_USE_CXX11_ABI=0 and does not link with libherring.so: "
+            f"install a build with 1, which PyPI's from {oldest} on are"
+        )
 
 
 def build_into(directory: Path, python: str | None = None) -> Path:
@@ -95,6 +119,7 @@ def build_into(directory: Path, python: str | None = None) -> Path:
         raise BuildError(f"asked to build for {python}, but this is {sys.executable}")
     import torch
 
+    check_torch(torch.__version__, bool(torch._C._GLIBCXX_USE_CXX11_ABI))
     sources = Sources.find(_PACKAGE if (_PACKAGE / "lib").is_dir() else directory.resolve().parent)
     name = module_name(torch.__version__)
     directory.mkdir(parents=True, exist_ok=True)

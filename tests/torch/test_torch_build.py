@@ -40,6 +40,44 @@ def test_a_binding_for_another_torch_is_not_taken(tmp_path: Path) -> None:
     assert not _binding._has_stamp(tmp_path / "absent.so", b"")
 
 
+def test_a_binding_under_another_torchs_name_is_named_and_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a copied environment may have it: loading it could end the process without a word."""
+    release = torch.__version__.partition("+")[0]
+    name = _build.module_name(torch.__version__)
+    _binding.load()  # Of this torch, which stands for one of another torch once its stamp says so.
+    own = Path(str(sys.modules[f"herring.torch.{name}"].__file__)).read_bytes()
+    assert _build.stamped_release(Path(str(sys.modules[f"herring.torch.{name}"].__file__))) == release
+    other = "9" * len(release)
+    wrong = tmp_path / f"{name}.so"
+    wrong.write_bytes(own.replace(f"{_build._STAMP}:{release}:".encode(), f"{_build._STAMP}:{other}:".encode()))
+    with pytest.raises(UnavailableError, match=rf"built for torch {other}, but this is torch {release}; remove"):
+        _binding._import(name, wrong)
+    (tmp_path / "junk.so").write_bytes(b"\x7fELF")
+    with pytest.raises(UnavailableError, match="no torch binding of Herring"):
+        _binding._import(name, tmp_path / "junk.so")
+    monkeypatch.setattr(_binding, "_INSTALLED", tmp_path)
+    _binding._say_why(name, tmp_path)
+    assert f"is for torch {other}, whatever its name says" in capsys.readouterr().err
+
+
+def test_a_torch_build_that_does_not_fit_gets_an_error_that_says_so(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"\x7fELF" + _build.stamp(torch.__version__, "0123456789abcdef").encode())
+    with pytest.raises(UnavailableError, match=r"does not load with torch (.|\n)*another build of the same release"):
+        _binding._import("_torch_broken", broken)
+
+
+def test_a_torch_that_cannot_be_served_is_refused_before_the_compiler_runs() -> None:
+    with pytest.raises(_build.BuildError, match=r"torch 2\.6\.0\+cu124 is too old"):
+        _build.check_torch("2.6.0+cu124", has_new_strings=False)
+    with pytest.raises(_build.BuildError, match="_GLIBCXX_USE_CXX11_ABI=0"):
+        _build.check_torch("2.13.0", has_new_strings=False)
+    for version in ("2.12.0+cpu", "2.13.0", "2.14.0.dev20260101", "3.0.0"):
+        _build.check_torch(version, has_new_strings=True)
+
+
 def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
