@@ -200,7 +200,8 @@ void Progress::loop() {
     {
       const auto seat = seat_->take();
       start_driving();
-      run_until([this] { return seat_->is_wanted() || may_leave(); }, Instant::max(), std::chrono::microseconds(config_.spin_us));
+      run_until([this] { return seat_->is_wanted() || may_leave(); }, Instant::max(),
+                std::chrono::microseconds(config_.spin_us));
     }
     if (!stop_.load()) seat_->park(kIdleWait);
   }
