@@ -82,8 +82,8 @@ def _server(args: argparse.Namespace) -> int:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
         print(
-            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, {sent:.2f} MB sent, "
-            f"{bound:.1f} MB of buffers at most",
+            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, "
+            f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most",
             file=sys.stderr,
         )
     return 0
