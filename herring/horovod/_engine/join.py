@@ -2,7 +2,8 @@
 
 A rank that joins tells all others. From then on each of them tells it of every operation that it has in flight or
 starts; the joined rank adds zeros (what changes nothing, for other reductions) to allreduces, and makes everything else
-fail, as Horovod does. Nobody asks anybody before an operation, so where nobody joins, joining costs nothing.
+fail, as Horovod does: once every rank has said that it knows who joined, so that all of them can tell why. Nobody asks
+anybody before an operation, so where nobody joins, joining costs nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Joins:
         self._engine = engine
         self._epoch = 0
         self._joined: defaultdict[int, set[int]] = defaultdict(set)
+        self._aware: defaultdict[int, set[int]] = defaultdict(set)  # ranks that have heard that this one joined
+        self._unanswered: list[Announcement] = []  # to be taken part in when all are aware
         self._changed = threading.Condition(engine.lock)
         self._last_heard = time.monotonic()
         self._failure: Exception | None = None
@@ -82,6 +85,7 @@ class Joins:
             joined = self.joined()
             seen = len(joined)
             joined.add(engine.rank)
+            self._aware[self._epoch].add(engine.rank)
             for rank in range(engine.size):
                 if rank != engine.rank:
                     self._tell(rank, {"joined": self._epoch})
@@ -101,7 +105,7 @@ class Joins:
 
         engine.run("join", "last", 0, steps)
         with engine.lock:
-            del self._joined[self._epoch]
+            del self._joined[self._epoch], self._aware[self._epoch]
             self._epoch += 1
         # Who saw most others join before it came last; of several that saw as many, the highest.
         return max(range(engine.size), key=lambda rank: (int(table[rank]), rank))
@@ -168,27 +172,46 @@ class Joins:
             self._changed.notify_all()
 
     def _take(self, source: int, message: dict[str, Any]) -> None:
-        engine = self._engine
-        with engine.lock:
+        with self._engine.lock:
             self._last_heard = time.monotonic()
             if "joined" in message:
-                self._joined[int(message["joined"])].add(source)
-                if int(message["joined"]) == self._epoch:
-                    for _, announcement in engine.in_flight():
-                        if self._concerns(source, announcement):
-                            self._tell(source, {"operation": asdict(announcement)})
+                self._take_joined(source, int(message["joined"]))
+            elif "aware" in message:
+                self._take_aware(source, int(message["aware"]))
             else:
                 told = message["operation"]
                 told["tensors"] = tuple((dtype, tuple(shape)) for dtype, shape in told["tensors"])
                 self._take_part(Announcement(**told))
             self._changed.notify_all()
 
+    def _take_joined(self, source: int, epoch: int) -> None:
+        self._joined[epoch].add(source)
+        self._tell(source, {"aware": epoch})
+        if epoch == self._epoch:
+            for _, announcement in self._engine.in_flight():
+                if self._concerns(source, announcement):
+                    self._tell(source, {"operation": asdict(announcement)})
+
+    def _take_aware(self, source: int, epoch: int) -> None:
+        if epoch < self._epoch:  # Everybody has joined since: it came late, and nothing waits for it.
+            return
+        self._aware[epoch].add(source)
+        if self._all_are_aware():
+            unanswered, self._unanswered = self._unanswered, []
+            for announcement in unanswered:
+                self._take_part(announcement)
+
+    def _all_are_aware(self) -> bool:
+        return len(self._aware[self._epoch]) == self._engine.size
+
     def _take_part(self, announcement: Announcement) -> None:
         if announcement.tensors:
             self._engine.shadow(announcement, lambda call: _reduce_nothing(call, announcement))
-        else:
+        elif self._all_are_aware():
             # In a barrier it counts as come; nothing else is a barrier, and the mismatch ends that on all ranks.
             self._engine.shadow(announcement, collectives.barrier)
+        else:
+            self._unanswered.append(announcement)
 
 
 def _reduce_nothing(call: Call, announcement: Announcement) -> Steps:
