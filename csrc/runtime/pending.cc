@@ -12,9 +12,11 @@ namespace herring::runtime {
 struct CallbackPool::State {
   std::size_t max_threads = 0;
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed;  // there is a task, or no more will come
+  std::condition_variable quiet;    // few run, and none wait
   std::deque<std::function<void()>> tasks;  // guarded by mutex, as all below
   std::size_t idle = 0;
+  std::size_t busy = 0;  // threads inside a task
   bool stopping = false;
 };
 
@@ -39,13 +41,33 @@ CallbackPool::~CallbackPool() {
 }
 
 void CallbackPool::run(std::function<void()> task) {
-  const std::scoped_lock lock(state_->mutex);
-  state_->tasks.push_back(std::move(task));
-  if (state_->tasks.size() > state_->idle && threads_.size() < state_->max_threads) {
-    threads_.emplace_back([state = state_] { loop(state); });
-    pthread_setname_np(threads_.back().native_handle(), "herring-callbk");
+  {
+    const std::scoped_lock lock(state_->mutex);
+    if (!state_->stopping) {
+      state_->tasks.push_back(std::move(task));
+      if (state_->tasks.size() > state_->idle && threads_.size() < state_->max_threads) {
+        threads_.emplace_back([state = state_] { loop(state); });
+        pthread_setname_np(threads_.back().native_handle(), "herring-callbk");
+      }
+      state_->changed.notify_one();
+      return;
+    }
   }
-  state_->changed.notify_one();
+  task();
+}
+
+bool CallbackPool::close(Instant deadline) {
+  std::unique_lock lock(state_->mutex);
+  const bool inside = std::any_of(threads_.begin(), threads_.end(), [](const std::thread& thread) {
+    return thread.get_id() == std::this_thread::get_id();
+  });
+  const std::size_t mine = inside ? 1 : 0;
+  const bool ended = state_->quiet.wait_until(
+      lock, deadline, [&] { return state_->tasks.empty() && state_->busy == mine; });
+  state_->stopping = true;
+  lock.unlock();
+  state_->changed.notify_all();
+  return ended;
 }
 
 void CallbackPool::loop(const std::shared_ptr<State>& state) {
@@ -57,10 +79,12 @@ void CallbackPool::loop(const std::shared_ptr<State>& state) {
     if (state->tasks.empty()) return;
     std::function<void()> task = std::move(state->tasks.front());
     state->tasks.pop_front();
+    ++state->busy;
     lock.unlock();
     task();
     task = nullptr;  // Whatever it holds is released outside the lock.
     lock.lock();
+    if (--state->busy <= 1) state->quiet.notify_all();
   }
 }
 

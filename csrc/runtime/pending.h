@@ -23,7 +23,11 @@ class CallbackPool final {
   CallbackPool(const CallbackPool&) = delete;
   CallbackPool& operator=(const CallbackPool&) = delete;
 
+  /// After close(): on the calling thread.
   void run(std::function<void()> task);
+  /// Returns when nothing is queued or runs any more (but what calls it, if that is a task), or false at the deadline.
+  /// For a language whose interpreter may end afterwards, and must not be entered then.
+  bool close(Instant deadline);
 
  private:
   struct State;

@@ -25,6 +25,8 @@ constexpr std::uint64_t kNamedBit = std::uint64_t{1} << 63;
 // How long an orderly shutdown waits: for what is pending here, and for the others to have got everything that this
 // process's lanes owe them.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
+// And for the callbacks of what has ended; longer only where one waits for the thread that shuts down.
+constexpr Duration kLastCallbacks = std::chrono::seconds(10);
 
 Duration seconds(double value) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
@@ -213,6 +215,7 @@ class Runtime::Impl {
     progress.reset();
     options.hub->leave();
     lanes.clear();
+    callbacks->close(std::chrono::steady_clock::now() + kLastCallbacks);
     callbacks.reset();
   }
 

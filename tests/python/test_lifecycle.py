@@ -4,11 +4,13 @@ import gc
 import importlib.metadata
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import herring
+from herring._context import process
 
 
 def test_a_job_of_one(bare_environment):
@@ -132,6 +134,28 @@ def exit_without_shutdown():
     herring.init()
     herring.allreduce_(np.ones(1000, np.float32), async_op=True)
     return float(herring.allreduce(1.0))
+
+
+def test_exit_waits_for_a_callback_that_runs(job):
+    job.start(exit_inside_a_callback)
+    for outcome in job.finish():
+        assert outcome.result == "left", outcome.error
+        assert "the callback ended" in outcome.output
+
+
+def exit_inside_a_callback():
+    """An interpreter that ends while a callback sleeps would take the process down when the callback wakes up."""
+    herring.init()
+
+    def callback():
+        time.sleep(0.5)
+        print("the callback ended", flush=True)
+
+    work = process.current().runtime.submit("all_reduce", None, np.ones(3, np.float32), op="sum", name="last")
+    work.on_done(callback)
+    assert work.wait(20)
+    globals()["kept"] = work  # And with it all that its callbacks need.
+    return "left"
 
 
 def test_shutdown_and_init_again_in_a_job(job):

@@ -75,6 +75,43 @@ TEST(CallbackPool, TheLastReferenceMayGoInsideACallback) {
   EXPECT_TRUE(reached->wait(soon()));
 }
 
+TEST(CallbackPool, ClosingWaitsForWhatRunsAndIsQueued) {
+  CallbackPool pool(1);
+  std::atomic<int> ended{0};
+  for (int i = 0; i < 3; ++i) {
+    pool.run([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ++ended;
+    });
+  }
+  EXPECT_TRUE(pool.close(soon()));
+  EXPECT_EQ(ended, 3);
+}
+
+TEST(CallbackPool, WhatAClosedPoolRunsIsDoneAtOnce) {
+  CallbackPool pool;
+  EXPECT_TRUE(pool.close(soon()));
+  bool ran = false;
+  pool.run([&] { ran = true; });
+  EXPECT_TRUE(ran);
+}
+
+TEST(CallbackPool, ClosingInsideACallbackDoesNotWaitForItself) {
+  const auto done = make_work(std::make_shared<CallbackPool>());
+  CallbackPool pool;
+  pool.run([&] { done->complete(pool.close(soon()) ? Status::ok() : Status(Code::kTimeout, "waited for itself")); });
+  ASSERT_TRUE(done->wait(soon()));
+  EXPECT_TRUE(done->status().is_ok()) << done->status().to_string();
+}
+
+TEST(CallbackPool, ClosingGivesUpAtTheDeadline) {
+  CallbackPool pool;
+  const auto released = make_work(std::make_shared<CallbackPool>());
+  pool.run([=] { released->wait(soon()); });
+  EXPECT_FALSE(pool.close(std::chrono::steady_clock::now() + std::chrono::milliseconds(20)));
+  released->complete(Status::ok());
+}
+
 /// Completes what it is asked to drive.
 class FakeDriver final : public Driver {
  public:
