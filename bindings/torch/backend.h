@@ -129,6 +129,8 @@ class Backend final : public c10d::Backend {
   void check_open(const char* title) const;
   /// The same for what is not called by all members: takes no number.
   WorkInfo open_message(c10d::OpType type, const char* title) const;
+  /// From that rank of the group, or from any.
+  WorkPtr receive(WorkInfo info, const Tensors& tensors, std::optional<int> source, int tag);
   WorkPtr start(WorkInfo info, Step step);
   runtime::Request request(const WorkInfo& info, const OpDescriptor& descriptor, std::span<const std::byte> input,
                            std::span<std::byte> output) const;

@@ -133,25 +133,20 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
-  WorkInfo info = open_message(c10d::OpType::RECV, "herring:recv");
-  check_message(tensors, source, tag, info.title);
+  return receive(open_message(c10d::OpType::RECV, "herring:recv"), tensors, source, tag);
+}
+
+Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
+  return receive(open_message(c10d::OpType::RECVANYSOURCE, "herring:recvAnySource"), tensors, std::nullopt, tag);
+}
+
+Backend::WorkPtr Backend::receive(WorkInfo info, const Tensors& tensors, std::optional<int> source, int tag) {
+  check_message(tensors, source.value_or(0), tag, info.title);
   Dense dense = dense_for_move(tensors[0], info.title);
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
   add_receive(info, source, static_cast<std::uint64_t>(tag), dense.memory, step);
-  append(step, [dense = std::move(dense)] { dense.copy_back(); });
-  return start(std::move(info), std::move(step));
-}
-
-Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
-  WorkInfo info = open_message(c10d::OpType::RECVANYSOURCE, "herring:recvAnySource");
-  check_message(tensors, 0, tag, info.title);
-  Dense dense = dense_for_move(tensors[0], info.title);
-  info.inputs = tensors;
-  info.outputs = tensors;
-  Step step;
-  add_receive(info, std::nullopt, static_cast<std::uint64_t>(tag), dense.memory, step);
   append(step, [dense = std::move(dense)] { dense.copy_back(); });
   return start(std::move(info), std::move(step));
 }

@@ -62,13 +62,11 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Larger operations cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
      "Largest unit on the wire: push, sum and pull of different chunks overlap. Smaller where there are many lanes, "
-     "down to "
-     "32KB. At most HERRING_BUCKET_BYTES.",
+     "down to 32KB. At most HERRING_BUCKET_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to three times as much "
-     "where "
-     "it goes quickly.",
+     "where it goes quickly.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},

@@ -15,8 +15,8 @@ struct FabricOptions {
   std::string library;            ///< Path of libfabric.so; empty: search (DESIGN section 4).
   std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
-  std::vector<std::string>
-      search;  ///< Further files to try last: where PyPI wheels keep theirs (the binding finds them).
+  /// Further files to try last: where PyPI wheels keep theirs (the binding finds them).
+  std::vector<std::string> search;
   double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
 };
 

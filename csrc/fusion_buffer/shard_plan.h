@@ -27,8 +27,8 @@ struct ShardPlanInput {
 std::vector<ByteRange> make_shard_plan(const ShardPlanInput& input);
 
 /// Weights of DESIGN section 5 for n worker hosts and k dedicated server hosts on equal links: loads that finish
-/// together. `own_host` is 0 where k >= n. n = 1 gives everything to the dedicated servers (or to the host itself, k =
-/// 0).
+/// together. `own_host` is 0 where k >= n. n = 1 gives everything to the dedicated servers, or, where k = 0,
+/// to the host itself.
 struct PlacementWeights {
   double dedicated = 0;  ///< Share of each dedicated server.
   double own_host = 0;   ///< Share of the server embedded on each worker host.

@@ -101,8 +101,8 @@ class Link;
 /// Matching is MPI's and c10d's: a receive gets the earliest message of its group that fits it by source and tag, a
 /// message the earliest receive that fits it; messages of one rank are matched in the order in which they were sent,
 /// however the network reorders. A message and its receive differ in size or dtype: both ends get
-/// kMismatch. Whatever the other
-/// side does, memory here is bounded: EngineStats::held_bytes_peak, and max_unmatched records a peer.
+/// kMismatch. Whatever the other side does, memory here is bounded: EngineStats::held_bytes_peak, and max_unmatched
+/// records a peer.
 class Engine final {
  public:
   explicit Engine(EngineConfig config);

@@ -42,14 +42,8 @@ bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
 
 std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
                                       HubClient& hub, efa::Fabric& fabric) {
-  LaneOptions options;
-  options.config = config;
+  LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
-  options.self = lane.peer;
-  options.workers = placement.workers;
-  options.chunk_bytes = placement.chunk_bytes;
-  options.window = lane.window;
-  options.max_window = lane.max_window;
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
   return std::make_unique<LaneThread>(options, fabric.open_endpoint());
 }

@@ -50,6 +50,17 @@ ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
   return limits;
 }
 
+LaneOptions lane_options(const Config& config, const Placement& placement, const LanePlace& lane) {
+  LaneOptions options;
+  options.config = config;
+  options.self = lane.peer;
+  options.workers = placement.workers;
+  options.chunk_bytes = placement.chunk_bytes;
+  options.window = lane.window;
+  options.max_window = lane.max_window;
+  return options;
+}
+
 std::uint32_t max_lane_window(const LaneOptions& options) {
   return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
 }

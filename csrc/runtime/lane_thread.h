@@ -13,6 +13,7 @@
 
 #include "core/config.h"
 #include "core/types.h"
+#include "runtime/placement.h"
 #include "server/engine.h"
 #include "transport/transport.h"
 
@@ -29,6 +30,9 @@ struct LaneOptions {
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
+
+/// As the placement has it; without job and callback.
+LaneOptions lane_options(const Config& config, const Placement& placement, const LanePlace& lane);
 
 /// Sizes that workers and lanes derive from the settings and the size of the job in the same way.
 struct ProtocolLimits {

@@ -1,7 +1,5 @@
 #include "runtime/local_endpoint.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -10,6 +8,7 @@
 
 #include "core/status.h"
 #include "intra_node/copy.h"
+#include "runtime/poll.h"
 
 namespace herring::runtime {
 namespace {
@@ -356,12 +355,7 @@ bool LocalEndpoint::prepare_wait(std::vector<int>& descriptors, Instant&) {
 void LocalEndpoint::wait(Instant deadline, std::span<const int> also) {
   std::vector<int> descriptors(also.begin(), also.end());
   if (!prepare_wait(descriptors, deadline)) return;
-  std::vector<pollfd> polled;
-  for (const int descriptor : descriptors) polled.push_back({descriptor, POLLIN, 0});
-  const Duration left = std::max(deadline - std::chrono::steady_clock::now(), Duration::zero());
-  const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
-                         static_cast<long>(left.count() % 1'000'000'000)};
-  ppoll(polled.data(), polled.size(), &timeout, nullptr);  // An early return (a signal) is harmless.
+  poll_until(deadline, descriptors);
   is_asleep_ = false;
   neighborhood_.end_sleep();
 }

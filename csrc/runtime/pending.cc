@@ -12,8 +12,8 @@ namespace herring::runtime {
 struct CallbackPool::State {
   std::size_t max_threads = 0;
   std::mutex mutex;
-  std::condition_variable changed;  // there is a task, or no more will come
-  std::condition_variable quiet;    // few run, and none wait
+  std::condition_variable changed;          // there is a task, or no more will come
+  std::condition_variable quiet;            // few run, and none wait
   std::deque<std::function<void()>> tasks;  // guarded by mutex, as all below
   std::size_t idle = 0;
   std::size_t busy = 0;  // threads inside a task
@@ -62,8 +62,8 @@ bool CallbackPool::close(Instant deadline) {
     return thread.get_id() == std::this_thread::get_id();
   });
   const std::size_t mine = inside ? 1 : 0;
-  const bool ended = state_->quiet.wait_until(
-      lock, deadline, [&] { return state_->tasks.empty() && state_->busy == mine; });
+  const bool ended =
+      state_->quiet.wait_until(lock, deadline, [&] { return state_->tasks.empty() && state_->busy == mine; });
   state_->stopping = true;
   lock.unlock();
   state_->changed.notify_all();

@@ -1,6 +1,5 @@
 #include "runtime/progress.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -12,6 +11,7 @@
 
 #include "core/status.h"
 #include "runtime/lane_thread.h"
+#include "runtime/poll.h"
 #include "runtime/progress_part.h"
 #include "runtime/validate.h"
 
@@ -37,16 +37,6 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
   config.min_shard_bytes = options.config.eager_bytes;
   config.lane_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.config.dead_after_s));
   return config;
-}
-
-void poll_until(Instant until, std::span<const int> descriptors) {
-  std::vector<pollfd> polled;
-  for (const int descriptor : descriptors) polled.push_back({descriptor, POLLIN, 0});
-  const Duration left = std::max(until - std::chrono::steady_clock::now(), Duration::zero());
-  const timespec timeout{static_cast<time_t>(left.count() / 1'000'000'000),
-                         static_cast<long>(left.count() % 1'000'000'000)};
-  ppoll(polled.data(), polled.size(), &timeout,
-        nullptr);  // An early return (a signal) is harmless: the loop looks again.
 }
 
 }  // namespace
@@ -134,7 +124,7 @@ void Progress::submit(PendingMessage message) {
     const std::scoped_lock lock(mutex_);
     ++pending_;
     needs_thread = !is_driven_;
-    submitted_messages_.push_back(std::move(message));
+    message_commands_.submitted.push_back(std::move(message));
   }
   wake_up(needs_thread);
 }
@@ -142,7 +132,7 @@ void Progress::submit(PendingMessage message) {
 void Progress::close_group(GroupId group) {
   {
     const std::scoped_lock lock(mutex_);
-    closed_groups_.push_back(group);
+    message_commands_.closed_groups.push_back(group);
   }
   wake_up(true);
 }
@@ -150,7 +140,7 @@ void Progress::close_group(GroupId group) {
 void Progress::cancel_unmatched_receives() {
   {
     const std::scoped_lock lock(mutex_);
-    cancel_receives_ = true;
+    message_commands_.cancel_receives = true;
   }
   wake_up(true);
 }
@@ -212,7 +202,7 @@ void Progress::loop() {
 }
 
 void Progress::drive(const Work& work, Instant deadline) {
-  if (stop_.load() || options_.endpoint) return;
+  if (stop_.load()) return;
   start_driving();
   // This thread would do nothing else; a core of its own is its to burn, for longer than waking up costs.
   constexpr std::uint32_t kPatience = 10;
@@ -232,8 +222,8 @@ bool Progress::may_leave() {
       std::any_of(local_backlog_.begin(), local_backlog_.end(), [](const auto& backlog) { return !backlog.empty(); });
   const std::scoped_lock lock(mutex_);
   const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
-  const bool group_waits = !closed_groups_.empty() || cancel_receives_;
-  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || group_waits || options_.endpoint != nullptr;
+  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || !message_commands_.is_empty() ||
+               options_.endpoint != nullptr;
   return !is_driven_;
 }
 
@@ -281,45 +271,36 @@ bool Progress::do_turn(Instant now) {
 }
 
 bool Progress::take_commands(Instant now) {
-  std::vector<std::shared_ptr<PendingOperation>> submitted;
+  std::vector<std::shared_ptr<PendingOperation>> operations;
+  MessageCommands messages;
   Status requested;
   {
     const std::scoped_lock lock(mutex_);
-    submitted.swap(submitted_);
-    if (failure_.is_ok()) requested = requested_failure_;
+    operations.swap(submitted_);
+    std::swap(messages, message_commands_);
+    if (failure_.is_ok() && !requested_failure_.is_ok()) requested = requested_failure_;
   }
   if (!requested.is_ok()) fail_everything(requested);
-  for (const auto& operation : submitted) start(now, operation);
-  if (pump_ && !submitted.empty()) pump_->flush();
-  return take_message_commands(now) || !submitted.empty() || !requested.is_ok();
+  for (const auto& operation : operations) start(now, operation);
+  if (pump_ && !operations.empty()) pump_->flush();
+  carry_out(now, messages);
+  return !messages.is_empty() || !operations.empty() || !requested.is_ok();
 }
 
-bool Progress::take_message_commands(Instant now) {
-  std::vector<PendingMessage> messages;
-  std::vector<GroupId> closed;
-  bool cancel = false;
-  Status failure;
-  {
-    const std::scoped_lock lock(mutex_);
-    messages.swap(submitted_messages_);
-    closed.swap(closed_groups_);
-    cancel = std::exchange(cancel_receives_, false);
-    failure = failure_;
-  }
-  for (const PendingMessage& message : messages) {
+void Progress::carry_out(Instant now, const MessageCommands& commands) {
+  for (const PendingMessage& message : commands.submitted) {
     if (messages_) {
       messages_->submit(now, message);
     } else {
-      message.work->complete(failure);
+      message.work->complete(failure());
       settle(1);
     }
   }
-  if (messages_) {
-    for (const GroupId group : closed) messages_->close_group(now, group);
-    if (cancel)
-      messages_->cancel_unmatched_receives(Status(Code::kShutdown, "the runtime was shut down before a message came"));
+  if (!messages_) return;
+  for (const GroupId group : commands.closed_groups) messages_->close_group(now, group);
+  if (commands.cancel_receives) {
+    messages_->cancel_unmatched_receives(Status(Code::kShutdown, "the runtime was shut down before a message came"));
   }
-  return !messages.empty() || !closed.empty() || cancel;
 }
 
 /// So many operations have ended; or are known to be in nobody's way any more.
@@ -437,8 +418,8 @@ void Progress::sleep(Instant until) {
   bool ready = stop_.load();
   {
     const std::scoped_lock lock(mutex_);
-    ready = ready || !submitted_.empty() || !submitted_messages_.empty() || !closed_groups_.empty() ||
-            cancel_receives_ || (failure_.is_ok() && !requested_failure_.is_ok());
+    ready = ready || !submitted_.empty() || !message_commands_.is_empty() ||
+            (failure_.is_ok() && !requested_failure_.is_ok());
   }
   intra_node::Neighborhood* neighborhood = options_.neighborhood.get();
   std::vector<int> descriptors{wake_fd_};

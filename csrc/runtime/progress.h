@@ -88,7 +88,7 @@ class Progress final : public Driver {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Where threads that wait take over; null where only the progress thread moves data.
+  /// Where threads that wait take over.
   const std::shared_ptr<DriverSeat>& seat() const { return seat_; }
   void drive(const Work& work, Instant deadline) override;
 
@@ -112,6 +112,14 @@ class Progress final : public Driver {
 
  private:
   struct Part;
+  /// What other threads want of the messages.
+  struct MessageCommands {
+    std::vector<PendingMessage> submitted;
+    std::vector<GroupId> closed_groups;
+    bool cancel_receives = false;
+
+    bool is_empty() const { return submitted.empty() && closed_groups.empty() && !cancel_receives; }
+  };
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
   void loop();
@@ -121,7 +129,7 @@ class Progress final : public Driver {
   void start_driving();
   bool may_leave();
   bool take_commands(Instant now);
-  bool take_message_commands(Instant now);
+  void carry_out(Instant now, const MessageCommands& commands);
   void wake_up(bool needs_thread);
   void ring();
   void settle(std::uint64_t ended);
@@ -184,9 +192,7 @@ class Progress final : public Driver {
   std::condition_variable drained_;
   bool is_driven_ = false;  // guarded by mutex_, as all below
   std::vector<std::shared_ptr<PendingOperation>> submitted_;
-  std::vector<PendingMessage> submitted_messages_;
-  std::vector<GroupId> closed_groups_;
-  bool cancel_receives_ = false;
+  MessageCommands message_commands_;
   Status requested_failure_;
   Status failure_;
   RuntimeStats stats_;

@@ -301,7 +301,7 @@ void Progress::fail_everything(const Status& status) {
     const std::scoped_lock lock(mutex_);
     for (auto& operation : submitted_) operations.push_back(std::move(operation));
     submitted_.clear();
-    messages.swap(submitted_messages_);
+    messages.swap(message_commands_.submitted);
     stats_.ops_failed += operations.size() + messages.size();
   }
   for (const auto& operation : operations) operation->work->complete(failure());

@@ -344,12 +344,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
                         static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0});
   }
   for (const LanePlace& lane : placement.lanes) {
-    LaneOptions options;
-    options.config = impl_->options.config;
-    options.workers = placement.workers;
-    options.chunk_bytes = placement.chunk_bytes;
-    options.max_window = lane.max_window;
-    counters[lane.server].memory_bound_bytes += lane_memory_bound(options);
+    counters[lane.server].memory_bound_bytes += lane_memory_bound(lane_options(impl_->options.config, placement, lane));
   }
   return counters;
 }

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import herring
-from herring._context import process
 from herring._errors import InvalidArgumentError
 from herring.bench import _report, _run
 from herring.bench._bounds import Links, emulated_cluster, lower_bound
@@ -229,7 +228,14 @@ def _replay_all(options: ReplayOptions) -> int:
     finally:
         for reducer in reversed(reducers):
             reducer.close()
-    return _verdict([row for row, _ in rows])
+    return _run.verdict(
+        [
+            f"{row.name} ({row.memory} memory) gave {row.wrong} wrong elements in the gradients of "
+            f"{row_name(row.model, row.scale)}"
+            for row, _ in rows
+            if row.wrong
+        ]
+    )
 
 
 def _replay_one(
@@ -257,18 +263,6 @@ def _replay_one(
 
 
 def _write(path: str, options: ReplayOptions, links: Links, rows: list[dict[str, Any]]) -> None:
-    given = {name: value for name, value, source in process.current().config.origins if source != "default"}
-    content = _report.report([], links, _run.job_json(), {"options": asdict(options), "herring": given})
+    settings = {"options": asdict(options), "herring": _run.given_settings()}
+    content = _report.report([], links, _run.job_json(), settings)
     _report.write(path, {**content, "format": _report.REPLAY_FORMAT, "rows": rows})
-
-
-def _verdict(rows: Sequence[ReplayRow]) -> int:
-    wrong = [row for row in rows if row.wrong]
-    if wrong and herring.rank() == 0:
-        for row in wrong:
-            print(
-                f"herring bench: {row.name} ({row.memory} memory) gave {row.wrong} wrong elements in the gradients of "
-                f"{row_name(row.model, row.scale)}",
-                file=sys.stderr,
-            )
-    return 1 if wrong else 0

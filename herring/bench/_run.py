@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from herring.bench._bounds import Links, emulated_cluster
 from herring.bench._contender import Case, Contender
 from herring.bench._gloo import GlooContender
 from herring.bench._herring import HerringContender, PrivateMemory
-from herring.bench._measure import Row, Schedule, measure_all
+from herring.bench._measure import Schedule, measure_all
 from herring.bench._mpi import SeparateMpi, make_mpi
 from herring.bench._options import Options, read_options
 from herring.bench._replay_options import refuse_replay_options
@@ -128,11 +129,22 @@ def job_json() -> dict[str, Any]:
     }
 
 
+def given_settings() -> dict[str, str]:
+    """What was set, by argument or environment, for a report: defaults are known by the version."""
+    return {name: value for name, value, source in process.current().config.origins if source != "default"}
+
+
+def verdict(wrong: Sequence[str]) -> int:
+    """The exit status; says each of `wrong`, a result that is not what it must be."""
+    if herring.rank() == 0:
+        for text in wrong:
+            print(f"herring bench: {text}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
 def _settings(options: Options, contenders: list[Contender]) -> dict[str, Any]:
-    # "argument" and "environment" alone: defaults are known by the version.
-    given = {name: value for name, value, source in process.current().config.origins if source != "default"}
     libraries = {each.name: each.version() for each in contenders if isinstance(each, SeparateMpi)}
-    return {"options": asdict(options), "herring": given, "mpi": libraries}
+    return {"options": asdict(options), "herring": given_settings(), "mpi": libraries}
 
 
 def _run(options: Options) -> int:
@@ -169,16 +181,11 @@ def _run(options: Options) -> int:
     finally:
         for contender in reversed(contenders):
             contender.close()
-    return _verdict(rows)
-
-
-def _verdict(rows: list[Row]) -> int:
-    wrong = [row for row in rows if row.wrong]
-    if wrong and herring.rank() == 0:
-        for row in wrong:
-            print(
-                f"herring bench: {row.name} ({row.memory} memory) gave {row.wrong} wrong elements at "
-                f"{format_size(row.case.nbytes)} {row.case.dtype} {row.case.op}",
-                file=sys.stderr,
-            )
-    return 1 if wrong else 0
+    return verdict(
+        [
+            f"{row.name} ({row.memory} memory) gave {row.wrong} wrong elements at {format_size(row.case.nbytes)} "
+            f"{row.case.dtype} {row.case.op}"
+            for row in rows
+            if row.wrong
+        ]
+    )

@@ -55,7 +55,7 @@ def run(
         (folder / _FUNCTION).write_bytes(_dumps((func, tuple(args), dict(kwargs or {}))))
         options = ["--verbose"] if verbose else []
         command = [python, "-m", "herring._launch", "-np", str(count), *options]
-        command += [python, "-m", "herring.horovod._engine.launch", name]
+        command += [python, "-c", f"from {__name__} import call; call({name!r})"]
         code = subprocess.run(command, check=False).returncode
         if code != 0:
             raise HerringError(f"herring.horovod.run: a process ended with exit code {code}; its error is above")
@@ -71,7 +71,7 @@ def _dumps(value: Any) -> bytes:
     return data
 
 
-def _main(name: str) -> None:
+def call(name: str) -> None:
     """One process: runs the function in that folder and leaves its result there."""
     from herring._placement import find_placement
 
@@ -79,7 +79,3 @@ def _main(name: str) -> None:
     func, args, kwargs = pickle.loads((folder / _FUNCTION).read_bytes())
     result = func(*args, **kwargs)
     (folder / _RESULT.format(find_placement().rank)).write_bytes(_dumps(result))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
