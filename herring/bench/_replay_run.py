@@ -228,14 +228,7 @@ def _replay_all(options: ReplayOptions) -> int:
     finally:
         for reducer in reversed(reducers):
             reducer.close()
-    return _run.verdict(
-        [
-            f"{row.name} ({row.memory} memory) gave {row.wrong} wrong elements in the gradients of "
-            f"{row_name(row.model, row.scale)}"
-            for row, _ in rows
-            if row.wrong
-        ]
-    )
+    return _verdict([row for row, _ in rows])
 
 
 def _replay_one(
@@ -266,3 +259,14 @@ def _write(path: str, options: ReplayOptions, links: Links, rows: list[dict[str,
     settings = {"options": asdict(options), "herring": _run.given_settings()}
     content = _report.report([], links, _run.job_json(), settings)
     _report.write(path, {**content, "format": _report.REPLAY_FORMAT, "rows": rows})
+
+
+def _verdict(rows: Sequence[ReplayRow]) -> int:
+    return _run.verdict(
+        [
+            f"{row.name} ({row.memory} memory) gave {row.wrong} wrong elements in the gradients of "
+            f"{row_name(row.model, row.scale)}"
+            for row in rows
+            if row.wrong
+        ]
+    )

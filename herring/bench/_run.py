@@ -19,7 +19,7 @@ from herring.bench._bounds import Links, emulated_cluster
 from herring.bench._contender import Case, Contender
 from herring.bench._gloo import GlooContender
 from herring.bench._herring import HerringContender, PrivateMemory
-from herring.bench._measure import Schedule, measure_all
+from herring.bench._measure import Row, Schedule, measure_all
 from herring.bench._mpi import SeparateMpi, make_mpi
 from herring.bench._options import Options, read_options
 from herring.bench._replay_options import refuse_replay_options
@@ -136,7 +136,7 @@ def given_settings() -> dict[str, str]:
 
 def verdict(wrong: Sequence[str]) -> int:
     """The exit status; says each of `wrong`, a result that is not what it must be."""
-    if herring.rank() == 0:
+    if wrong and herring.rank() == 0:
         for text in wrong:
             print(f"herring bench: {text}", file=sys.stderr)
     return 1 if wrong else 0
@@ -181,6 +181,10 @@ def _run(options: Options) -> int:
     finally:
         for contender in reversed(contenders):
             contender.close()
+    return _verdict(rows)
+
+
+def _verdict(rows: list[Row]) -> int:
     return verdict(
         [
             f"{row.name} ({row.memory} memory) gave {row.wrong} wrong elements at {format_size(row.case.nbytes)} "
