@@ -288,7 +288,7 @@ def test_a_reducer_that_lies_is_found_out_on_every_rank(job, kind):
 
 
 def test_wrong_sums_are_an_exit_code_and_a_name(monkeypatch, capsys):
-    monkeypatch.setattr(_replay_run, "herring", SimpleNamespace(rank=lambda: 0))
+    monkeypatch.setattr(_replay_run._run, "herring", SimpleNamespace(rank=lambda: 0))
     assert _replay_run._verdict([row("herring", "arena", 1, 2, 2)]) == 0
     assert _replay_run._verdict([row("gloo", "private", 1, 2, 2, wrong=3)]) == 1
     assert "gloo (private memory) gave 3 wrong elements in the gradients of resnet50 x 0.5" in capsys.readouterr().err
