@@ -125,7 +125,9 @@ def _strike(
     target = dice.randrange(workers + servers)
     kinds = {"kill": 4, "stop": 3, "pause": 1}
     if max_hosts > 1 and len(set(hosts)) > 1:
-        kinds.update(cut=4, flap=1)
+        kinds.update(cut=4)
+        if phase in ("step", "shutdown"):  # Who opens its endpoints finds no interface while the link is down.
+            kinds.update(flap=1)
     if launcher and dice.random() < 0.4:
         target, kinds = LAUNCHER, {"kill": 1}
     kind = dice.choices(list(kinds), list(kinds.values()))[0]

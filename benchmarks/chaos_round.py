@@ -25,6 +25,7 @@ ROUND_MARK = "CHAOS_ROUND"
 # What a loaded machine may take for starting, for noticing beside the silence, and for ending after an error.
 START_S = 20.0
 SLACK_S = 1.0
+HUB_GRACE_S = 2.0  # Worker 0 waits so long at the end of a failed start, so that the others hear who was missing.
 LAUNCHER_GRACE_S = 16.0
 
 
@@ -88,7 +89,7 @@ class Verdict:
 
 
 TAG = re.compile(r"^\[(rank|server) (\d+)\] ")
-SERVER_ERROR = re.compile(r"herring server \d+: (?!\d+ operations)")
+SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations)")
 
 
 class Job:
@@ -422,7 +423,7 @@ class Round:
             if self.struck.get(index) in ("kill", "stop"):
                 continue
             failed += self._judge_survivor(job, index)
-        self.verdict.outcome = f"{failed} of {self.plan.processes() - len(self.struck)} survivors raised"
+        self.verdict.outcome = f"{failed} of {self.plan.processes()} processes raised"
 
     def _all_done(self, job: Job) -> bool:
         return all(job.heard[rank].find("shutdown") for rank in range(self.plan.workers))
@@ -448,17 +449,22 @@ class Round:
             return 0
         if code == 0:
             self.verdict.problems.append(f"status: {name} had an error but exit status 0")
-        named = set(range(self.plan.processes())) - {index} if self.struck.get(index) == "cut" else set(self.struck)
-        if not any(re.search(rf"\b{self.plan.name_of(other)}\b|\b{self._plural(other)}", text) for other in named):
+        # Who is cut off itself may find its own network gone first.
+        if self.struck.get(index) != "cut" and not any(self._is_named(other, text) for other in self.struck):
             self.verdict.problems.append(f"unnamed: {name} does not say that {self._names()} was lost")
         if self.first_strike is not None:
             self._note_detection(index, heard.first_error_at - self.first_strike)
         return 1
 
-    def _plural(self, index: int) -> str:
+    def _is_named(self, index: int, text: str) -> bool:
+        return bool(re.search(rf"\b{self.plan.name_of(index)}\b", text)) or self._is_listed(index, text)
+
+    def _is_listed(self, index: int, text: str) -> bool:
         """ "waiting for workers 1, 3": as the hub lists who is missing."""
         role, rank = self.plan.name_of(index).split()
-        return rf"{role}s [\d, -]*\b{rank}\b"
+        listed = re.search(rf"{role}s ([\d, -]+)", text)
+        ranges = [part.split("-") for part in listed[1].replace(" ", "").split(",") if part] if listed else []
+        return any(int(bounds[0]) <= int(rank) <= int(bounds[-1]) for bounds in ranges)
 
     def _names(self) -> str:
         return " or ".join(self.plan.name_of(index) for index in sorted(self.struck))
@@ -468,7 +474,7 @@ class Round:
         if not self.had_started:
             kind += " before all had joined"
         self.verdict.detections.append((kind, self.plan.dead_after_s, seconds))
-        allowed = self.plan.dead_after_s if self.had_started else self.plan.join_timeout_s
+        allowed = self.plan.dead_after_s if self.had_started else self.plan.join_timeout_s + HUB_GRACE_S
         late_second = max(self.last_strike - (self.first_strike or 0.0), 0.0)
         if seconds > allowed + late_second + SLACK_S:
             name = self.plan.name_of(index)

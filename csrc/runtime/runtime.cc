@@ -94,7 +94,14 @@ class Runtime::Impl {
     near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
     near.arena_bytes = effective_arena_bytes(options.config);
     near.ring_bytes = kRingBytes;
+    near.while_waiting = [this] { fail_where_somebody_is_gone(); };
     neighborhood = std::make_shared<intra_node::Neighborhood>(near, deadline);
+  }
+
+  /// Before everybody is connected the first event of the job is its end.
+  void fail_where_somebody_is_gone() {
+    HubEvent event;
+    if (options.hub->next_event(event)) throw Error(Code::kPeerLost, to_string(event));
   }
 
   std::string describe(const transport::Endpoint* endpoint) const {
