@@ -89,6 +89,7 @@ class Verdict:
 
 
 TAG = re.compile(r"^\[(rank|server) (\d+)\] ")
+NEVER_JOINED = re.compile("gave up joining|found no hub")
 SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations)")
 
 
@@ -453,7 +454,7 @@ class Round:
         if self.struck.get(index) != "cut" and not any(self._is_named(other, text) for other in self.struck):
             self.verdict.problems.append(f"unnamed: {name} does not say that {self._names()} was lost")
         if self.first_strike is not None:
-            self._note_detection(index, heard.first_error_at - self.first_strike)
+            self._note_detection(index, heard.first_error_at - self.first_strike, text)
         return 1
 
     def _is_named(self, index: int, text: str) -> bool:
@@ -469,12 +470,14 @@ class Round:
     def _names(self) -> str:
         return " or ".join(self.plan.name_of(index) for index in sorted(self.struck))
 
-    def _note_detection(self, index: int, seconds: float) -> None:
+    def _note_detection(self, index: int, seconds: float, text: str) -> None:
+        """Who has joined is missed after dead_after; of who never came nobody knows before the join's time-out."""
         kind = "/".join(sorted(set(self.struck.values())))
+        never_joined = bool(NEVER_JOINED.search(text))
         if not self.had_started:
-            kind += " before all had joined"
+            kind += " before it had joined" if never_joined else " while joining or connecting"
         self.verdict.detections.append((kind, self.plan.dead_after_s, seconds))
-        allowed = self.plan.dead_after_s if self.had_started else self.plan.join_timeout_s + HUB_GRACE_S
+        allowed = self.plan.join_timeout_s + HUB_GRACE_S if never_joined else self.plan.dead_after_s
         late_second = max(self.last_strike - (self.first_strike or 0.0), 0.0)
         if seconds > allowed + late_second + SLACK_S:
             name = self.plan.name_of(index)
