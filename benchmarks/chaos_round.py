@@ -454,7 +454,7 @@ class Round:
         if self.struck.get(index) != "cut" and not any(self._is_named(other, text) for other in self.struck):
             self.verdict.problems.append(f"unnamed: {name} does not say that {self._names()} was lost")
         if self.first_strike is not None:
-            self._note_detection(index, heard.first_error_at - self.first_strike, text)
+            self._note_detection(heard, index, text)
         return 1
 
     def _is_named(self, index: int, text: str) -> bool:
@@ -470,15 +470,20 @@ class Round:
     def _names(self) -> str:
         return " or ".join(self.plan.name_of(index) for index in sorted(self.struck))
 
-    def _note_detection(self, index: int, seconds: float, text: str) -> None:
+    def _note_detection(self, heard: Heard, index: int, text: str) -> None:
         """Who has joined is missed after dead_after; of who never came nobody knows before the join's time-out."""
+        strike, error_at = self.first_strike or 0.0, heard.first_error_at or 0.0
+        seconds = error_at - strike
         kind = "/".join(sorted(set(self.struck.values())))
         never_joined = bool(NEVER_JOINED.search(text))
         if not self.had_started:
             kind += " before it had joined" if never_joined else " while joining or connecting"
         self.verdict.detections.append((kind, self.plan.dead_after_s, seconds))
-        allowed = self.plan.join_timeout_s + HUB_GRACE_S if never_joined else self.plan.dead_after_s
-        late_second = max(self.last_strike - (self.first_strike or 0.0), 0.0)
+        allowed = self.plan.dead_after_s
+        if never_joined:  # Its time runs from when it began to join.
+            began = (heard.find("connect") or {"at": strike})["at"]
+            allowed = self.plan.join_timeout_s + HUB_GRACE_S + max(began - strike, 0.0)
+        late_second = max(self.last_strike - strike, 0.0)
         if seconds > allowed + late_second + SLACK_S:
             name = self.plan.name_of(index)
             self.verdict.problems.append(f"slow: {name} knew after {seconds:.2f} s, {allowed:g} s were promised")
