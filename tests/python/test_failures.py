@@ -3,7 +3,10 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,3 +209,22 @@ def wait_twice():
     else:
         herring.barrier(name="go")
         assert (herring.allreduce(np.ones(1000), "sum", name="slow") == 2).all()
+
+
+def test_herringrun_does_not_wait_for_a_worker_that_was_stopped_while_others_finished(tmp_path):
+    """The job is over, so nobody misses it any more: the launcher would stand there for ever."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, herring\n"
+        "herring.init()\nrank = herring.rank()\nherring.shutdown()\n"
+        "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    env = dict(os.environ, HERRING_DEAD_AFTER_S="0.5", HERRING_HEARTBEAT_S="0.1")
+    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", "--verbose", sys.executable, str(script)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 has been stopped (SIGSTOP) for 0.5 s while others have finished" in done.stderr
+    pid = int(re.search(r"rank 1 is process (\d+)", done.stderr)[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
