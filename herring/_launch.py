@@ -180,6 +180,7 @@ class _Job:
     def stop(self, first: int = signal.SIGTERM) -> None:
         if self.running():
             self.send_signal(first)
+            self.send_signal(signal.SIGCONT)  # Who is stopped takes no other signal until then.
             self.wait(STOP_GRACE_S)
         self.send_signal(signal.SIGKILL)
         self.wait(STOP_GRACE_S)

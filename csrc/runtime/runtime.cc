@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/connect.h"
@@ -233,8 +234,12 @@ class Runtime::Impl {
     if (!embedded || placement.workers == 1) return;
     try {
       options.hub->exchange("goodbye", {}, deadline);
-    } catch (const Error&) {
-      // Somebody is late or gone: it will say so itself; this process has done its part.
+    } catch (const Error& error) {
+      // Somebody is late or gone. This process has done its part and goes well; its user should know all the same.
+      LoggerOptions logging;
+      logging.level = options.config.log_level;
+      logging.who = "rank " + std::to_string(options.rank);
+      Logger(logging).log(LogLevel::kWarning, std::string("shut down without waiting for all: ") + error.what());
     }
   }
 
