@@ -1,5 +1,6 @@
 """Bad input and lost processes end in an error on every rank, in seconds, that says who and what; never in a hang."""
 
+import contextlib
 import os
 import re
 import signal
@@ -144,6 +145,30 @@ def die_on_rank_2():
         herring.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     return error_of(reduce_with_the_lost)
+
+
+@WAYS
+def test_the_error_says_when_the_lost_was_last_heard_and_what_was_pending(job, env):
+    for rank in range(2):
+        job.start_worker(die_while_one_waits, rank, 2, env=env)
+    outcomes = job.finish(codes=[0, -signal.SIGKILL])
+    text = outcomes[0].result
+    assert re.search(r"worker 1 \(pid \d+ on .+\) is lost: ", text), text
+    assert re.search(r"last heard from \d+\.\d s before", text), text
+    assert re.search(r"[12] pending here: .*all_reduce\(float32\[1000\], sum\)", text), text
+
+
+def die_while_one_waits():
+    herring.init()
+    if herring.rank() == 1:
+        herring.barrier(name="the other waits")
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle = herring.allreduce(np.zeros(1000, "float32"), "sum", name="never joined", async_op=True)
+    with contextlib.suppress(herring.PeerLostError):  # The loss may be known before the barrier ends here.
+        herring.barrier(name="the other waits")
+    with pytest.raises(herring.PeerLostError) as caught:
+        handle.wait()
+    return str(caught.value)
 
 
 def test_the_hubs_own_worker_may_be_the_one_killed(job):
