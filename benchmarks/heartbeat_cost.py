@@ -5,7 +5,9 @@
 
 Each pair is two jobs under herringrun, one after the other and in alternating order: HERRING_HEARTBEAT_S as set (1 by
 default), and 3600 (nobody is asked once). Each job measures the median time of a step (allreduce of 1 MB and of 4
-bytes, and 5 ms of computing) over some seconds. Printed is the ratio of each pair, their median and their spread.
+bytes, and 5 ms of computing) over some seconds. Printed is the ratio of each pair, their median and their spread; and,
+which the machine's other load does not blur, the processor time of the threads of worker 0's process that only watch
+(the hub, and its own connection to it) for each second of the job.
 """
 
 from __future__ import annotations
@@ -25,6 +27,15 @@ WORK_S = 0.005
 BARELY = {"HERRING_HEARTBEAT_S": "3600", "HERRING_DEAD_AFTER_S": "86400"}
 
 
+def watching_ns() -> int:
+    """Processor time of this process's watching threads so far."""
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() in {"herring-hub", "herring-member"}:
+            total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
 def work(seconds: float) -> None:
     """One worker: steps until the time is up; rank 0 prints the mean and the median step in microseconds."""
     import numpy as np
@@ -34,6 +45,7 @@ def work(seconds: float) -> None:
     herring.init()
     gradient, flag = np.ones(1 << 18, "float32"), np.zeros(1, "float32")
     times: list[float] = []
+    watched_before, job_begun = watching_ns(), time.perf_counter()
     while True:
         begun = time.perf_counter()
         while time.perf_counter() - begun < WORK_S:
@@ -44,9 +56,10 @@ def work(seconds: float) -> None:
         times.append(time.perf_counter() - begun)
         if flag[0]:
             break
+    share = (watching_ns() - watched_before) / 1e9 / (time.perf_counter() - job_begun)
     if herring.rank() == 0:
         settled = times[len(times) // 10 :]
-        print(MARK + json.dumps([statistics.mean(settled) * 1e6, statistics.median(settled) * 1e6]), flush=True)
+        print(MARK + json.dumps([statistics.mean(settled) * 1e6, statistics.median(settled) * 1e6, share]), flush=True)
 
 
 def measure(args: argparse.Namespace, settings: dict[str, str]) -> list[float]:
@@ -79,15 +92,17 @@ def main() -> int:
         return 1
     os.environ["PYTHONPATH"] = str(Path(found.origin).resolve().parents[1])
     watched = {"HERRING_HEARTBEAT_S": str(args.heartbeat), "HERRING_DEAD_AFTER_S": str(max(5.0, args.heartbeat * 5))}
-    ratios = []
+    ratios, shares = [], []
     for pair in range(args.pairs):
         order = (watched, BARELY) if pair % 2 == 0 else (BARELY, watched)
         results = {id(settings): measure(args, settings) for settings in order}
         with_beat, without = results[id(watched)], results[id(BARELY)]
         ratios.append(with_beat[1] / without[1])
+        shares.append(with_beat[2])
         print(f"pair {pair}: {with_beat[1]:8.1f} us watched, {without[1]:8.1f} us barely: {ratios[-1]:.4f}", flush=True)
     quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
     print(f"median ratio {statistics.median(ratios):.4f}; quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f}")
+    print(f"watching threads of worker 0: {statistics.median(shares):.4%} of a core, at most {max(shares):.4%}")
     return 0
 
 
