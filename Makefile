@@ -2,13 +2,16 @@
 VENV ?= .venv
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 30
+CHAOS_ROUNDS ?= 200
+CHAOS_SEED ?= 1
+SOAK_MINUTES ?= 10
 TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz chaos soak ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -16,6 +19,8 @@ help:
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
+	@echo "make chaos   CHAOS_ROUNDS=$(CHAOS_ROUNDS) jobs with processes killed, stopped, cut off (as root: on emulated hosts)"
+	@echo "make soak    steps at speed for SOAK_MINUTES=$(SOAK_MINUTES); memory and descriptors must stay flat"
 	@echo "make ecosystem  install Accelerate, Transformers and Lightning, and train with each on Herring"
 	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
@@ -67,6 +72,12 @@ tsan: setup-tests
 
 fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+chaos: setup
+	@$(PATH_IN_VENV) $(RUN) benchmarks/chaos.py --rounds $(CHAOS_ROUNDS) --seed $(CHAOS_SEED) --jobs $(JOBS)
+
+soak: setup
+	@$(PATH_IN_VENV) $(RUN) benchmarks/soak.py --minutes $(SOAK_MINUTES)
 
 ecosystem: setup-tests
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r .ci/requirements-ecosystem.txt

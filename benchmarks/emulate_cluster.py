@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -125,7 +126,16 @@ def start_host(name: str, address: str) -> Host:
     return Host(name, address, pid, ours.detach())
 
 
-def connect(host: Host, index: int, args: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Link:
+    """What joins each host to the switch: rate as tc writes it, "none" for unlimited."""
+
+    rate: str = "none"
+    burst_kb: int = 256
+    queue_kb: int = 4096
+
+
+def connect(host: Host, index: int, link: Link) -> None:
     outside, inside = f"port{index}", f"link{index}"
     ip("link", "add", outside, "type", "veth", "peer", "name", inside)
     ip("link", "set", inside, "netns", str(host.pid))
@@ -138,10 +148,10 @@ def connect(host: Host, index: int, args: argparse.Namespace) -> None:
         ["ip", "link", "set", "lo", "up"],
     ):
         subprocess.run([*within, *command], check=True)
-    if args.rate != "none":
-        shape(outside, args.rate, args.burst_kb, args.queue_kb)
-        tbf = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", args.rate]
-        subprocess.run([*within, *tbf, "burst", f"{args.burst_kb}kb", "limit", f"{args.queue_kb}kb"], check=True)
+    if link.rate != "none":
+        shape(outside, link.rate, link.burst_kb, link.queue_kb)
+        tbf = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", link.rate]
+        subprocess.run([*within, *tbf, "burst", f"{link.burst_kb}kb", "limit", f"{link.queue_kb}kb"], check=True)
 
 
 def enter(host: Host, command: list[str]) -> list[str]:
@@ -235,21 +245,36 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def run(args: argparse.Namespace) -> int:
-    """As the first process of the cluster's own process namespace."""
+def make_switch() -> None:
+    """In the first process of the cluster's own process namespace; then hosts can be connected."""
     isolate(CLONE_NEWNET | CLONE_NEWNS)
     check(libc.mount(b"proc", b"/proc", b"proc", 0, None), "mounting /proc")
     ip("link", "add", "switch", "type", "bridge")
     ip("link", "set", "switch", "up")
     ip("link", "set", "lo", "up")
+
+
+def address_of(index: int) -> str:
+    return f"10.77.{index // 250}.{index % 250 + 1}"
+
+
+def end_host(host: Host) -> None:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(host.pid, signal.SIGKILL)
+        os.waitpid(host.pid, 0)
+
+
+def run(args: argparse.Namespace) -> int:
+    """As the first process of the cluster's own process namespace."""
+    make_switch()
     hosts: list[Host] = []
     processes: list[tuple[str, subprocess.Popen[bytes]]] = []
     try:
         for index in range(args.workers + args.servers):
             kind = f"worker{index}" if index < args.workers else f"server{index - args.workers}"
-            host = start_host(kind, f"10.77.{index // 250}.{index % 250 + 1}")
+            host = start_host(kind, address_of(index))
             hosts.append(host)
-            connect(host, index, args)
+            connect(host, index, Link(args.rate, args.burst_kb, args.queue_kb))
         processes = start_everything(args, hosts)
         code = watch(processes, args.timeout)
         if args.verbose:
@@ -267,20 +292,18 @@ def run(args: argparse.Namespace) -> int:
         if any(process.poll() is None for _, process in processes):
             end(processes)
         for host in hosts:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(host.pid, signal.SIGKILL)
-                os.waitpid(host.pid, 0)
+            end_host(host)
 
 
-def run_enclosed(args: argparse.Namespace) -> int:
-    """run() in a process namespace; the first process there dies with this one, and all others with that."""
+def run_enclosed(body: Callable[[], int]) -> int:
+    """`body` in a process namespace; the first process there dies with this one, and all others with that."""
     check(libc.unshare(CLONE_NEWPID), "unshare (root is needed)")
     first = os.fork()
     if first == 0:
         code = 1
         try:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            code = run(args)
+            code = body()
         except Stopped as stopped:
             code = 128 + int(stopped.args[0])
         except EmulationError as error:
@@ -337,7 +360,7 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, on_signal)
     try:
-        return run_enclosed(args)
+        return run_enclosed(lambda: run(args))
     except EmulationError as error:
         print(f"emulate_cluster: {error}", file=sys.stderr)
         return 1

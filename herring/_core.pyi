@@ -122,6 +122,9 @@ class Hub:
     ) -> None: ...
     @property
     def port(self) -> int: ...
+    def counters(self) -> dict[str, int]:
+        """Connections so far: accepted, joined, lost; and strangers: bad_strangers, slow_strangers, ..."""
+
     def close(self) -> None:
         """Waits up to a second for members that are leaving, then stops."""
 

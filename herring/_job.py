@@ -20,7 +20,7 @@ from herring._rendezvous import (
     Store,
     from_hub_setting,
     from_master,
-    is_loopback,
+    listening_address,
     published_address,
     read_store,
     store_key,
@@ -219,11 +219,7 @@ def _lead(
         config = config.with_secret(fixed.secret)
     elif not config.secret:
         config = config.with_secret(secrets.token_hex(32))
-    if fixed is None:
-        listen_host = "127.0.0.1" if is_all_local else ""
-    else:
-        # MASTER_ADDR may be a name that this host resolves to loopback and others to its real address: listen on all.
-        listen_host = fixed.host if is_loopback(fixed.host) else ""
+    listen_host = listening_address(is_all_local, config.interface, fixed.host if fixed is not None else None)
     hub = _core.Hub(
         listen_host=listen_host,
         ports=list(fixed.ports) if fixed is not None else [],

@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 __all__ = ["main"]
@@ -22,6 +24,9 @@ __all__ = ["main"]
 FAILURE_GRACE_S = 10.0
 # After SIGINT or SIGTERM, before SIGKILL.
 STOP_GRACE_S = 5.0
+# Where some have finished, who is stopped (SIGSTOP, a debugger) for longer than the job would have waited for it.
+STOPPED_CHECK_S = 0.5
+DEAD_AFTER_S = 5.0
 PR_SET_PDEATHSIG = 1
 
 DESCRIPTION = "Run a training script in several processes on this machine, averaging gradients with Herring."
@@ -40,6 +45,16 @@ class _Process:
     name: str
     popen: subprocess.Popen[bytes]
     code: int | None = None
+    stopped_since: float | None = None
+
+    def note_stopped(self, now: float) -> float:
+        """For how long it has been stopped; 0 where it runs."""
+        try:
+            state = Path("/proc", str(self.popen.pid), "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = ""
+        self.stopped_since = (self.stopped_since or now) if state in {"T", "t"} else None
+        return 0.0 if self.stopped_since is None else now - self.stopped_since
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,6 +180,7 @@ class _Job:
     def stop(self, first: int = signal.SIGTERM) -> None:
         if self.running():
             self.send_signal(first)
+            self.send_signal(signal.SIGCONT)  # Who is stopped takes no other signal until then.
             self.wait(STOP_GRACE_S)
         self.send_signal(signal.SIGKILL)
         self.wait(STOP_GRACE_S)
@@ -213,12 +229,42 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     raise _Interrupted(number)
 
 
-def _watch(job: _Job) -> int:
+def _find_stopped(job: _Job, patience_s: float) -> _Process | None:
+    """A process that has stood still for too long. Nobody else would miss it: the job has ended for the others."""
+    now = time.monotonic()
+    for process in job.running():
+        if process.note_stopped(now) > patience_s:
+            return process
+    return None
+
+
+def _dead_after_s(env: Mapping[str, str]) -> float:
+    try:
+        return float(env.get("HERRING_DEAD_AFTER_S", DEAD_AFTER_S))
+    except ValueError:
+        return DEAD_AFTER_S  # The workers say that it is bad.
+
+
+def _watch(job: _Job, dead_after_s: float) -> int:
     """Until all are gone; ends the job when one fails. Returns the exit code."""
     failed: _Process | None = None
     give_up = float("inf")
+    some_have_finished, next_look = False, 0.0
     while job.running():
+        if some_have_finished and failed is None and time.monotonic() >= next_look:
+            next_look = time.monotonic() + STOPPED_CHECK_S
+            stopped = _find_stopped(job, dead_after_s)
+            if stopped is not None:
+                print(
+                    f"herringrun: {stopped.name} has been stopped (SIGSTOP) for {dead_after_s:g} s while others have "
+                    "finished; ending the job",
+                    file=sys.stderr,
+                )
+                job.stop()
+                job.drain_output()
+                return 1
         for process in job.poll(0.05):
+            some_have_finished = True
             if process.code == 0 or failed is not None:
                 continue
             failed = process
@@ -242,7 +288,7 @@ def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) ->
             job.start(
                 f"server {index}", [sys.executable, "-m", "herring._cli", "server", "--rank", str(index)], server_env
             )
-        return _watch(job)
+        return _watch(job, _dead_after_s(server_env))
     except _Interrupted as interrupted:
         print(f"herringrun: {signal.Signals(interrupted.number).name}: stopping the job", file=sys.stderr)
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -162,6 +162,22 @@ def published_address(is_all_local: bool, interface: str, master_host: str | Non
     return primary_address()
 
 
+def listening_address(is_all_local: bool, interface: str, fixed_host: str | None) -> str:
+    """Where worker 0's hub listens; empty: on all addresses. `fixed_host` is where all others look, if that is settled.
+
+    With HERRING_INTERFACE the hub is on that interface alone, unless the others look for it at another address.
+    """
+    if fixed_host is None and is_all_local:
+        return _LOOPBACK
+    if fixed_host is not None and is_loopback(fixed_host):
+        return fixed_host
+    if not interface:
+        # MASTER_ADDR may be a name that this host resolves to loopback and others to its real address: listen on all.
+        return ""
+    address = interface_address(interface)
+    return address if fixed_host is None or own_address(fixed_host) == address else ""
+
+
 def store_key(generation: int) -> str:
     """Where the hub's address lies in a store; each start of Herring over one store has its own generation."""
     return f"herring/hub/{generation}"

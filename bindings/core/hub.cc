@@ -37,6 +37,10 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.job_id = job_id;
   options.heartbeat = nanoseconds(settings.heartbeat_s);
   options.dead_after = nanoseconds(settings.dead_after_s);
+  LoggerOptions logging;
+  logging.level = settings.log_level;
+  logging.who = "rank 0";
+  options.logger = std::make_shared<Logger>(logging);
   return std::make_unique<PyHub>(call_interruptibly([options] { return std::make_shared<Hub>(options); }));
 }
 
@@ -95,6 +99,20 @@ void bind_hub(py::module_& module) {
       .def(py::init(&make_hub), py::kw_only(), py::arg("listen_host"), py::arg("ports"), py::arg("workers"),
            py::arg("job_id"), py::arg("config"))
       .def_property_readonly("port", [](const PyHub& self) { return self.owned.get()->port(); })
+      .def("counters",
+           [](const PyHub& self) {
+             const runtime::HubCounters seen = self.owned.get()->counters();
+             py::dict counters;
+             counters["accepted"] = seen.accepted;
+             counters["bad_strangers"] = seen.bad_strangers;
+             counters["slow_strangers"] = seen.slow_strangers;
+             counters["failed_handshakes"] = seen.failed_handshakes;
+             counters["joined"] = seen.joined;
+             counters["refused"] = seen.refused;
+             counters["lost"] = seen.lost;
+             counters["protocol_errors"] = seen.protocol_errors;
+             return counters;
+           })
       .def("close", [](PyHub& self) { self.owned.reset(); });
 
   py::class_<PyHubClient>(module, "HubClient")

@@ -148,6 +148,7 @@ class Meeting final {
       if (missing_ == 0) break;
       const Instant now = std::chrono::steady_clock::now();
       if (now >= deadline) throw Error(Code::kTimeout, missing_text());
+      if (options_.while_waiting) options_.while_waiting();
       retry_ms = missing_ < before ? kFirstRetryMs : std::min(retry_ms * 2, kLastRetryMs);
       wait(std::min(deadline, now + std::chrono::milliseconds(retry_ms)), now);
     }

@@ -95,8 +95,8 @@ class Neighborhood::Impl {
                           make_shared_memory("herring-control", control_bytes(options_)), make_doorbell()};
     arena_ = Mapping(own.arena, options_.arena_bytes, "this rank's arena (HERRING_ARENA_BYTES)");
     control_ = Mapping(own.control, control_bytes(options_), "this rank's message rings");
-    MeetingOptions meeting{options_.local_rank, options_.local_size, options_.token, options_.arena_bytes,
-                           options_.ring_bytes};
+    MeetingOptions meeting{options_.local_rank,  options_.local_size, options_.token,
+                           options_.arena_bytes, options_.ring_bytes, options_.while_waiting};
     std::vector<SharedDescriptors> theirs = meet(meeting, own, deadline);
     doorbell_ = std::move(own.doorbell);
     peers_.resize(options_.local_size);

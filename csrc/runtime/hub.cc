@@ -98,6 +98,7 @@ class Hub::Impl final {
   void greet(ConnectionId id, Connection& connection, const Frame& frame, Instant now);
   void refuse_stranger(ConnectionId id, Connection& connection, RefuseCode code, std::string text, Instant now);
   void bad_stranger(ConnectionId id);
+  void log_stranger(const Connection& connection, std::string_view what);
   void linger(ConnectionId id, Connection& connection, Instant now);
   /// The connection is no more.
   void ended(ConnectionId id);
@@ -195,7 +196,10 @@ void Hub::Impl::step() {
   }
   for (const ConnectionId id : strangers_.overdue(now)) {
     ++counters_.slow_strangers;
-    connections_.erase(id);
+    if (const auto found = connections_.find(id); found != connections_.end()) {
+      log_stranger(found->second, "did not finish the handshake in time");
+      connections_.erase(found);
+    }
   }
   for (const ConnectionId id : lingering_.overdue(now)) connections_.erase(id);
   if (now >= accept_again_) {
@@ -267,9 +271,10 @@ void Hub::Impl::readable(ConnectionId id, Instant now) {
     if (result == FrameReader::Result::kBad) {
       if (connection.phase == Phase::kMember) {
         ++counters_.protocol_errors;
-        membership_.disconnected(id, "dropped: it sent " + connection.socket.ending());
+        membership_.disconnected(id, "dropped: it sent " + connection.socket.ending(), now);
       } else if (connection.phase != Phase::kLingering) {
         ++counters_.bad_strangers;
+        log_stranger(connection, "sent " + connection.socket.ending());
       }
       return ended(id);
     }
@@ -281,10 +286,11 @@ void Hub::Impl::readable(ConnectionId id, Instant now) {
   if (connection.phase == Phase::kJoin) {
     ++counters_.failed_handshakes;
     membership_.note_failed_handshake();
+    log_stranger(connection, "ended the handshake; it most likely has another HERRING_SECRET");
   }
   if (connection.phase == Phase::kMember) {
     const std::string& ending = connection.socket.ending();
-    membership_.disconnected(id, ending + (ending == "connection closed" ? ": the process died" : ""));
+    membership_.disconnected(id, ending + (ending == "connection closed" ? ": the process died" : ""), now);
   }
   ended(id);
 }
@@ -297,7 +303,17 @@ void Hub::Impl::ended(ConnectionId id) {
 
 void Hub::Impl::bad_stranger(ConnectionId id) {
   ++counters_.bad_strangers;
+  if (const auto found = connections_.find(id); found != connections_.end()) {
+    log_stranger(found->second, "sent what is not the handshake");
+  }
   ended(id);
+}
+
+void Hub::Impl::log_stranger(const Connection& connection, std::string_view what) {
+  if (!options_.logger) return;
+  options_.logger->log_limited(
+      LogLevel::kWarning, "hub.stranger",
+      "dropped a connection to the hub from " + connection.socket.peer_name() + ": it " + std::string(what));
 }
 
 void Hub::Impl::dispatch(ConnectionId id, Connection& connection, const Frame& frame, Instant now) {
@@ -389,7 +405,7 @@ void Hub::Impl::flush(Instant now) {
           readable(id, now);
           const auto still = connections_.find(id);
           if (still != connections_.end() && still->second.phase == Phase::kMember) {
-            membership_.disconnected(id, still->second.socket.ending());
+            membership_.disconnected(id, still->second.socket.ending(), now);
             ended(id);
           }
           perform(now);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -38,6 +39,7 @@ struct HubOptions {
   std::uint64_t job_id = 0;  ///< Random; given to members when they join.
   Duration heartbeat = std::chrono::seconds(1);   ///< Between pings of a member; positive.
   Duration dead_after = std::chrono::seconds(5);  ///< Silence after which a member is lost; more than heartbeat.
+  std::shared_ptr<Logger> logger;                 ///< Told of strangers, at a bounded rate. May be empty.
 };
 
 /// What a hub has seen so far. "Strangers" are connections that did not authenticate.
@@ -92,6 +94,8 @@ struct HubEvent {
   Member member;
   std::string reason;  ///< For people: "connection closed", "silent for 5.0 s".
 };
+/// "worker 3 (pid 812 on node-b) is lost: silent for 5.0 s"
+std::string to_string(const HubEvent& event);
 
 /// One member's connection. Has a thread that answers heartbeats, so a busy (GIL-bound, computing) process counts as
 /// alive and a stopped or cut-off one does not. Calls are safe from any thread.

@@ -86,6 +86,7 @@ class HubClient::Impl final {
   // The thread's own.
   std::optional<Session> session_;
   Instant heard_{};
+  Duration dead_after_{};
   bool half_closed_ = false;
   bool connected_ = false;
   std::string closing_reason_;
@@ -108,6 +109,7 @@ class HubClient::Impl final {
   std::deque<HubEvent> events_;
   std::map<std::string, std::shared_ptr<Pending>> exchanges_;
   std::optional<std::string> join_missing_;
+  Status start_failure_;  // The job will never start.
 
   std::thread thread_;
 };
@@ -115,10 +117,15 @@ class HubClient::Impl final {
 void HubClient::Impl::join(Instant deadline) {
   const Instant begin = Clock::now();
   HubSearch search(options_);
+  Instant back_until = Instant::max();  // A hub that went away may come back for so long.
   while (Clock::now() < deadline) {
-    session_ = search.try_ports(deadline);
-    if (session_ && join_once(search, deadline)) return;
+    session_ = search.try_ports(std::min(deadline, back_until));
+    if (session_) {
+      if (join_once(search, deadline)) return;
+      back_until = std::min(back_until, heard_ + dead_after_);
+    }
     const Instant now = Clock::now();
+    if (now >= back_until) throw search.hub_lost();
     if (now < deadline) std::this_thread::sleep_until(std::min(deadline, now + search.pause()));
   }
   throw search.failure(Clock::now() - begin);
@@ -132,13 +139,14 @@ bool HubClient::Impl::join_once(HubSearch& search, Instant deadline) {
     outgoing_.clear();
   }
   heard_ = Clock::now();
+  dead_after_ = session_->welcome.dead_after;
   half_closed_ = false;
   connected_ = true;
   closing_reason_.clear();
   roster_.clear();
   thread_ = start_thread("herring-member", [this] { run(); });
   std::unique_lock lock(mutex_);
-  const auto settled = [this] { return started_ || end_ != End::kNone; };
+  const auto settled = [this] { return started_ || end_ != End::kNone || !start_failure_.is_ok(); };
   if (!changed_.wait_until(lock, deadline, settled)) {
     post(FrameType::kQuery, encode_text(""));
     changed_.wait_until(lock, Clock::now() + kQueryPatience, [&] { return settled() || join_missing_; });
@@ -150,6 +158,7 @@ bool HubClient::Impl::join_once(HubSearch& search, Instant deadline) {
     }
   }
   if (started_) return true;
+  start_failure_.or_throw();
   search.note_lost(end_reason_);
   lock.unlock();
   thread_.join();
@@ -212,7 +221,9 @@ void HubClient::Impl::poll_once() {
   if (!connected_) return;
   if (!open) {
     const bool died = closing_reason_.empty();
-    return end(died ? socket.ending() + ": worker 0's process died, or the network to it" : closing_reason_);
+    return end(died ? socket.ending() + ": worker 0's process died, or the network to it; last heard from " +
+                          seconds_text(Clock::now() - heard_) + " before"
+                    : closing_reason_);
   }
   const Instant now = Clock::now();
   if (now >= leave_deadline) return end("left");
@@ -283,9 +294,14 @@ bool HubClient::Impl::on_roster(const Frame& frame) {
 
 bool HubClient::Impl::on_event(const Frame& frame) {
   auto event = decode_event(frame.body);
-  if (!event || workers_.empty() || event->index >= workers_.size() + servers_.size()) return false;
+  if (!event || event->index >= options_.workers + options_.servers) return false;
   const std::lock_guard lock(mutex_);
   if (leaving_) return true;
+  if (workers_.empty()) {
+    start_failure_ = Status(Code::kPeerLost, std::move(event->reason));
+    changed_.notify_all();
+    return true;
+  }
   events_.push_back({event->kind, member(event->index), std::move(event->reason)});
   events_waiting_.raise();
   return true;
@@ -355,7 +371,8 @@ void HubClient::Impl::post(FrameType type, std::vector<std::byte> body) {
 
 void HubClient::Impl::check_usable() const {
   if (leaving_ || end_ == End::kLeft) throw Error(Code::kShutdown, to_string(options_.self) + " has left the job");
-  if (end_ == End::kHubLost) throw Error(Code::kPeerLost, "the hub is lost: " + end_reason_);
+  if (end_ == End::kHubLost)
+    throw Error(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + end_reason_);
 }
 
 std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string& name, std::span<const std::byte> blob,

@@ -113,6 +113,7 @@ void HubSearch::refused(std::uint16_t port, const Refuse& refuse) {
   answer.is_hub = true;
   answers_[port] = answer;
   if (refuse.code == RefuseCode::kStarted || refuse.code == RefuseCode::kClosing) return;
+  if (refuse.code == RefuseCode::kLost) throw Error(Code::kPeerLost, refuse.text);
   throw Error(Code::kMismatch,
               "the hub at " + place(port) + " refused " + to_string(options_.self) + ": " + refuse.text);
 }
@@ -163,8 +164,14 @@ std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket so
 }
 
 void HubSearch::note_lost(const std::string& reason) {
+  lost_reason_ = reason;
   answers_[last_hub_port_] = Answer{"the hub was there and went away: " + reason, false, true};
   ++rounds_;
+}
+
+Error HubSearch::hub_lost() const {
+  return Error(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + lost_reason_ +
+                                    "; the job could not start without it");
 }
 
 Error HubSearch::other_secret(std::uint16_t port) const {

@@ -33,6 +33,8 @@ class HubSearch final {
   Duration pause() const;
   /// What to throw at the deadline: where it looked and what it found.
   Error failure(Duration tried) const;
+  /// What to throw where the hub of note_lost() did not come back.
+  Error hub_lost() const;
 
  private:
   struct Answer {
@@ -52,6 +54,7 @@ class HubSearch final {
   std::map<std::uint16_t, Answer> answers_;  // The latest of each port.
   std::uint32_t rounds_ = 0;
   std::uint16_t last_hub_port_ = 0;
+  std::string lost_reason_;
   Instant other_secret_since_ = Instant::max();
 };
 

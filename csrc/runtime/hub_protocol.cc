@@ -13,6 +13,20 @@ std::string to_string(const Member& member) {
          std::to_string(member.pid) + " on " + member.host_name + ")";
 }
 
+std::string to_string(const HubEvent& event) {
+  switch (event.kind) {
+    case HubEvent::Kind::kLeft:
+      return to_string(event.member) + " has left the job";
+    case HubEvent::Kind::kFailed:
+      return to_string(event.member) + " failed: " + event.reason;
+    case HubEvent::Kind::kHubLost:
+      return "worker 0, which holds the job together, is lost: " + event.reason;
+    case HubEvent::Kind::kLost:
+      break;
+  }
+  return to_string(event.member) + " is lost: " + event.reason;
+}
+
 namespace control {
 namespace {
 
@@ -96,7 +110,7 @@ std::optional<Refuse> decode_refuse(std::span<const std::byte> body) {
   BodyReader reader(body);
   const std::uint8_t code = reader.u8();
   Refuse refuse{static_cast<RefuseCode>(code), reader.text(kMaxText)};
-  if (!reader.done() || code < 1 || code > static_cast<std::uint8_t>(RefuseCode::kClosing)) return std::nullopt;
+  if (!reader.done() || code < 1 || code > static_cast<std::uint8_t>(RefuseCode::kLost)) return std::nullopt;
   return refuse;
 }
 

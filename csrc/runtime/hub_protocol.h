@@ -63,6 +63,7 @@ enum class RefuseCode : std::uint8_t {
   kRankRange = 5,
   kStarted = 6,
   kClosing = 7,
+  kLost = 8,
 };
 struct Refuse {
   RefuseCode code = RefuseCode::kVersion;

@@ -176,6 +176,19 @@ void FrameSocket::seal_with(const Digest& send_key, const Digest& receive_key) {
   opener_.emplace(receive_key);
 }
 
+std::string FrameSocket::peer_name() const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  if (::getpeername(fd(), any, &size) != 0 || ::getnameinfo(any, size, host.data(), host.size(), port.data(),
+                                                            port.size(), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "unknown";
+  }
+  return std::string(host.data()) + ":" + port.data();
+}
+
 void FrameSocket::set_user_timeout(Duration timeout) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   set_option(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::clamp<std::int64_t>(ms, 1, 1 << 30)));

@@ -59,6 +59,8 @@ class FrameSocket final {
   void seal_with(const Digest& send_key, const Digest& receive_key);
   /// The peer has authenticated: larger frames are let in.
   void trust() { reader_.set_max_body(kMaxBody); }
+  /// "10.0.0.7:53211", for people; "unknown" where the connection has ended.
+  std::string peer_name() const;
   /// Unacknowledged data for longer than this breaks the connection.
   void set_user_timeout(Duration timeout);
 

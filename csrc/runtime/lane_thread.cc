@@ -41,6 +41,13 @@ std::uint32_t share(std::uint64_t total, std::uint64_t unit, std::uint32_t worke
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, low, high));
 }
 
+LoggerOptions logging(const LaneOptions& options) {
+  LoggerOptions result;
+  result.level = options.config.log_level;
+  result.who = "lane " + std::to_string(options.self.value);
+  return result;
+}
+
 }  // namespace
 
 ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
@@ -79,7 +86,8 @@ LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::En
     : options_(options),
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)) {}
+      slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)),
+      logger_(logging(options)) {}
 
 LaneThread::~LaneThread() {
   stop_.store(true, std::memory_order_release);
@@ -123,6 +131,12 @@ void LaneThread::deliver_losses(Instant now, server::Engine& engine) {
 void LaneThread::publish(const server::Engine& engine) {
   idle_.store(engine.is_idle(), std::memory_order_release);
   const std::scoped_lock lock(mutex_);
+  const std::uint64_t rejected = engine.stats().messages_rejected;
+  if (rejected != stats_.messages_rejected) {
+    // Often of an operation that was given up meanwhile; more than a few are a stranger's, or a bug.
+    logger_.log_limited(LogLevel::kInfo, "lane.rejected",
+                        "dropped messages that fit nothing under way: " + std::to_string(rejected) + " so far");
+  }
   stats_ = engine.stats();
 }
 

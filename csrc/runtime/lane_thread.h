@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/config.h"
+#include "core/log.h"
 #include "core/types.h"
 #include "runtime/placement.h"
 #include "server/engine.h"
@@ -79,6 +80,7 @@ class LaneThread final {
   mutable std::mutex mutex_;
   std::vector<std::pair<PeerId, std::string>> losses_;  // guarded by mutex_
   server::EngineStats stats_;                           // guarded by mutex_
+  Logger logger_;
   std::thread thread_;
 };
 

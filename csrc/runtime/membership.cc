@@ -79,6 +79,7 @@ std::size_t Membership::index_of(const Member& member) const {
 
 std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   if (closing_) return Refuse{RefuseCode::kClosing, "the hub is closing"};
+  if (!start_failure_.empty()) return Refuse{RefuseCode::kLost, start_failure_};
   if (started_) {
     return Refuse{RefuseCode::kStarted, "the job of this hub has already started with all its " +
                                             sizes_text(options_.workers, options_.servers)};
@@ -114,7 +115,7 @@ void Membership::join(ConnectionId connection, const Join& join, Instant now) {
     next_ping_ = now + options_.heartbeat;
   }
   const std::size_t index = index_of(join.member);
-  slots_[index] = Slot{join.member, State::kHere, connection, now};
+  slots_[index] = Slot{join.member, State::kHere, connection, now, {}, {}, false};
   index_of_[connection] = index;
   next_silence_ = std::min(next_silence_, now + options_.dead_after);
   ++counters_.joined;
@@ -160,14 +161,15 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
   }
 }
 
-void Membership::disconnected(ConnectionId connection, const std::string& reason) {
+void Membership::disconnected(ConnectionId connection, const std::string& reason, Instant now) {
   const auto found = index_of_.find(connection);
   if (found == index_of_.end()) return;
   const std::size_t index = found->second;
   index_of_.erase(found);
   slots_[index].connection = 0;
   ++counters_.lost;
-  gone(index, State::kLost, HubEvent::Kind::kLost, reason);
+  const std::string heard = "last heard from " + seconds_text(std::max(now - slots_[index].heard, Duration::zero()));
+  gone(index, State::kLost, HubEvent::Kind::kLost, reason + "; " + heard + " before");
 }
 
 void Membership::violation(std::size_t index, const std::string& what) {
@@ -182,7 +184,13 @@ void Membership::violation(std::size_t index, const std::string& what) {
 void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason) {
   Slot& slot = slots_[index];
   if (!started_) {
-    slot.state = State::kAbsent;  // Its place is free again: a restarted process may take it.
+    slot.state = State::kAbsent;  // Its place is free again: a restarted process may take it, for a while.
+    slot.gave_up = kind == HubEvent::Kind::kLeft;
+    if (kind == HubEvent::Kind::kLost) {
+      slot.lost = to_string(slot.member) + " is lost: " + reason;
+      slot.back_until = slot.heard + options_.dead_after;
+      next_return_ = std::min(next_return_, slot.back_until);
+    }
     return;
   }
   if (slot.state != State::kHere) return;  // One event a member: the first says why.
@@ -256,7 +264,7 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
   std::vector<bool> here(slots_.size(), true);
   std::string text;
   if (name.empty()) {
-    for (std::size_t i = 0; i < slots_.size(); ++i) here[i] = slots_[i].state != State::kAbsent;
+    for (std::size_t i = 0; i < slots_.size(); ++i) here[i] = slots_[i].state != State::kAbsent || slots_[i].gave_up;
     text = waiting_text(here, options_.workers, "are here");
     if (failed_handshakes_ > 0 && !started_) {
       text += ". " + std::to_string(failed_handshakes_) +
@@ -269,12 +277,34 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
   send(slots_[index].connection, FrameType::kMissing, make_body(encode_missing(name, text)));
 }
 
+/// Who had come and went before all were there is given dead_after to come back; then nobody waits for it any more.
+void Membership::find_lost_before_start(Instant now) {
+  if (started_ || now < next_return_ || !start_failure_.empty()) return;
+  next_return_ = Instant::max();
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.lost.empty()) continue;
+    if (now < slot.back_until) {
+      next_return_ = std::min(next_return_, slot.back_until);
+      continue;
+    }
+    next_return_ = Instant::max();
+    start_failure_ = slot.lost + "; the job could not start without it";
+    send_all(FrameType::kEvent, make_body(encode(Event{HubEvent::Kind::kLost, i, start_failure_})));
+    return;
+  }
+}
+
 void Membership::tick(Instant now) {
   if (index_of_.empty()) return;
   if (now - last_tick_ > options_.heartbeat + options_.dead_after / 2) {
     // The hub itself did not run: nobody's silence can be told from its own.
-    for (Slot& slot : slots_) slot.heard = now;
+    for (Slot& slot : slots_) {
+      slot.heard = now;
+      slot.back_until = now + options_.dead_after;
+    }
     next_silence_ = now + options_.dead_after;
+    if (next_return_ != Instant::max()) next_return_ = next_silence_;
   }
   last_tick_ = now;
   if (now >= next_silence_) {
@@ -294,6 +324,7 @@ void Membership::tick(Instant now) {
       gone(i, State::kLost, HubEvent::Kind::kLost, reason);
     }
   }
+  find_lost_before_start(now);
   if (now >= next_ping_) {
     send_all(FrameType::kPing, make_body(encode_serial(++ping_serial_)));
     next_ping_ = now + options_.heartbeat;
@@ -301,7 +332,7 @@ void Membership::tick(Instant now) {
 }
 
 Instant Membership::next_wakeup() const {
-  return index_of_.empty() ? Instant::max() : std::min(next_ping_, next_silence_);
+  return index_of_.empty() ? Instant::max() : std::min({next_ping_, next_silence_, next_return_});
 }
 
 void Membership::close() {

@@ -58,7 +58,7 @@ class Membership final {
   /// An authenticated frame of a member.
   void receive(ConnectionId connection, const Frame& frame, Instant now);
   /// The connection ended by itself, or its bytes were not frames (`reason` says so).
-  void disconnected(ConnectionId connection, const std::string& reason);
+  void disconnected(ConnectionId connection, const std::string& reason, Instant now);
   /// Sends what is due and finds who is silent. Call it when next_wakeup() has come; earlier does no harm. Deliver what
   /// was received first.
   void tick(Instant now);
@@ -83,6 +83,9 @@ class Membership final {
     State state = State::kAbsent;
     ConnectionId connection = 0;
     Instant heard{};
+    std::string lost;      // Why it is absent again, before the start.
+    Instant back_until{};  // By then another process has to take its place.
+    bool gave_up = false;  // It left before the start, because it waited for others as well.
   };
   struct Round {
     std::vector<std::vector<std::byte>> blobs;
@@ -92,6 +95,7 @@ class Membership final {
 
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
   void start();
+  void find_lost_before_start(Instant now);
   void exchange(std::size_t index, const Exchange& exchange);
   void complete(const std::string& name, const Round& round);
   void fail_rounds_without(std::size_t gone);
@@ -111,6 +115,7 @@ class Membership final {
   std::vector<Action> actions_;
   std::optional<std::size_t> first_gone_;
   std::string first_gone_reason_;
+  std::string start_failure_;  // Why the job will never start.
   bool started_ = false;
   bool closing_ = false;
   std::uint64_t ping_serial_ = 0;
@@ -118,6 +123,7 @@ class Membership final {
   Instant last_tick_{};
   Instant next_ping_{};
   Instant next_silence_ = Instant::max();  // No member can be overdue before.
+  Instant next_return_ = Instant::max();   // No place that was lost before the start has to be taken again before.
   Counters counters_;
 };
 

@@ -158,6 +158,7 @@ class Progress final : public Driver {
   void execute(Instant now, intra_node::LocalAction& action);
   void send_local(intra_node::SendLocal& message);
   bool flush_local_backlog();
+  Status with_pending(const Status& status) const;
   void fail_everything(const Status& status);
   void publish();
 

@@ -280,10 +280,22 @@ void Progress::expire_operations(Instant now) {
   run_local_actions(now);
 }
 
+/// A lost process's error also says what it kept from ending.
+Status Progress::with_pending(const Status& status) const {
+  if (status.code() != Code::kPeerLost || pending_.load() == 0) return status;
+  constexpr std::size_t kNamed = 3;
+  std::string text = "; " + std::to_string(pending_.load()) + " pending here";
+  for (std::size_t i = 0; i < std::min(operations_.size(), kNamed); ++i) {
+    text += (i == 0 ? ": " : ", ") + to_string(operations_[i]->descriptor);
+  }
+  return Status(status.code(), status.message() + text + (operations_.size() > kNamed ? ", ..." : ""));
+}
+
 void Progress::fail_everything(const Status& status) {
+  const Status with_what = with_pending(status);
   {
     const std::scoped_lock lock(mutex_);
-    if (failure_.is_ok()) failure_ = status;
+    if (failure_.is_ok()) failure_ = with_what;
   }
   publish();
   // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.

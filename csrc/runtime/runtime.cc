@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/connect.h"
@@ -94,7 +95,14 @@ class Runtime::Impl {
     near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
     near.arena_bytes = effective_arena_bytes(options.config);
     near.ring_bytes = kRingBytes;
+    near.while_waiting = [this] { fail_where_somebody_is_gone(); };
     neighborhood = std::make_shared<intra_node::Neighborhood>(near, deadline);
+  }
+
+  /// Before everybody is connected the first event of the job is its end.
+  void fail_where_somebody_is_gone() {
+    HubEvent event;
+    if (options.hub->next_event(event)) throw Error(Code::kPeerLost, to_string(event));
   }
 
   std::string describe(const transport::Endpoint* endpoint) const {
@@ -226,8 +234,12 @@ class Runtime::Impl {
     if (!embedded || placement.workers == 1) return;
     try {
       options.hub->exchange("goodbye", {}, deadline);
-    } catch (const Error&) {
-      // Somebody is late or gone: it will say so itself; this process has done its part.
+    } catch (const Error& error) {
+      // Somebody is late or gone. This process has done its part and goes well; its user should know all the same.
+      LoggerOptions logging;
+      logging.level = options.config.log_level;
+      logging.who = "rank " + std::to_string(options.rank);
+      Logger(logging).log(LogLevel::kWarning, std::string("shut down without waiting for all: ") + error.what());
     }
   }
 

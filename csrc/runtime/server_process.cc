@@ -72,7 +72,7 @@ class ServerProcess::Impl {
     }
     if (event.kind == HubEvent::Kind::kFailed) note(Status(Code::kPeerLost, who + " failed: " + event.reason));
     if (event.kind == HubEvent::Kind::kLost) note(Status(Code::kPeerLost, who + " is lost: " + event.reason));
-    if (event.kind == HubEvent::Kind::kFailed || event.member.role != Role::kWorker) return false;
+    if (event.member.role != Role::kWorker) return false;
     gone.insert(event.member.rank);
     if (event.kind == HubEvent::Kind::kLost) {
       for (const auto& lane : connections.lanes) {
@@ -92,7 +92,7 @@ class ServerProcess::Impl {
   int stop_fd = -1;
   std::atomic<bool> stop{false};
   std::thread goodbye;
-  std::set<std::uint32_t> gone;  ///< Workers that left or were lost.
+  std::set<std::uint32_t> gone;  ///< Workers that left, failed or were lost.
   Status outcome;
 };
 

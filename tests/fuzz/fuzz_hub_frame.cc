@@ -71,7 +71,7 @@ void drive_membership(std::span<const Frame> frames) {
     if (frame.type == FrameType::kJoin) {
       if (const auto join = decode_join(frame.body)) membership.join(next++, *join, now);
     } else if (frame.type == FrameType::kClosing) {
-      membership.disconnected(1 + i % 3, "closed");
+      membership.disconnected(1 + i % 3, "closed", now);
     } else {
       membership.receive(1 + frame.body.size() % 3, frame, now);
     }

@@ -306,5 +306,20 @@ TEST(HostIdentity, IsTheSameForAllProcessesOfAHost) {
   expect_all_zero(run_processes(1, [&](std::uint32_t) { require(host_identity() == here, host_identity()); }));
 }
 
+// A rank that died while its host's ranks met would be waited for until the join's time-out, two minutes.
+TEST(Neighborhood, WhoWaitsForRanksCanBeToldThatOneIsLost) {
+  NeighborhoodOptions lonely = options(0, 2, random_token());
+  int asked = 0;
+  lonely.while_waiting = [&asked] {
+    if (++asked == 3) throw Error(Code::kPeerLost, "rank 1 is lost");
+  };
+  try {
+    const Neighborhood never(lonely, in(60));
+    FAIL() << "nobody else came";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), Code::kPeerLost) << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace herring::intra_node

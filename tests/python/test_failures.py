@@ -1,9 +1,13 @@
 """Bad input and lost processes end in an error on every rank, in seconds, that says who and what; never in a hang."""
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +147,30 @@ def die_on_rank_2():
     return error_of(reduce_with_the_lost)
 
 
+@WAYS
+def test_the_error_says_when_the_lost_was_last_heard_and_what_was_pending(job, env):
+    for rank in range(2):
+        job.start_worker(die_while_one_waits, rank, 2, env=env)
+    outcomes = job.finish(codes=[0, -signal.SIGKILL])
+    text = outcomes[0].result
+    assert re.search(r"worker 1 \(pid \d+ on .+\) is lost: ", text), text
+    assert re.search(r"last heard from \d+\.\d s before", text), text
+    assert re.search(r"[12] pending here: .*all_reduce\(float32\[1000\], sum\)", text), text
+
+
+def die_while_one_waits():
+    herring.init()
+    if herring.rank() == 1:
+        herring.barrier(name="the other waits")
+        os.kill(os.getpid(), signal.SIGKILL)
+    handle = herring.allreduce(np.zeros(1000, "float32"), "sum", name="never joined", async_op=True)
+    with contextlib.suppress(herring.PeerLostError):  # The loss may be known before the barrier ends here.
+        herring.barrier(name="the other waits")
+    with pytest.raises(herring.PeerLostError) as caught:
+        handle.wait()
+    return str(caught.value)
+
+
 def test_the_hubs_own_worker_may_be_the_one_killed(job):
     for rank in range(2):
         job.start_worker(die_on_rank_0, rank, 2)
@@ -206,3 +234,22 @@ def wait_twice():
     else:
         herring.barrier(name="go")
         assert (herring.allreduce(np.ones(1000), "sum", name="slow") == 2).all()
+
+
+def test_herringrun_does_not_wait_for_a_worker_that_was_stopped_while_others_finished(tmp_path):
+    """The job is over, so nobody misses it any more: the launcher would stand there for ever."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, herring\n"
+        "herring.init()\nrank = herring.rank()\nherring.shutdown()\n"
+        "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    env = dict(os.environ, HERRING_DEAD_AFTER_S="0.5", HERRING_HEARTBEAT_S="0.1")
+    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", "--verbose", sys.executable, str(script)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "rank 1 has been stopped (SIGSTOP) for 0.5 s while others have finished" in done.stderr
+    pid = int(re.search(r"rank 1 is process (\d+)", done.stderr)[1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -75,6 +75,19 @@ def test_addresses():
     assert _rendezvous.own_address("127.0.0.1") is None
     assert _rendezvous.published_address(True, "", "10.9.9.9") == "127.0.0.1"
     assert _rendezvous.published_address(False, "lo", None) == "127.0.0.1"
+
+
+def test_the_hub_listens_on_the_interface_alone_where_one_is_named(monkeypatch):
+    """What listens on all addresses can be reached from networks that the job has nothing to do with."""
+    listening = _rendezvous.listening_address
+    assert listening(True, "", None) == "127.0.0.1"
+    assert listening(False, "", None) == ""
+    assert listening(False, "lo", None) == "127.0.0.1"
+    assert listening(False, "", "node-a") == ""
+    assert listening(False, "lo", "localhost") == "localhost"
+    monkeypatch.setattr(_rendezvous, "own_address", {"node-a": "10.1.1.1", "node-b": "10.2.2.2"}.get)
+    assert listening(False, "10.1.1.1", "node-a") == "10.1.1.1"
+    assert listening(False, "10.1.1.1", "node-b") == "", "the others look elsewhere"
     socket.inet_aton(_rendezvous.primary_address())
     assert _rendezvous.is_loopback("localhost")
     assert _rendezvous.is_loopback("::1")

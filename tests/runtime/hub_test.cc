@@ -162,6 +162,53 @@ TEST(Hub, AProcessThatDiedWhileJoiningMayBeRestarted) {
   EXPECT_EQ(members[0]->workers()[1].pid, static_cast<std::uint32_t>(::getpid()));
 }
 
+// Else those who joined wait for the whole join time-out, two minutes, for a process that is dead.
+TEST(Hub, AProcessThatDiedWhileJoiningAndIsNotRestartedEndsTheStart) {
+  auto options = hub_options(3);
+  options.ports = {free_port()};
+  options.dead_after = kSanitized ? 1500ms : 500ms;
+  Child doomed([port = options.ports[0]] { HubClient(member_options(port, Role::kWorker, 1, 3), in(60s)); });
+  Hub hub(options);
+  ASSERT_TRUE(eventually([&] { return hub.counters().joined == 1; }));
+  doomed.signal(SIGKILL);
+  doomed.wait();
+  const Status status = thrown_by([&] { HubClient(member_options(hub.port(), Role::kWorker, 0, 3), in(60s)); });
+  EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
+  EXPECT_NE(status.message().find("worker 1 (pid "), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(" is lost: connection "), std::string::npos) << status.message();
+  const Status later = thrown_by([&] { HubClient(member_options(hub.port(), Role::kWorker, 2, 3), in(60s)); });
+  EXPECT_EQ(later.code(), Code::kPeerLost) << "who comes too late hears it as well: " << later.message();
+}
+
+TEST(Hub, AHubThatDiedBeforeTheStartAndIsNotRestartedEndsIt) {
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    const std::uint16_t port = free_port();
+    int pipes[2];
+    ASSERT_EQ(::pipe(pipes), 0);
+    Child process([port, pipes] {
+      auto options = hub_options(2);
+      options.ports = {port};
+      options.dead_after = kSanitized ? 1500ms : 500ms;
+      Hub hub(options);
+      if (!eventually([&] { return hub.counters().joined == 1; }, 60s) || ::write(pipes[1], "1", 1) != 1) return;
+      wait_to_be_killed();
+    });
+    ::close(pipes[1]);
+    Status status;
+    std::thread member([&status, port] {
+      status = thrown_by([port] { HubClient(member_options(port, Role::kWorker, 1, 2), in(60s)); });
+    });
+    char joined = 0;
+    EXPECT_EQ(::read(pipes[0], &joined, 1), 1);
+    ::close(pipes[0]);
+    process.signal(signal);
+    member.join();
+    EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
+    EXPECT_NE(status.message().find("worker 0, which holds the job together, is lost"), std::string::npos)
+        << status.message();
+  }
+}
+
 TEST(Hub, PortsAreTakenInOrder) {
   auto options = hub_options(1);
   options.ports = {free_port()};

@@ -43,7 +43,7 @@ class Job {
     receive(connection, FrameType::kExchange, encode(Exchange{name, std::as_bytes(std::span(blob))}));
   }
   void disconnect(ConnectionId connection) {
-    membership.disconnected(connection, "connection closed");
+    membership.disconnected(connection, "connection closed", now);
     collect();
   }
   void tick() {
@@ -136,6 +136,61 @@ TEST(Membership, NamesWhoIsMissing) {
   EXPECT_EQ(job.missing(1, ""), "waiting for workers 1-4 and server 0; 3 of 8 are here");
   job.membership.note_failed_handshake();
   EXPECT_NE(job.missing(1, "").find("HERRING_SECRET"), std::string::npos);
+}
+
+// Without it those who are there wait for the join's whole time-out, two minutes, for a process that is dead.
+TEST(Membership, WhoDiesBeforeTheStartAndDoesNotComeBackEndsTheStart) {
+  Job job(3, 0);
+  job.join(1, Job::worker(0));
+  job.join(2, Job::worker(1));
+  job.pass(50ms, {1, 2});
+  job.disconnect(2);
+  job.pass(200ms, {1});
+  EXPECT_TRUE(job.events(1).empty()) << "another process may still take its place";
+  job.pass(200ms, {1});
+  const auto events = job.events(1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, HubEvent::Kind::kLost);
+  EXPECT_NE(events[0].reason.find("worker 1 (pid 101 on node) is lost: connection closed"), std::string::npos)
+      << events[0].reason;
+  EXPECT_NE(events[0].reason.find("last heard from 0.1 s before"), std::string::npos) << events[0].reason;
+  job.join(3, Job::worker(2));
+  EXPECT_EQ(job.refusal(3).code, RefuseCode::kLost);
+  job.pass(1s, {1});
+  EXPECT_EQ(job.events(1).size(), 1u) << "said once";
+}
+
+TEST(Membership, WhoComesBackInTimeBeforeTheStartEndsNothing) {
+  Job job(3, 0);
+  job.join(1, Job::worker(0));
+  job.join(2, Job::worker(1));
+  job.disconnect(2);
+  job.pass(100ms, {1});
+  job.join(3, Job::worker(1));
+  job.pass(1s, {1, 3});
+  job.join(4, Job::worker(2));
+  EXPECT_TRUE(job.membership.started());
+  EXPECT_TRUE(job.events(1).empty());
+}
+
+TEST(Membership, WhoIsSilentBeforeTheStartEndsIt) {
+  Job job(3, 0);
+  job.join(1, Job::worker(0));
+  job.join(2, Job::worker(1));
+  job.pass(500ms, {1});
+  const auto events = job.events(1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_NE(events[0].reason.find("worker 1 (pid 101 on node) is lost: silent for 0.3 s"), std::string::npos)
+      << events[0].reason;
+}
+
+// Everybody's time is up at about the same moment: those who gave up a little earlier are not whom the job lacks.
+TEST(Membership, WhoGaveUpWaitingIsNotNamedAsMissing) {
+  Job job(3, 0);
+  job.join(1, Job::worker(0));
+  job.join(2, Job::worker(1));
+  job.receive(2, FrameType::kLeave);
+  EXPECT_EQ(job.missing(1, ""), "waiting for worker 2; 2 of 3 are here");
 }
 
 TEST(Membership, ManyMissingRanksStayReadable) {
@@ -280,7 +335,7 @@ TEST(Membership, ALostMemberFailsTheRoundsThatNeedIt) {
   ASSERT_TRUE(failed);
   EXPECT_EQ(failed->name, "needs-2");
   EXPECT_EQ(failed->index, 1u);
-  EXPECT_EQ(failed->text, "worker 1 (pid 101 on node) is lost: connection closed");
+  EXPECT_EQ(failed->text, "worker 1 (pid 101 on node) is lost: connection closed; last heard from 0.0 s before");
   EXPECT_TRUE(job.frames(3, FrameType::kExchangeFailed).empty()) << "worker 2 does not wait for it";
   job.exchange(3, "has-2", "x");  // All three have brought theirs: it completes for those who are here.
   EXPECT_EQ(job.frames(1, FrameType::kGathered).size(), 1u);

@@ -1,0 +1,135 @@
+"""What happens in a round of chaos.py: a pure function of the seed and of what the machine allows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+# What ends a process or its link for good, and what passes: of that nobody may die.
+LASTING = ("kill", "stop", "cut")
+PASSING = ("pause", "flap")
+PHASES = ("start", "connect", "step", "shutdown")
+# A pause or a cut link that lasts this part of dead_after must be survived. (TCP repeats after 0.2, 0.6, 1.4, 3.0 s.)
+PASSING_SHARE = 0.25
+LAUNCHER = -1
+
+
+@dataclass(frozen=True)
+class Strike:
+    """`kind` befalls process `target` (workers count first, then servers; LAUNCHER: herringrun) in `phase`."""
+
+    kind: str
+    target: int
+    phase: str
+    step: int
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round. `hosts[i]` is the host of process i; `launcher`: herringrun starts them, all on one host."""
+
+    name: str
+    workers: int
+    servers: int
+    hosts: tuple[int, ...]
+    launcher: bool
+    intra_node: str
+    dead_after_s: float
+    heartbeat_s: float
+    join_timeout_s: float
+    steps: int
+    sizes: tuple[int, ...]
+    strikes: tuple[Strike, ...]
+    resume: bool  # A stopped process goes on once the others have ended: it must end by itself too.
+    again: bool  # The same job starts once more on the same ports at once, and must succeed.
+
+    def processes(self) -> int:
+        return self.workers + self.servers
+
+    def name_of(self, process: int) -> str:
+        """As Herring's errors name it."""
+        if process == LAUNCHER:
+            return "launcher"
+        return f"worker {process}" if process < self.workers else f"server {process - self.workers}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def summary(self) -> str:
+        hosts = len(set(self.hosts))
+        strikes = " and ".join(
+            f"{s.kind} {self.name_of(s.target)} in {s.phase}{f' {s.step}' if s.phase == 'step' else ''}"
+            for s in self.strikes
+        )
+        place = "herringrun" if self.launcher else f"{hosts} host{'s' if hosts > 1 else ''}"
+        return f"{self.workers}+{self.servers} on {place}, dead after {self.dead_after_s:g} s: {strikes}"
+
+
+def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float, ...]) -> Plan:
+    """Round `number` of a run: the same on every machine with as many hosts (0: plain processes, nothing to cut)."""
+    dice = random.Random(f"herring chaos {seed} {number}")
+    workers = dice.randint(2, 4)
+    servers = dice.choice((0, 0, 1, 2))
+    hosts = _places(dice, workers, servers, max_hosts)
+    launcher = len(set(hosts)) == 1 and dice.random() < 0.3
+    dead_after = dice.choice(dead_after_s)
+    phase = dice.choices(PHASES, (2, 3, 6, 3))[0]
+    steps = dice.randint(60, 120)  # Far more than there is time for before the strike lands.
+    strikes = [_strike(dice, workers, servers, hosts, launcher, phase, steps, max_hosts)]
+    if strikes[0].kind in LASTING and not launcher and dice.random() < 0.25:
+        second = _strike(dice, workers, servers, hosts, False, phase, steps, max_hosts)
+        if second.kind in LASTING and second.target != strikes[0].target:
+            strikes.append(replace(second, delay_s=dice.random()))
+    return Plan(
+        name=f"{seed}/{number}",
+        workers=workers,
+        servers=servers,
+        hosts=hosts,
+        launcher=launcher,
+        intra_node=dice.choice(("auto", "auto", "off")),
+        dead_after_s=dead_after,
+        heartbeat_s=min(1.0, dead_after / 5),
+        join_timeout_s=dead_after + 6,
+        steps=steps,
+        sizes=tuple(dice.choice((1, 1000, 20_000, 300_000)) for _ in range(dice.randint(1, 3))),
+        strikes=tuple(strikes),
+        resume=dice.random() < 0.5,
+        again=dice.random() < 0.2,
+    )
+
+
+def _places(dice: random.Random, workers: int, servers: int, max_hosts: int) -> tuple[int, ...]:
+    style = dice.choice(("one", "one", "pairs", "spread", "spread")) if max_hosts > 1 else "one"
+    if style == "one":
+        return (0,) * (workers + servers)
+    per_host = 2 if style == "pairs" else 1
+    places = [rank // per_host for rank in range(workers)]
+    # Servers on hosts of their own where there are enough, else beside the workers.
+    first = places[-1] + 1
+    places += [first + i if first + i < max_hosts else i for i in range(servers)]
+    return tuple(place % max_hosts for place in places)
+
+
+def _strike(
+    dice: random.Random,
+    workers: int,
+    servers: int,
+    hosts: tuple[int, ...],
+    launcher: bool,
+    phase: str,
+    steps: int,
+    max_hosts: int,
+) -> Strike:
+    target = dice.randrange(workers + servers)
+    kinds = {"kill": 4, "stop": 3, "pause": 1}
+    if max_hosts > 1 and len(set(hosts)) > 1:
+        kinds.update(cut=4)
+        if phase in ("step", "shutdown"):  # Who opens its endpoints finds no interface while the link is down.
+            kinds.update(flap=1)
+    if launcher and dice.random() < 0.4:
+        target, kinds = LAUNCHER, {"kill": 1}
+    kind = dice.choices(list(kinds), list(kinds.values()))[0]
+    span = {"start": 0.5, "connect": 0.12, "step": 0.01, "shutdown": 0.006}[phase]
+    return Strike(kind, target, phase, dice.randrange(steps // 2), dice.random() * span)
