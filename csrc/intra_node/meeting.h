@@ -28,8 +28,8 @@ struct MeetingOptions {
   std::uint64_t token = 0;
   std::uint64_t arena_bytes = 0;  ///< The same on all ranks, else Error(kMismatch) says who has what.
   std::uint32_t ring_bytes = 0;   ///< Likewise.
-  std::function<void()> while_waiting =
-      {};  ///< May be empty; called every few milliseconds. What it throws ends the wait.
+  /// May be empty; called every few milliseconds. What it throws ends the wait.
+  std::function<void()> while_waiting = {};
 };
 
 /// Blocks until all ranks have been met; returns what they share, by rank (our own entry is empty). The descriptors are

@@ -19,8 +19,8 @@ struct NeighborhoodOptions {
   std::uint64_t token = 0;        ///< Random, the same on all ranks of this host in this job, secret to others.
   std::uint64_t arena_bytes = 0;  ///< Address space of each rank's arena; memory is taken only when touched.
   std::uint32_t ring_bytes = 0;   ///< Capacity of the message ring between two ranks; a power of two.
-  std::function<void()> while_waiting =
-      {};  ///< Called while ranks are awaited; what it throws ends the wait. May be empty.
+  /// May be empty; called while ranks are awaited. What it throws ends the wait.
+  std::function<void()> while_waiting = {};
 };
 
 /// Counters; read by the thread that owns the neighborhood.
