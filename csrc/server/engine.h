@@ -25,6 +25,7 @@ struct EngineConfig {
                                        ///< 0: no limit, no Credit messages.
   std::uint32_t eager_window = 4096;   ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
                                        ///< workers * eager_window * max_eager_bytes.
+  bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
@@ -41,6 +42,8 @@ struct EngineStats {
   std::uint64_t messages_rejected = 0;
   std::uint64_t slots_in_use = 0;
   std::uint64_t slots_peak = 0;
+  std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
+  std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.
 };
 
 /// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is
