@@ -27,6 +27,8 @@ struct LaneOptions {
   std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
   std::uint32_t window = 0;       ///< LanePlace, same names
   std::uint32_t max_window = 0;
+  bool failover = false;        ///< Placement::failover
+  std::uint32_t lanes = 0;      ///< Of the plan.
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
@@ -43,6 +45,9 @@ ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers);
 
 /// LaneOptions::max_window, less where there are so many workers that their slots would take too much memory.
 std::uint32_t max_lane_window(const LaneOptions& options);
+
+/// Control messages of one worker that may wait at the same moment.
+std::uint32_t control_messages(const LaneOptions& options);
 
 /// Bytes one lane uses for chunks and announces, at most: the bound that docs/architecture.md states.
 std::uint64_t lane_memory_bound(const LaneOptions& options);

@@ -289,6 +289,7 @@ void Progress::fail_everything(const Status& status) {
   // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.
   for (auto& [key, part] : parts_) part->registration.reset();
   pump_.reset();
+  bounce_registration_.reset();
   options_.endpoint.reset();
   network_.reset();
   local_.reset();

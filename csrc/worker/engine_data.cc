@@ -187,7 +187,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   sends_.erase(found);
   if (sent.receipt_lane != kNone) {
     lanes_[sent.receipt_lane].receipt_on_way = false;
-    flush_receipts(now, sent.receipt_lane, false);
+    flush_receipts(now, sent.receipt_lane, true);
   }
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
