@@ -40,13 +40,14 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
 }
 
-/// The contributor whose data is the chunk's result: one who has it from a lane that died, or the single pusher. kNone
+/// The contributor whose data is the chunk's result: the single pusher, or one who has it from a lane that died. kNone
 /// where it has to be summed.
 std::uint32_t Engine::Impl::source_of(const Op& op, std::uint32_t chunk) const {
+  if (op.has_one_pusher()) return op.shape.pusher;
   for (std::uint32_t k = 0; op.any_held && k < op.owners.size(); ++k) {
     if (op.participants[owner_of(op, k, chunk)].holds(chunk)) return k;
   }
-  return op.has_one_pusher() ? op.shape.pusher : kNone;
+  return kNone;
 }
 
 bool Engine::Impl::is_held_by_all(const Op& op, std::uint32_t chunk) const {

@@ -255,7 +255,7 @@ bool Engine::Impl::wait_for_settled(Op& op) {
   if (!may_retain(op)) {
     for (const LanePart& part : op.parts) {
       if (part.is_settled) continue;
-      lanes_[part.lane].receipts_urgent = true;
+      lanes_[part.lane].receipts_urgent = !lanes_[part.lane].receipts.empty();
       flush_receipts(now_, part.lane, false);
     }
     return true;
