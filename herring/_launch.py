@@ -41,6 +41,10 @@ class _Process:
     popen: subprocess.Popen[bytes]
     code: int | None = None
 
+    @property
+    def is_server(self) -> bool:
+        return self.name.startswith("server ")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -213,18 +217,31 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     raise _Interrupted(number)
 
 
-def _watch(job: _Job) -> int:
-    """Until all are gone; ends the job when one fails. Returns the exit code."""
+def _may_go_on(process: _Process, running: list[_Process], failover: bool) -> bool:
+    """Whether the workers can do without it."""
+    others = [other.is_server for other in running]
+    return failover and process.is_server and (any(others) or all(others))
+
+
+def _watch(job: _Job, failover: bool = False) -> int:
+    """Until all are gone; ends the job when one fails that is needed. Returns the exit code."""
     failed: _Process | None = None
     give_up = float("inf")
     while job.running():
         for process in job.poll(0.05):
             if process.code == 0 or failed is not None:
                 continue
+            how = _how_it_ended(process.code or 0)
+            if _may_go_on(process, job.running(), failover):
+                print(f"herringrun: {process.name} {how}; the job goes on with the other servers", file=sys.stderr)
+                continue
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S
-            print(f"herringrun: {process.name} {_how_it_ended(process.code or 0)}; ending the job", file=sys.stderr)
-        if time.monotonic() > give_up:
+            print(f"herringrun: {process.name} {how}; ending the job", file=sys.stderr)
+        if give_up == float("inf") and all(process.is_server for process in job.running()):
+            # Servers leave when the last worker has; one that is stopped never would.
+            give_up = time.monotonic() + FAILURE_GRACE_S
+        if time.monotonic() > give_up and job.running():
             names = ", ".join(process.name for process in job.running())
             print(f"herringrun: stopping {names}", file=sys.stderr)
             job.stop()
@@ -242,7 +259,7 @@ def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) ->
             job.start(
                 f"server {index}", [sys.executable, "-m", "herring._cli", "server", "--rank", str(index)], server_env
             )
-        return _watch(job)
+        return _watch(job, failover=args.servers > 1 and server_env.get("HERRING_FAILOVER", "auto").lower() != "off")
     except _Interrupted as interrupted:
         print(f"herringrun: {signal.Signals(interrupted.number).name}: stopping the job", file=sys.stderr)
         for number in (signal.SIGINT, signal.SIGTERM):
