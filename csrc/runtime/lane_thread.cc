@@ -113,6 +113,14 @@ void LaneThread::peer_lost(PeerId worker, const std::string& why) {
   endpoint_->wake();
 }
 
+void LaneThread::peer_left(PeerId worker) {
+  {
+    const std::scoped_lock lock(mutex_);
+    departures_.push_back(worker);
+  }
+  endpoint_->wake();
+}
+
 server::EngineStats LaneThread::stats() const {
   const std::scoped_lock lock(mutex_);
   return stats_;
@@ -120,10 +128,13 @@ server::EngineStats LaneThread::stats() const {
 
 void LaneThread::deliver_losses(Instant now, server::Engine& engine) {
   std::vector<std::pair<PeerId, std::string>> losses;
+  std::vector<PeerId> departures;
   {
     const std::scoped_lock lock(mutex_);
     losses.swap(losses_);
+    departures.swap(departures_);
   }
+  for (const PeerId peer : departures) engine.on_peer_left(now, peer);
   for (const auto& [peer, why] : losses) {
     engine.on_peer_lost(now, peer, why);
     endpoint_->remove_peer(peer);

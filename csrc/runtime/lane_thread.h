@@ -65,6 +65,8 @@ class LaneThread final {
   void start(std::span<const transport::Address> workers);
   /// Any thread.
   void peer_lost(PeerId worker, const std::string& why);
+  /// Any thread: it has said goodbye.
+  void peer_left(PeerId worker);
   server::EngineStats stats() const;
   std::uint64_t memory_bound() const { return lane_memory_bound(options_); }
   bool is_idle() const { return idle_.load(std::memory_order_acquire); }
@@ -83,6 +85,7 @@ class LaneThread final {
   std::atomic<bool> idle_{true};
   mutable std::mutex mutex_;
   std::vector<std::pair<PeerId, std::string>> losses_;  // guarded by mutex_
+  std::vector<PeerId> departures_;                      // guarded by mutex_
   server::EngineStats stats_;                           // guarded by mutex_
   std::thread thread_;
 };

@@ -334,9 +334,10 @@ void Progress::settle(std::uint64_t ended) {
   drained_.notify_all();
 }
 
-/// Answers that others wait for count as pending until they are out.
+/// Answers that others wait for count as pending until they are out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  const bool has_unsent = messages_ && messages_->has_unsent();
+  const bool has_unsent = (messages_ && messages_->has_unsent()) ||
+                          (network_ && network_config_.failover && network_->has_operations());
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {
@@ -410,6 +411,7 @@ void Progress::member_left(Instant now, const HubEvent& event) {
     return;
   }
   departed_.emplace(event.member.rank, text);
+  options_.on_peer_left(PeerId{event.member.rank});
   if (messages_) messages_->worker_left(now, event.member.rank, text);
   // What it took part in is finished on its side and on its way here; what it did not join never comes.
   const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));

@@ -73,6 +73,7 @@ struct ProgressOptions {
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
+  std::function<void(PeerId)> on_peer_left;  ///< And one that has said goodbye.
 };
 
 struct PeerTraffic {

@@ -85,6 +85,9 @@ class Runtime::Impl {
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
+    progress_options.on_peer_left = [this](PeerId worker) {
+      for (const auto& lane : lanes) lane->peer_left(worker);
+    };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
   }

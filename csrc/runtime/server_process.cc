@@ -76,6 +76,9 @@ class ServerProcess::Impl {
     if (event.kind == HubEvent::Kind::kLost) note(Status(Code::kPeerLost, who + " is lost: " + event.reason));
     if (event.kind == HubEvent::Kind::kFailed || event.member.role != Role::kWorker) return false;
     gone.insert(event.member.rank);
+    if (event.kind == HubEvent::Kind::kLeft) {
+      for (const auto& lane : connections.lanes) lane->peer_left(PeerId{event.member.rank});
+    }
     if (event.kind == HubEvent::Kind::kLost) {
       for (const auto& lane : connections.lanes) {
         lane->peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);

@@ -22,6 +22,7 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
+void Engine::on_peer_left(Instant now, PeerId worker) { impl_->on_peer_left(now, worker); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }

@@ -80,6 +80,8 @@ class Engine final {
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now
   /// on.
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
+  /// A worker has said goodbye: it has nothing more to announce, not even what a lost lane had of it.
+  void on_peer_left(Instant now, PeerId worker);
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);
   Instant next_deadline() const;  ///< Instant::max() where nothing waits.

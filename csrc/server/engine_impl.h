@@ -142,6 +142,7 @@ struct Op {
 
 struct WorkerState {
   bool lost = false;
+  bool left = false;
   std::string why_lost;
   std::uint64_t next_sequence = 0;                 // Every announce below it has arrived ...
   std::set<std::uint64_t> early;                   // ... and these above it.
@@ -197,6 +198,9 @@ class Engine::Impl {
   void take_actions(Actions& out);
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
   const EngineStats& stats() const { return stats_; }
+
+  // engine_settle.cc
+  void on_peer_left(Instant now, PeerId worker);
 
   // engine_failure.cc
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);

@@ -176,6 +176,12 @@ void Engine::Impl::forget_tags(Op& op) {
   }
 }
 
+void Engine::Impl::on_peer_left(Instant now, PeerId worker) {
+  if (worker.value >= config_.workers) return;
+  workers_[worker.value].left = true;
+  if (config_.failover) conclude_moves(now);
+}
+
 void Engine::Impl::handle_moved(Instant now, const wire::Header& header) {
   WorkerState& worker = workers_[header.sender];
   if (!config_.failover || header.chunk >= kMaxLosses || concluded_.contains(header.chunk) ||
@@ -189,7 +195,7 @@ void Engine::Impl::handle_moved(Instant now, const wire::Header& header) {
 void Engine::Impl::conclude_moves(Instant now) {
   std::vector<std::uint32_t> losses;
   for (const WorkerState& worker : workers_) {
-    if (worker.lost) continue;
+    if (worker.lost || worker.left) continue;
     if (worker.moved.empty()) return;
     for (const auto& [loss, before] : worker.moved) losses.push_back(loss);
     break;
@@ -197,7 +203,7 @@ void Engine::Impl::conclude_moves(Instant now) {
   for (const std::uint32_t loss : losses) {
     const bool is_complete = std::all_of(workers_.begin(), workers_.end(), [loss](const WorkerState& worker) {
       const auto said = worker.moved.find(loss);
-      return worker.lost || (said != worker.moved.end() && worker.next_sequence >= said->second);
+      return worker.lost || worker.left || (said != worker.moved.end() && worker.next_sequence >= said->second);
     });
     if (!is_complete) continue;
     for (WorkerState& worker : workers_) worker.moved.erase(loss);

@@ -24,6 +24,7 @@ void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
+bool Engine::has_operations() const { return impl_->has_operations(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
 Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {

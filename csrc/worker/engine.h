@@ -102,6 +102,8 @@ class Engine final {
 
   void take_actions(Actions& out);
   bool is_idle() const;
+  /// Operations that have not ended, or that others may still need the result of.
+  bool has_operations() const;
   const EngineStats& stats() const;
 
  private:

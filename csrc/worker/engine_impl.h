@@ -141,6 +141,7 @@ class Engine::Impl {
   void submit(Instant now, const Operation& operation);
   void take_actions(Actions& out);
   bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty(); }
+  bool has_operations() const { return !ops_.empty(); }
   Instant next_deadline() const;
   const EngineStats& stats() const { return stats_; }
 
