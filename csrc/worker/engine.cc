@@ -219,8 +219,8 @@ void Engine::Impl::post(Op& op, const Receive& receive) {
 
 std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const {
   const ByteRange range = chunk_range(part.shard, config_.chunk_bytes, chunk);
-  const std::span<std::byte> memory = op.is_over ? std::span(*op.retained) : op.operation.memory;
-  return memory.subspan(range.offset, range.bytes);
+  std::byte* const start = op.is_over ? op.retained.get() : op.operation.memory.data();
+  return {start + range.offset, range.bytes};
 }
 
 wire::Header Engine::Impl::header_to(const OpKey& key, wire::MessageType type) const {

@@ -32,7 +32,7 @@ struct EngineConfig {
   /// Failover only: where Results land, bounce_bytes() of it, for the life of the engine and of what it posted.
   std::span<std::byte> bounce;
   std::vector<std::uint32_t> lane_slots;  ///< Failover only: chunks from each lane that may be landing, at least 1.
-  std::uint32_t retain_part_bytes = 256u << 10;  ///< Parts up to this size end before all others have the result ...
+  std::uint32_t retain_part_bytes = 64u << 10;  ///< Parts up to this size end before all others have the result ...
   std::uint64_t retain_bytes = 4u << 20;         ///< ... and of those that have, copies of so many bytes are kept.
 };
 

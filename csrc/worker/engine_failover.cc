@@ -261,10 +261,10 @@ bool Engine::Impl::wait_for_settled(Op& op) {
     return true;
   }
   const std::span<std::byte> memory = op.operation.memory;
-  op.retained = std::make_shared<std::vector<std::byte>>(memory.size());
+  op.retained = std::make_shared_for_overwrite<std::byte[]>(memory.size());
   op.retained_bytes = std::max<std::uint64_t>(memory.size(), kMinRetained);
   stats_.bytes_retained += op.retained_bytes;
-  if (!memory.empty()) actions_.emplace_back(CopyAction{memory, *op.retained, op.retained});
+  if (!memory.empty()) actions_.emplace_back(CopyAction{memory, {op.retained.get(), memory.size()}, op.retained});
   return false;
 }
 

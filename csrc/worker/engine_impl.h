@@ -63,7 +63,7 @@ struct Op {
   std::uint32_t open_parts = 0;     // Not is_done.
   std::uint32_t unsettled = 0;      // Parts that are not is_settled.
   bool is_over = false;             // For its user: `retained` stands in for the memory from now on.
-  std::shared_ptr<std::vector<std::byte>> retained;
+  std::shared_ptr<std::byte[]> retained;
   std::uint64_t retained_bytes = 0;  // As counted against EngineConfig::retain_bytes.
   Status suspicion;  // A send that failed: the reason given where its lane turns out to be alive.
   std::uint32_t payload_sends = 0;  // Sends on their way that borrow the operation's memory.
