@@ -56,6 +56,10 @@ class _Process:
         self.stopped_since = (self.stopped_since or now) if state in {"T", "t"} else None
         return 0.0 if self.stopped_since is None else now - self.stopped_since
 
+    @property
+    def is_server(self) -> bool:
+        return self.name.startswith("server ")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -229,11 +233,11 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     raise _Interrupted(number)
 
 
-def _find_stopped(job: _Job, patience_s: float) -> _Process | None:
+def _find_stopped(job: _Job, patience_s: float, failover: bool) -> _Process | None:
     """A process that has stood still for too long. Nobody else would miss it: the job has ended for the others."""
     now = time.monotonic()
     for process in job.running():
-        if process.note_stopped(now) > patience_s:
+        if process.note_stopped(now) > patience_s and not (failover and process.is_server):
             return process
     return None
 
@@ -245,15 +249,21 @@ def _dead_after_s(env: Mapping[str, str]) -> float:
         return DEAD_AFTER_S  # The workers say that it is bad.
 
 
-def _watch(job: _Job, dead_after_s: float) -> int:
-    """Until all are gone; ends the job when one fails. Returns the exit code."""
+def _may_go_on(process: _Process, running: list[_Process], failover: bool) -> bool:
+    """Whether the workers can do without it."""
+    others = [other.is_server for other in running]
+    return failover and process.is_server and (any(others) or all(others))
+
+
+def _watch(job: _Job, dead_after_s: float, failover: bool) -> int:
+    """Until all are gone; ends the job when one fails that is needed. Returns the exit code."""
     failed: _Process | None = None
     give_up = float("inf")
     some_have_finished, next_look = False, 0.0
     while job.running():
         if some_have_finished and failed is None and time.monotonic() >= next_look:
             next_look = time.monotonic() + STOPPED_CHECK_S
-            stopped = _find_stopped(job, dead_after_s)
+            stopped = _find_stopped(job, dead_after_s, failover)
             if stopped is not None:
                 print(
                     f"herringrun: {stopped.name} has been stopped (SIGSTOP) for {dead_after_s:g} s while others have "
@@ -267,10 +277,17 @@ def _watch(job: _Job, dead_after_s: float) -> int:
             some_have_finished = True
             if process.code == 0 or failed is not None:
                 continue
+            how = _how_it_ended(process.code or 0)
+            if _may_go_on(process, job.running(), failover):
+                print(f"herringrun: {process.name} {how}; the job goes on with the other servers", file=sys.stderr)
+                continue
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S
-            print(f"herringrun: {process.name} {_how_it_ended(process.code or 0)}; ending the job", file=sys.stderr)
-        if time.monotonic() > give_up:
+            print(f"herringrun: {process.name} {how}; ending the job", file=sys.stderr)
+        if give_up == float("inf") and all(process.is_server for process in job.running()):
+            # Servers leave when the last worker has; one that is stopped never would.
+            give_up = time.monotonic() + FAILURE_GRACE_S
+        if time.monotonic() > give_up and job.running():
             names = ", ".join(process.name for process in job.running())
             print(f"herringrun: stopping {names}", file=sys.stderr)
             job.stop()
@@ -288,7 +305,8 @@ def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) ->
             job.start(
                 f"server {index}", [sys.executable, "-m", "herring._cli", "server", "--rank", str(index)], server_env
             )
-        return _watch(job, _dead_after_s(server_env))
+        failover = args.servers > 1 and server_env.get("HERRING_FAILOVER", "auto").lower() != "off"
+        return _watch(job, _dead_after_s(server_env), failover)
     except _Interrupted as interrupted:
         print(f"herringrun: {signal.Signals(interrupted.number).name}: stopping the job", file=sys.stderr)
         for number in (signal.SIGINT, signal.SIGTERM):

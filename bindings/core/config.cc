@@ -23,6 +23,18 @@ const char* text(IntraNode value) {
   return "off";
 }
 
+const char* text(Failover value) {
+  switch (value) {
+    case Failover::kAuto:
+      return "auto";
+    case Failover::kOn:
+      return "on";
+    case Failover::kOff:
+      break;
+  }
+  return "off";
+}
+
 const char* text(LogLevel level) {
   switch (level) {
     case LogLevel::kError:
@@ -82,6 +94,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("eager_bytes", reader(&Config::eager_bytes))
       .def_property_readonly("local_part_bytes", reader(&Config::local_part_bytes))
       .def_property_readonly("arena_bytes", reader(&Config::arena_bytes))
+      .def_property_readonly("failover", [](const PyConfig& self) { return text(self.result.config.failover); })
       .def_property_readonly("intra_node", [](const PyConfig& self) { return text(self.result.config.intra_node); })
       .def_property_readonly("timeout_s", reader(&Config::timeout_s))
       .def_property_readonly("join_timeout_s", reader(&Config::join_timeout_s))

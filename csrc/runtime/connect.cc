@@ -16,7 +16,8 @@ std::string settings_that_must_agree(const Config& config) {
          " HERRING_WINDOW=" + std::to_string(config.window) +
          " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
          " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
-         " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node));
+         " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node)) +
+         " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover));
 }
 
 void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {

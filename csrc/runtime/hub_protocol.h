@@ -19,7 +19,8 @@
 namespace herring::runtime::control {
 
 inline constexpr std::uint32_t kProtocolVersion = 1;
-inline constexpr std::uint64_t kProtocolFeatures = 1;  ///< Bit 0: frames carry macs.
+/// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md).
+inline constexpr std::uint64_t kProtocolFeatures = 3;
 inline constexpr std::size_t kMaxIdentity = 512;
 inline constexpr std::size_t kMaxText = 4096;
 inline constexpr std::size_t kMaxName = 255;

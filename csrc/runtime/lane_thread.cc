@@ -65,11 +65,21 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.chunk_bytes = placement.chunk_bytes;
   options.window = lane.window;
   options.max_window = lane.max_window;
+  options.failover = placement.failover;
+  options.lanes = static_cast<std::uint32_t>(placement.lanes.size());
   return options;
 }
 
 std::uint32_t max_lane_window(const LaneOptions& options) {
   return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
+}
+
+/// Announces and what takes no credit, of one worker at the same moment.
+std::uint32_t control_messages(const LaneOptions& options) {
+  const std::uint32_t messages =
+      protocol_limits(options.config, options.workers).announce_credits + kUncreditedMessages;
+  // A Ready for each grant, a Moved for each lane.
+  return messages + (options.failover ? max_lane_window(options) + options.lanes : 0);
 }
 
 std::uint64_t lane_memory_bound(const LaneOptions& options) {
@@ -78,7 +88,7 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   return std::uint64_t{options.workers} *
          (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
-          (limits.announce_credits + kUncreditedMessages) * (body + wire::kHeaderBytes) +
+          control_messages(options) * (body + wire::kHeaderBytes) +
           limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
@@ -111,6 +121,14 @@ void LaneThread::peer_lost(PeerId worker, const std::string& why) {
   endpoint_->wake();
 }
 
+void LaneThread::peer_left(PeerId worker) {
+  {
+    const std::scoped_lock lock(mutex_);
+    departures_.push_back(worker);
+  }
+  endpoint_->wake();
+}
+
 server::EngineStats LaneThread::stats() const {
   const std::scoped_lock lock(mutex_);
   return stats_;
@@ -118,10 +136,13 @@ server::EngineStats LaneThread::stats() const {
 
 void LaneThread::deliver_losses(Instant now, server::Engine& engine) {
   std::vector<std::pair<PeerId, std::string>> losses;
+  std::vector<PeerId> departures;
   {
     const std::scoped_lock lock(mutex_);
     losses.swap(losses_);
+    departures.swap(departures_);
   }
+  for (const PeerId peer : departures) engine.on_peer_left(now, peer);
   for (const auto& [peer, why] : losses) {
     engine.on_peer_lost(now, peer, why);
     endpoint_->remove_peer(peer);
@@ -161,11 +182,12 @@ void LaneThread::serve() {
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = limits_.announce_credits;
   engine_config.eager_window = limits_.eager_window;
+  engine_config.failover = options_.failover;
   server::Engine engine(engine_config, slots_);
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
   PumpOptions pump_options;
-  pump_options.control_receives = std::size_t{limits_.announce_credits + kUncreditedMessages} * options_.workers;
+  pump_options.control_receives = std::size_t{control_messages(options_)} * options_.workers;
   pump_options.max_body_bytes = std::max<std::size_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   Pump<server::Engine> pump(
       engine, *endpoint_, pump_options,

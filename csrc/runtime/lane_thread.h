@@ -28,6 +28,8 @@ struct LaneOptions {
   std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
   std::uint32_t window = 0;       ///< LanePlace, same names
   std::uint32_t max_window = 0;
+  bool failover = false;        ///< Placement::failover
+  std::uint32_t lanes = 0;      ///< Of the plan.
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
@@ -45,6 +47,9 @@ ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers);
 /// LaneOptions::max_window, less where there are so many workers that their slots would take too much memory.
 std::uint32_t max_lane_window(const LaneOptions& options);
 
+/// Control messages of one worker that may wait at the same moment.
+std::uint32_t control_messages(const LaneOptions& options);
+
 /// Bytes one lane uses for chunks and announces, at most: the bound that docs/architecture.md states.
 std::uint64_t lane_memory_bound(const LaneOptions& options);
 
@@ -61,6 +66,8 @@ class LaneThread final {
   void start(std::span<const transport::Address> workers);
   /// Any thread.
   void peer_lost(PeerId worker, const std::string& why);
+  /// Any thread: it has said goodbye.
+  void peer_left(PeerId worker);
   server::EngineStats stats() const;
   std::uint64_t memory_bound() const { return lane_memory_bound(options_); }
   bool is_idle() const { return idle_.load(std::memory_order_acquire); }
@@ -79,6 +86,7 @@ class LaneThread final {
   std::atomic<bool> idle_{true};
   mutable std::mutex mutex_;
   std::vector<std::pair<PeerId, std::string>> losses_;  // guarded by mutex_
+  std::vector<PeerId> departures_;                      // guarded by mutex_
   server::EngineStats stats_;                           // guarded by mutex_
   Logger logger_;
   std::thread thread_;

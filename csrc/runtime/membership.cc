@@ -199,6 +199,7 @@ void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const
     first_gone_ = index;
     first_gone_reason_ = reason;
   }
+  if (!first_needed_gone_ && index < options_.workers) first_needed_gone_ = index;
   const SharedBody body = make_body(encode(Event{kind, static_cast<std::uint32_t>(index), reason}));
   for (const Slot& other : slots_) {
     if (other.connection != 0 && &other != &slot) send(other.connection, FrameType::kEvent, body);
@@ -213,11 +214,32 @@ std::string Membership::gone_text(std::size_t index) const {
   return to_string(slot.member) + (slot.state == State::kFailed ? " has failed" : " is lost") + why;
 }
 
+/// A server that is gone has nobody to say goodbye to.
+bool Membership::is_needed(std::size_t index, const std::string& name) const {
+  return name != kGoodbyeRound || index < options_.workers || slots_[index].state == State::kHere;
+}
+
+bool Membership::is_complete(const std::string& name, const Round& round) const {
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!round.brought[i] && is_needed(i, name)) return false;
+  }
+  return true;
+}
+
 void Membership::fail_rounds_without(std::size_t gone) {
   for (auto it = rounds_.begin(); it != rounds_.end();) {
     const Round& round = it->second;
     if (round.brought[gone]) {
       ++it;
+      continue;
+    }
+    if (!is_needed(gone, it->first)) {
+      if (!is_complete(it->first, round)) {
+        ++it;
+        continue;
+      }
+      complete(it->first, round);
+      it = rounds_.erase(it);
       continue;
     }
     const SharedBody body =
@@ -232,11 +254,11 @@ void Membership::fail_rounds_without(std::size_t gone) {
 void Membership::exchange(std::size_t index, const Exchange& exchange) {
   auto it = rounds_.find(exchange.name);
   if (it == rounds_.end()) {
-    if (first_gone_) {
+    const auto missing = exchange.name == kGoodbyeRound ? first_needed_gone_ : first_gone_;
+    if (missing) {
       // A new round needs everybody.
       send(slots_[index].connection, FrameType::kExchangeFailed,
-           make_body(encode(
-               ExchangeFailed{exchange.name, static_cast<std::uint32_t>(*first_gone_), gone_text(*first_gone_)})));
+           make_body(encode(ExchangeFailed{exchange.name, static_cast<std::uint32_t>(*missing), gone_text(*missing)})));
       return;
     }
     if (rounds_.size() >= kMaxOpenRounds) return violation(index, "more names at once than the hub keeps");
@@ -248,7 +270,7 @@ void Membership::exchange(std::size_t index, const Exchange& exchange) {
   if (round.brought[index]) return violation(index, "a second blob for exchange \"" + exchange.name + "\"");
   round.brought[index] = true;
   round.blobs[index].assign(exchange.blob.begin(), exchange.blob.end());
-  if (++round.count < slots_.size()) return;
+  if (!is_complete(it->first, round)) return;
   complete(it->first, round);
   rounds_.erase(it);
 }

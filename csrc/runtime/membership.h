@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -50,6 +51,8 @@ class Membership final {
     std::uint64_t exchanges = 0;        ///< Completed rounds.
   };
   static constexpr std::size_t kMaxOpenRounds = 4096;
+  /// Servers that are gone are not waited for in this round: their blobs are empty.
+  static constexpr std::string_view kGoodbyeRound = "goodbye";
 
   explicit Membership(const Options& options);
 
@@ -90,7 +93,6 @@ class Membership final {
   struct Round {
     std::vector<std::vector<std::byte>> blobs;
     std::vector<bool> brought;
-    std::size_t count = 0;
   };
 
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
@@ -98,6 +100,8 @@ class Membership final {
   void find_lost_before_start(Instant now);
   void exchange(std::size_t index, const Exchange& exchange);
   void complete(const std::string& name, const Round& round);
+  bool is_needed(std::size_t index, const std::string& name) const;
+  bool is_complete(const std::string& name, const Round& round) const;
   void fail_rounds_without(std::size_t gone);
   void answer_query(std::size_t index, const std::string& name);
   void violation(std::size_t index, const std::string& what);
@@ -113,7 +117,8 @@ class Membership final {
   std::unordered_map<ConnectionId, std::size_t> index_of_;
   std::map<std::string, Round> rounds_;
   std::vector<Action> actions_;
-  std::optional<std::size_t> first_gone_;
+  std::optional<std::size_t> first_gone_;         // Of all, and
+  std::optional<std::size_t> first_needed_gone_;  // of those that every round needs.
   std::string first_gone_reason_;
   std::string start_failure_;  // Why the job will never start.
   bool started_ = false;

@@ -3,12 +3,14 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "runtime/lane_thread.h"
 #include "runtime/poll.h"
@@ -36,7 +38,23 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
   config.announce_credits = limits.announce_credits;
   config.min_shard_bytes = options.config.eager_bytes;
   config.lane_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.config.dead_after_s));
+  config.failover = placement.failover;
+  // Two windows: while one's chunks are summed and come back the next one's are pushed.
+  for (const LanePlace& lane : placement.lanes) {
+    config.lane_slots.push_back(2 * max_lane_window(lane_options(options.config, placement, lane)));
+  }
   return config;
+}
+
+/// Zeroed pages that are taken when they are touched.
+std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) + " bytes for results of servers: " +
+                                        std::strerror(errno) + "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set "
+                                        "HERRING_FAILOVER=off");
+  }
+  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
 }
 
 }  // namespace
@@ -65,6 +83,12 @@ Progress::Progress(ProgressOptions options)
   }
   if (options_.endpoint) {
     network_config_ = make_network_config(options_);
+    if (network_config_.failover) {
+      const std::size_t bytes = worker::bounce_bytes(network_config_);
+      bounce_ = map_bounce(bytes);
+      network_config_.bounce = {bounce_.get(), bytes};
+      bounce_registration_ = options_.endpoint->register_memory(network_config_.bounce);
+    }
     network_ = std::make_unique<worker::Engine>(network_config_);
     PumpOptions pump_options;
     // What lanes may send at the same time: a grant for each chunk in flight, credits, errors.
@@ -310,9 +334,10 @@ void Progress::settle(std::uint64_t ended) {
   drained_.notify_all();
 }
 
-/// Answers that others wait for count as pending until they are out.
+/// Answers that others wait for count as pending until they are out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  const bool has_unsent = messages_ && messages_->has_unsent();
+  const bool has_unsent = (messages_ && messages_->has_unsent()) ||
+                          (network_ && network_config_.failover && network_->has_operations());
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {
@@ -333,11 +358,13 @@ bool Progress::take_hub_events(Instant now) {
         member_left(now, event);
         break;
       case HubEvent::Kind::kLost:
+        if (lose_server(now, event)) break;
         if (event.member.role == Role::kWorker)
           options_.on_peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
         fail_everything(Status(Code::kPeerLost, who + " is lost: " + event.reason));
         break;
       case HubEvent::Kind::kFailed:
+        if (lose_server(now, event)) break;
         fail_everything(Status(Code::kPeerLost, who + " failed: " + event.reason));
         break;
       case HubEvent::Kind::kHubLost:
@@ -351,13 +378,40 @@ bool Progress::take_hub_events(Instant now) {
   return any;
 }
 
+/// True where the event is the end of a server whose work others go on with.
+bool Progress::lose_server(Instant now, const HubEvent& event) {
+  const Placement& placement = *options_.placement;
+  if (event.member.role != Role::kServer || !placement.failover || !network_) return false;
+  lost_servers_.insert(event.member.rank);
+  const bool any_left = std::any_of(placement.lanes.begin(), placement.lanes.end(), [this](const LanePlace& lane) {
+    return lane.embedded || !lost_servers_.contains(lane.owner);
+  });
+  if (!any_left) return false;
+  std::string text = to_string(event.member) + " is lost: " + event.reason;
+  if (options_.rank == 0) {
+    LoggerOptions log;
+    log.level = config_.log_level;
+    log.who = "rank 0";
+    Logger(std::move(log)).log(LogLevel::kWarning, text + ". Its work goes on at the other servers");
+  }
+  for (const LanePlace& lane : placement.lanes) {
+    if (lane.embedded || lane.owner != event.member.rank) continue;
+    options_.endpoint->remove_peer(lane.peer);
+    network_->on_peer_lost(now, lane.peer, text);
+  }
+  pump_->flush();
+  return true;
+}
+
 void Progress::member_left(Instant now, const HubEvent& event) {
   const std::string text = to_string(event.member) + " has left the job";
+  if (lose_server(now, event)) return;
   if (event.member.role == Role::kServer) {
     fail_everything(Status(Code::kPeerLost, text + " while workers still need it"));
     return;
   }
   departed_.emplace(event.member.rank, text);
+  options_.on_peer_left(PeerId{event.member.rank});
   if (messages_) messages_->worker_left(now, event.member.rank, text);
   // What it took part in is finished on its side and on its way here; what it did not join never comes.
   const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));

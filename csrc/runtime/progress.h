@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -31,11 +32,12 @@
 
 namespace herring::runtime {
 
-/// A group as the runtime keeps it; immutable but for the sequence number.
+/// A group as the runtime keeps it; immutable but for what counts operations.
 struct Group {
   GroupId id;
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
+  std::unordered_map<std::uint64_t, std::uint64_t> name_uses;  ///< With failover: how often each. Guarded by the runtime.
 };
 
 /// One submitted operation on its way. After submit() it belongs to the progress thread.
@@ -71,6 +73,7 @@ struct ProgressOptions {
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
+  std::function<void(PeerId)> on_peer_left;  ///< And one that has said goodbye.
 };
 
 struct PeerTraffic {
@@ -136,6 +139,7 @@ class Progress final : public Driver {
   void watch_unsent();
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
+  bool lose_server(Instant now, const HubEvent& event);
   bool take_local_messages(Instant now);
   void run_ticks(Instant now);
   Instant next_deadline() const;
@@ -168,6 +172,8 @@ class Progress final : public Driver {
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;
+  std::shared_ptr<std::byte> bounce_;  ///< Failover: where results land. Outlives the endpoint.
+  std::unique_ptr<transport::Registration> bounce_registration_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
   std::unique_ptr<Messages> messages_;
 
@@ -178,6 +184,7 @@ class Progress final : public Driver {
   PartMap parts_;
   std::vector<std::shared_ptr<PendingOperation>> operations_;
   std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
+  std::set<std::uint32_t> lost_servers_;           ///< Server processes that are gone.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;

@@ -242,6 +242,7 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   ++(operation->failure.is_ok() ? counters_.ops_completed : counters_.ops_failed);
   ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
   publish();
+  watch_unsent();  // Else a drain could miss what others may still need.
   operation->work->complete(operation->failure);
   if (--pending_ == 0) {
     const std::scoped_lock lock(mutex_);
@@ -301,6 +302,7 @@ void Progress::fail_everything(const Status& status) {
   // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.
   for (auto& [key, part] : parts_) part->registration.reset();
   pump_.reset();
+  bounce_registration_.reset();
   options_.endpoint.reset();
   network_.reset();
   local_.reset();

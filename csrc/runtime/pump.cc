@@ -235,6 +235,11 @@ class Pump<Engine>::Impl {
     return true;
   }
 
+  bool carry_out(CopyAction& action) {
+    std::memcpy(action.to.data(), action.from.data(), action.from.size());
+    return true;
+  }
+
   bool carry_out(CompleteAction& action) {
     complete_(action);
     return true;

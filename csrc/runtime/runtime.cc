@@ -40,6 +40,12 @@ std::uint64_t name_key(std::string_view name) {
   return hash | kNamedBit;
 }
 
+/// The key of the n-th use of a name. With failover no key is used twice: an operation that has ended on this rank may
+/// still be moving from a lost server on another.
+std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
+  return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedBit;
+}
+
 std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
   return job_id ^ (name_key(host) & ~kNamedBit);
 }
@@ -79,6 +85,9 @@ class Runtime::Impl {
     progress_options.peer_endpoint = std::move(connections.peer_endpoint);
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
+    };
+    progress_options.on_peer_left = [this](PeerId worker) {
+      for (const auto& lane : lanes) lane->peer_left(worker);
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
@@ -156,7 +165,7 @@ class Runtime::Impl {
         work->complete(valid);
         return work;
       }
-      operation->op = request.name ? name_key(*request.name) : operation->group->next_op++;
+      operation->op = request.name ? key_of_name(*operation->group, *request.name) : operation->group->next_op++;
       if (operation->group->route.path != GroupRoute::Path::kAlone) {
         operation->is_waited_for = request.is_waited_for;
         progress->submit(operation);  // Under the lock, so that call order and sequence numbers agree.
@@ -168,6 +177,12 @@ class Runtime::Impl {
     }
     work->complete(progress->failure());
     return work;
+  }
+
+  /// The caller holds the lock.
+  std::uint64_t key_of_name(Group& group, std::string_view name) const {
+    const std::uint64_t key = name_key(name);
+    return placement.failover ? use_key(key, group.name_uses[key]++) : key;
   }
 
   /// Ok, or why the message is none; the group's route otherwise.

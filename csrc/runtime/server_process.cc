@@ -70,10 +70,15 @@ class ServerProcess::Impl {
         note(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
       return true;
     }
+    // Workers go on with the other servers, this one among them.
+    if (event.member.role == Role::kServer && placement.failover) return false;
     if (event.kind == HubEvent::Kind::kFailed) note(Status(Code::kPeerLost, who + " failed: " + event.reason));
     if (event.kind == HubEvent::Kind::kLost) note(Status(Code::kPeerLost, who + " is lost: " + event.reason));
     if (event.member.role != Role::kWorker) return false;
     gone.insert(event.member.rank);
+    if (event.kind == HubEvent::Kind::kLeft) {
+      for (const auto& lane : connections.lanes) lane->peer_left(PeerId{event.member.rank});
+    }
     if (event.kind == HubEvent::Kind::kLost) {
       for (const auto& lane : connections.lanes) {
         lane->peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);

@@ -22,6 +22,7 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
+void Engine::on_peer_left(Instant now, PeerId worker) { impl_->on_peer_left(now, worker); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
@@ -62,6 +63,15 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
     case wire::MessageType::kCancel:
       handle_cancel(now, header, body);
       break;
+    case wire::MessageType::kReady:
+      handle_ready(now, header);
+      break;
+    case wire::MessageType::kReceipt:
+      handle_receipt(now, header, body);
+      break;
+    case wire::MessageType::kMoved:
+      handle_moved(now, header);
+      break;
     default:
       ++stats_.messages_rejected;
       return;
@@ -89,7 +99,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   Chunk& chunk = op.in_flight.at(receive.chunk);
   Input& input = chunk.inputs[receive.input];
   const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kPush &&
-                    header.key() == op.key && header.sender == participant.peer.value &&
+                    key_of(header) == op.key && header.sender == participant.peer.value &&
                     header.chunk == receive.chunk && header.offset == op.chunk_offset(receive.chunk) &&
                     header.payload_bytes == op.chunk_size(receive.chunk);
   if (!good) {
@@ -134,6 +144,10 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (found == sends_.end()) return;
   const Send sent = found->second;
   sends_.erase(found);
+  if (sent.is_settled) {
+    workers_[sent.peer.value].settled_on_way = false;
+    flush_settled(sent.peer, true);
+  }
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
   if (sent.is_result) {
@@ -153,16 +167,22 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   } else if (op->state == OpState::kFailed) {
     drain(now, *op, false);
   } else if (op->state == OpState::kFinishing && op->sends == 0) {
-    --undrained_;
-    erase_op(op->id);
+    after_sends(now, *op);
   }
   settle(now);
 }
 
 void Engine::Impl::on_tick(Instant now) {
+  if (now >= settled_due_) {
+    settled_due_ = Instant::max();
+    for (std::uint32_t worker = 0; worker < config_.workers; ++worker) flush_settled(PeerId{worker}, true);
+  }
   while (!timers_.empty() && timers_.begin()->first <= now) {
     Op& op = *find_op(timers_.begin()->second);
-    if (op.state == OpState::kFailed) {
+    if (op.state == OpState::kFinishing) {
+      set_timer(op, Instant::max());
+      stop_waiting(now, op);
+    } else if (op.state == OpState::kFailed) {
       if (op.drained) {
         erase_op(op.id);
       } else {
@@ -185,7 +205,7 @@ void Engine::Impl::set_timer(Op& op, Instant when) {
   if (when != Instant::max()) timers_.insert({when, op.id});
 }
 
-Op& Engine::Impl::create_op(const OpKey& key, Instant now) {
+Op& Engine::Impl::create_op(const Key& key, Instant now) {
   auto op = std::make_unique<Op>();
   op->id = next_op_++;
   op->key = key;
@@ -201,6 +221,7 @@ void Engine::Impl::erase_op(std::uint64_t id) {
     if (std::erase(failed->second, id) > 0) std::erase(failed_order_, id);
     if (failed->second.empty()) failed_.erase(failed);
   }
+  forget_tags(*found->second);
   ops_.erase(found);
 }
 
@@ -209,20 +230,21 @@ Op* Engine::Impl::find_op(std::uint64_t id) {
   return found == ops_.end() ? nullptr : found->second.get();
 }
 
-Op* Engine::Impl::find_live(const OpKey& key) {
+Op* Engine::Impl::find_live(const Key& key) {
   const auto found = live_.find(key);
   return found == live_.end() ? nullptr : find_op(found->second);
 }
 
-wire::Header Engine::Impl::header_to(const OpKey& key, wire::MessageType type) const {
+wire::Header Engine::Impl::header_to(const Key& key, wire::MessageType type) const {
   wire::Header header;
   header.type = type;
   header.job_id = config_.job_id;
   header.epoch = config_.epoch.value;
   header.sender = config_.self.value;
-  header.op = key.op;
-  header.group = key.group.value;
-  header.part = key.part;
+  header.op = key.op.op;
+  header.group = key.op.group.value;
+  header.part = key.op.part;
+  header.shard = key.shard;
   return header;
 }
 
@@ -234,7 +256,7 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
   actions_.emplace_back(std::move(action));
 }
 
-void Engine::Impl::send_error(PeerId to, const OpKey& key, std::uint64_t tag, std::uint32_t results,
+void Engine::Impl::send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results,
                               const Status& status) {
   wire::Header header = header_to(key, wire::MessageType::kError);
   header.tag = tag;

@@ -25,6 +25,7 @@ struct EngineConfig {
                                        ///< 0: no limit, no Credit messages.
   std::uint32_t eager_window = 4096;   ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
                                        ///< workers * eager_window * max_eager_bytes.
+  bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
@@ -41,6 +42,8 @@ struct EngineStats {
   std::uint64_t messages_rejected = 0;
   std::uint64_t slots_in_use = 0;
   std::uint64_t slots_peak = 0;
+  std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
+  std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.
 };
 
 /// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is
@@ -77,6 +80,8 @@ class Engine final {
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now
   /// on.
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
+  /// A worker has said goodbye: it has nothing more to announce, not even what a lost lane had of it.
+  void on_peer_left(Instant now, PeerId worker);
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);
   Instant next_deadline() const;  ///< Instant::max() where nothing waits.

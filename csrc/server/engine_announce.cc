@@ -44,6 +44,7 @@ void Engine::Impl::handle_announce(Instant now, const wire::Header& header, std:
   }
   credit(PeerId{header.sender}, worker);
   process_announce(now, header, body);
+  if (config_.failover) conclude_moves(now);
   const auto held = worker.held_cancels.find(header.offset);
   if (held == worker.held_cancels.end()) return;
   const Deferred cancel = std::move(held->second);
@@ -74,7 +75,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
   const PeerId peer{header.sender};
   const auto refuse = [&](const Status& status) {
     ++stats_.messages_rejected;
-    send_error(peer, header.key(), header.tag, 0, status);
+    send_error(peer, key_of(header), header.tag, 0, status);
   };
   const std::optional<wire::Announce> announce =
       body.size() < wire::kAnnounceBytes ? std::nullopt : wire::decode_announce(body.first(wire::kAnnounceBytes));
@@ -83,13 +84,17 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
                                        ": its fields are out of range or contradict each other"));
     return;
   }
-  const std::span<const std::byte> data = body.subspan(wire::kAnnounceBytes);
-  if (const Status status = check_announce(header, *announce, data); !status.is_ok()) {
+  const bool is_moved = (header.flags & wire::kFlagHeld) != 0;
+  const std::span<const std::byte> rest = body.subspan(wire::kAnnounceBytes);
+  const std::span<const std::byte> data = is_moved ? std::span<const std::byte>{} : rest;
+  Status status = check_failover(header, *announce, rest);
+  if (status.is_ok()) status = check_announce(header, *announce, data);
+  if (!status.is_ok()) {
     refuse(status);
     return;
   }
   if (join_tombstone(header, *announce)) return;
-  Op* op = find_live(header.key());
+  Op* op = find_live(key_of(header));
   if (op != nullptr) {
     const auto mine = std::find_if(op->participants.begin(), op->participants.end(),
                                    [peer](const Participant& participant) { return participant.peer == peer; });
@@ -105,12 +110,12 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
       op->deferred.push_back({header, {body.begin(), body.end()}});
       return;
     }
-    if (const Status status = check_place(*op, header, *announce); !status.is_ok()) {
-      refuse(status);
+    if (const Status place = check_place(*op, header, *announce); !place.is_ok()) {
+      refuse(place);
       return;
     }
   } else {
-    op = &create_op(header.key(), now);
+    op = &create_op(key_of(header), now);
     op->shape = *announce;
     op->chunks = chunk_count(*announce);
     op->deadline = now + std::chrono::milliseconds(announce->timeout_ms);
@@ -118,6 +123,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     set_timer(*op, op->deadline);
   }
   add_participant(*op, header, *announce, data);
+  if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
   after_announce(now, *op);
 }
 
@@ -161,7 +167,7 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
 
 /// An operation of this key that failed and that this process has not yet heard of: it does now.
 bool Engine::Impl::join_tombstone(const wire::Header& header, const wire::Announce& announce) {
-  const auto failed = failed_.find(header.key());
+  const auto failed = failed_.find(key_of(header));
   if (failed == failed_.end()) return false;
   for (const std::uint64_t id : failed->second) {
     Op& op = *find_op(id);
@@ -274,18 +280,18 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
     }
     ranks.emplace_back(first.announce.first_rank, first.announce.rank_count);
   }
-  if (groups_.size() < kMaxGroups || groups_.contains(op.key.group)) groups_[op.key.group] = std::move(ranks);
+  if (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group)) groups_[op.key.op.group] = std::move(ranks);
   op.state = OpState::kReady;
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
       send_result(op, participant, kNone, {});
-    } else if (!participant.eager && is_pusher(participant.announce)) {
+    } else if (!participant.eager && (config_.failover || is_pusher(participant.announce))) {
       participant.push_tag = next_tag_;
       next_tag_ += op.chunks;
     }
   }
   if (op.chunks == 0) {
-    finish_op(op);
+    finish_op(now, op);
   } else {
     ready_.push_back(op.id);
   }

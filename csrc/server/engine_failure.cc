@@ -15,6 +15,7 @@ constexpr std::size_t kMaxHeldCancels = 1024;
 void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
   for (Participant& participant : op.participants) retire(participant);
+  forget_tags(op);
   std::erase(ready_, op.id);
   live_.erase(op.key);
   op.state = OpState::kFailed;
@@ -54,7 +55,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
     worker.held_cancels.try_emplace(header.offset, Deferred{header, {body.begin(), body.end()}});
     return;
   }
-  Op* live = find_live(header.key());
+  Op* live = find_live(key_of(header));
   if (live != nullptr) {
     for (Participant& participant : live->participants) {
       if (participant.peer != peer || participant.tag != header.tag) continue;
@@ -63,7 +64,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
       return;
     }
   }
-  if (Op* failed = find_failed(header.key(), peer, header.tag); failed != nullptr) {
+  if (Op* failed = find_failed(key_of(header), peer, header.tag); failed != nullptr) {
     for (Participant& participant : failed->participants) {
       if (participant.peer == peer) participant.gave_up_after = header.count;
     }
@@ -72,7 +73,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
   }
   // Over on this side, with all Results sent. Where the worker has an Error of ours already it waits for nothing.
   if (header.chunk == 0) {
-    send_error(peer, header.key(), header.tag, wire::kAllResults,
+    send_error(peer, key_of(header), header.tag, wire::kAllResults,
                Status(Code::kCancelled, "this server had finished its share of the operation"));
   }
 }
@@ -86,14 +87,14 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
     return;
   }
   const auto takes_part = [peer](const Participant& participant) { return participant.peer == peer; };
-  if (const auto failed = failed_.find(header.key()); failed != failed_.end()) {
+  if (const auto failed = failed_.find(key_of(header)); failed != failed_.end()) {
     for (const std::uint64_t id : failed->second) {
       const auto& participants = find_op(id)->participants;
       if (std::none_of(participants.begin(), participants.end(), takes_part)) continue;
       return;  // It failed here before, and the worker was told: this is its answer.
     }
   }
-  Op* op = find_live(header.key());
+  Op* op = find_live(key_of(header));
   if (op != nullptr) {
     const auto mine = std::find_if(op->participants.begin(), op->participants.end(), takes_part);
     if (mine != op->participants.end()) {
@@ -112,7 +113,7 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   participant.announce.contributor_count = static_cast<std::uint32_t>(header.offset);
   participant.announcers = header.count;
   const bool fresh = op == nullptr;
-  if (fresh) op = &create_op(header.key(), now);
+  if (fresh) op = &create_op(key_of(header), now);
   op->participants.push_back(std::move(participant));
   const auto place = header.chunk;
   const bool room = place >= op->owners.size() || op->owners[place].empty() ||
@@ -141,6 +142,8 @@ void Engine::Impl::drain(Instant now, Op& op, bool force) {
 }
 
 void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
+  for (const std::uint32_t index : chunk.unready) --workers_[op.participants[index].peer.value].granted;
+  chunk.unready.clear();
   for (Input& input : chunk.inputs) {
     if (input.token != 0) {
       Participant& owner = op.participants[receives_.at(input.token).participant];
@@ -176,7 +179,7 @@ bool Engine::Impl::may_forget(const Op& op) const {
   });
 }
 
-Op* Engine::Impl::find_failed(const OpKey& key, PeerId peer, std::uint64_t tag) {
+Op* Engine::Impl::find_failed(const Key& key, PeerId peer, std::uint64_t tag) {
   const auto failed = failed_.find(key);
   if (failed == failed_.end()) return nullptr;
   for (const std::uint64_t id : failed->second) {
@@ -205,6 +208,8 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
       fail(now, *op, Status(Code::kPeerLost, why));
     } else if (op->state == OpState::kFailed) {
       drain(now, *op, false);
+    } else if (op->state == OpState::kFinishing && config_.failover) {
+      stop_waiting(now, *op);
     }
   }
   settle(now);
@@ -217,8 +222,8 @@ bool Engine::Impl::needs(const Op& op, PeerId peer) const {
     if (participant.peer == peer) return !participant.silent && !participant.has_everything();
   }
   if (op.state != OpState::kGathering) return false;
-  if (op.key.group == GroupId{0}) return true;
-  const GroupMembers* known = members(op.key.group);
+  if (op.key.op.group == GroupId{0}) return true;
+  const GroupMembers* known = members(op.key.op.group);
   if (known == nullptr || known->size() != op.shape.contributor_count) return false;
   for (std::size_t contributor = 0; contributor < known->size(); ++contributor) {
     const auto& [first, count] = (*known)[contributor];

@@ -40,19 +40,45 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
 }
 
-/// How many of the next chunks find a slot for each pusher, within the pushers' windows.
+/// The contributor whose data is the chunk's result: the single pusher, or one who has it from a lane that died. kNone
+/// where it has to be summed.
+std::uint32_t Engine::Impl::source_of(const Op& op, std::uint32_t chunk) const {
+  if (op.has_one_pusher()) return op.shape.pusher;
+  for (std::uint32_t k = 0; op.any_held && k < op.owners.size(); ++k) {
+    if (op.participants[owner_of(op, k, chunk)].holds(chunk)) return k;
+  }
+  return kNone;
+}
+
+bool Engine::Impl::is_held_by_all(const Op& op, std::uint32_t chunk) const {
+  for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
+    if (!op.participants[owner_of(op, k, chunk)].holds(chunk)) return false;
+  }
+  return true;
+}
+
+/// What a contributor's process has to do for a chunk once it is granted.
+Engine::Impl::Role Engine::Impl::role_of(const Op& op, std::uint32_t contributor, const Participant& owner,
+                                         std::uint32_t chunk, std::uint32_t source) const {
+  if (op.any_held && is_held_by_all(op, chunk)) return Role::kNothing;
+  if (source == kNone || contributor == source) return Role::kPush;
+  return config_.failover && !owner.ready && !owner.holds(chunk) ? Role::kPull : Role::kNothing;
+}
+
+/// How many of the next chunks find a slot for each pusher, within the windows of all concerned.
 std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
   std::size_t free = free_slots_.size();
   std::uint32_t count = 0;
-  const std::uint32_t pushers = op.pushers();
   bool more = true;
   while (more && op.next_chunk + count < op.chunks) {
     const std::uint32_t number = op.next_chunk + count;
+    const std::uint32_t source = source_of(op, number);
     std::size_t wanted = 0;
-    for (std::uint32_t k = 0; k < pushers && more; ++k) {
-      const Participant& owner = op.participants[owner_of(op, op.has_one_pusher() ? op.shape.pusher : k, number)];
-      if (owner.eager) continue;
-      ++wanted;
+    for (std::uint32_t k = 0; k < op.owners.size() && more; ++k) {
+      const Participant& owner = op.participants[owner_of(op, k, number)];
+      const Role role = role_of(op, k, owner, number, source);
+      if (role == Role::kNothing || (role == Role::kPush && owner.eager)) continue;
+      if (role == Role::kPush) ++wanted;
       // The chunks counted so far that this one owns.
       const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
       more = workers_[owner.peer.value].granted + mine < window_.size();
@@ -80,29 +106,41 @@ std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, st
 void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight[number];
   chunk.granted = now;
-  const std::uint32_t pushers = op.pushers();
+  chunk.source = source_of(op, number);
   const std::uint32_t bytes = op.chunk_size(number);
-  chunk.inputs.resize(pushers);
-  for (std::uint32_t k = 0; k < pushers; ++k) {
-    const std::uint32_t index = owner_of(op, op.has_one_pusher() ? op.shape.pusher : k, number);
+  chunk.inputs.resize(chunk.source == kNone ? op.shape.contributor_count : 1);
+  for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
+    const std::uint32_t index = owner_of(op, k, number);
     Participant& owner = op.participants[index];
-    Input& input = chunk.inputs[k];
-    if (owner.eager) {
+    const Role role = role_of(op, k, owner, number, chunk.source);
+    if (role == Role::kNothing) continue;
+    const std::uint32_t input = chunk.source == kNone ? k : 0;
+    if (role == Role::kPush && owner.eager) {
       const std::size_t offset = std::size_t{number - owner.announce.owned_first} * op.shape.chunk_bytes;
-      input.data = std::span(owner.data).subspan(offset, bytes);
+      chunk.inputs[input].data = std::span(owner.data).subspan(offset, bytes);
       continue;
     }
-    input.slot = free_slots_.back();
-    free_slots_.pop_back();
-    stats_.slots_peak = std::max(stats_.slots_peak, ++stats_.slots_in_use);
-    input.data = slots_.subspan(std::size_t{input.slot} * config_.max_chunk_bytes, bytes);
     ++chunk.missing;
-    ++owner.outstanding;
     ++workers_[owner.peer.value].granted;
-    if (owner.run_count++ == 0) owner.run_first = number;
-    post(op, {op.id, index, number, k, 0}, input.data);
+    if (role == Role::kPush) {
+      give_slot(op, index, number, input, bytes);
+    } else {
+      chunk.unready.push_back(index);
+    }
+    add_to_run(op, owner, number, role == Role::kPull);
   }
   if (chunk.missing == 0) finish_chunk(now, op, number);
+}
+
+void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
+                             std::uint32_t bytes) {
+  Input& place = op.in_flight.at(number).inputs[input];
+  place.slot = free_slots_.back();
+  free_slots_.pop_back();
+  stats_.slots_peak = std::max(stats_.slots_peak, ++stats_.slots_in_use);
+  place.data = slots_.subspan(std::size_t{place.slot} * config_.max_chunk_bytes, bytes);
+  ++op.participants[index].outstanding;
+  post(op, {op.id, index, number, input, 0}, place.data);
 }
 
 void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
@@ -113,24 +151,43 @@ void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
   actions_.emplace_back(PostReceiveAction{tag, memory, Token{token}});
 }
 
+/// A Grant names consecutive chunks of one kind.
+void Engine::Impl::add_to_run(Op& op, Participant& participant, std::uint32_t chunk, bool pulls) {
+  if (participant.run_count > 0 &&
+      (participant.run_pulls != pulls || participant.run_first + participant.run_count != chunk)) {
+    send_grant(op, participant);
+  }
+  if (participant.run_count++ == 0) participant.run_first = chunk;
+  participant.run_pulls = pulls;
+}
+
 void Engine::Impl::send_grants(Op& op) {
   for (Participant& participant : op.participants) {
-    if (participant.run_count == 0) continue;
-    wire::Header header = header_to(op.key, wire::MessageType::kGrant);
-    header.chunk = participant.run_first;
-    header.count = participant.run_count;
-    header.tag = participant.push_tag + participant.run_first;
-    header.offset = participant.tag;
-    participant.run_count = 0;
-    send(participant.peer, kControlTag, header, {}, {}, {op.id, kNone, participant.peer, false});
+    if (participant.run_count > 0) send_grant(op, participant);
   }
 }
 
+void Engine::Impl::send_grant(Op& op, Participant& participant) {
+  wire::Header header = header_to(op.key, wire::MessageType::kGrant);
+  header.chunk = participant.run_first;
+  header.count = participant.run_count;
+  header.tag = participant.push_tag + participant.run_first;
+  header.offset = participant.tag;
+  participant.run_count = 0;
+  std::vector<std::byte> body;
+  if (config_.failover) {
+    if (participant.run_pulls) header.flags = wire::kFlagPull;
+    const std::uint64_t number = workers_[participant.peer.value].next_grant++;
+    body = wire::encode_list(std::span(&number, 1));
+  }
+  send(participant.peer, kControlTag, header, std::move(body), {}, {op.id, kNone, participant.peer, false});
+}
+
 /// All data of a chunk is there: reduce, and send the result to everybody who owns the chunk.
-void Engine::Impl::finish_chunk(Instant, Op& op, std::uint32_t number) {
+void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
   const std::span<std::byte> output = chunk.inputs.front().data;
-  if (!op.has_one_pusher() && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) {
+  if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) {
     ReduceAction reduce;
     reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
     for (const Input& input : chunk.inputs) reduce.inputs.emplace_back(input.data);
@@ -141,10 +198,11 @@ void Engine::Impl::finish_chunk(Instant, Op& op, std::uint32_t number) {
   }
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
     Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
-    const bool has_it = op.has_one_pusher() && contributor == op.shape.pusher;
+    const bool has_it = contributor == chunk.source || owner.holds(number);
     send_result(op, owner, number, has_it ? std::span<std::byte>{} : output);
   }
-  if (++op.chunks_done == op.chunks) finish_op(op);
+  if (op.any_held && chunk.source != kNone && !op.has_one_pusher()) ++stats_.chunks_copied;
+  if (++op.chunks_done == op.chunks) finish_op(now, op);
 }
 
 void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t chunk,
@@ -165,11 +223,12 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
 }
 
 /// All Results are handed out: the key is free again; the memory stays until they are sent.
-void Engine::Impl::finish_op(Op& op) {
+void Engine::Impl::finish_op(Instant now, Op& op) {
   op.state = OpState::kFinishing;
   live_.erase(op.key);
-  set_timer(op, Instant::max());
+  set_timer(op, config_.failover ? now + std::chrono::milliseconds(op.shape.timeout_ms) : Instant::max());
   ++stats_.ops_completed;
+  if (config_.failover) ++stats_.unsettled;
   for (Deferred& deferred : op.deferred) replay_.push_back(std::move(deferred));
   op.deferred.clear();
 }

@@ -24,6 +24,19 @@ namespace herring::server {
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
 inline constexpr std::uint64_t kNotAnnounced = ~std::uint64_t{0};  // Cancel: no announce of mine belongs to this.
 
+/// What a lane keeps apart: an item of a part of an operation.
+struct Key {
+  OpKey op;
+  std::uint32_t shard = 0;  // wire::Header::shard
+  friend bool operator==(const Key&, const Key&) = default;
+};
+struct KeyHash {
+  std::size_t operator()(const Key& key) const noexcept {
+    return std::hash<OpKey>{}(key.op) ^ (key.shard * std::size_t{0x9E3779B97F4A7C15});
+  }
+};
+inline Key key_of(const wire::Header& header) { return {header.key(), header.shard}; }
+
 /// One process that takes part in an operation.
 struct Participant {
   PeerId peer;
@@ -41,12 +54,19 @@ struct Participant {
   std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it sent so many pushes, no more will follow.
   std::uint32_t run_first = 0;                 // Chunks granted in the present pass, not yet told.
   std::uint32_t run_count = 0;
+  bool run_pulls = false;
+
+  // With failover.
+  bool ready = false;       // Its receives are posted: no Ready is needed.
+  bool receipted = false;   // It has all its Results.
+  std::vector<bool> held;   // Announced because a lane died: by owned chunk, whether it has the result already.
 
   std::uint32_t expected_results() const { return announce.owned_count == 0 ? 1 : announce.owned_count; }
   bool has_everything() const { return !silent && results >= expected_results(); }
   bool owns(std::uint32_t chunk) const {
     return chunk >= announce.owned_first && chunk - announce.owned_first < announce.owned_count;
   }
+  bool holds(std::uint32_t chunk) const { return !held.empty() && owns(chunk) && held[chunk - announce.owned_first]; }
 };
 
 struct Input {
@@ -57,7 +77,9 @@ struct Input {
 
 /// A chunk between its grant and the completion of its Results' sends.
 struct Chunk {
-  std::vector<Input> inputs;  // By contributor; a single one for collectives with one pusher.
+  std::vector<Input> inputs;           // By contributor; a single one where `source` is set.
+  std::uint32_t source = kNone;        // The contributor whose data is the result; kNone: they are summed.
+  std::vector<std::uint32_t> unready;  // Participants whose Ready is missing.
   std::uint32_t missing = 0;
   std::uint32_t sends = 0;
   Instant granted;
@@ -71,11 +93,12 @@ struct Deferred {
 
 /// kGathering -> kReady (all have announced and agree) -> kFinishing (all Results handed out) -> gone.
 /// kGathering or kReady -> kFailed: drains what is in flight, then stays as a tombstone that answers late announces.
+/// With failover kFinishing lasts until everybody has said to have all (Receipt), and is told so (Settled).
 enum class OpState : std::uint8_t { kGathering, kReady, kFinishing, kFailed };
 
 struct Op {
   std::uint64_t id = 0;
-  OpKey key;
+  Key key;
   OpState state = OpState::kGathering;
   wire::Announce shape;  // What the first one said.
   std::vector<Participant> participants;
@@ -93,6 +116,13 @@ struct Op {
   Instant timer = Instant::max();  // Its entry in Engine::Impl::timers_.
   Status failure;
   std::vector<Deferred> deferred;
+
+  // With failover.
+  std::uint32_t moved_by = 0;  // 1 + the loss that brought it here; 0: none.
+  bool any_held = false;       // Somebody has some of the result already, so all had announced it elsewhere.
+  bool urgent = false;         // Somebody waits for Settled.
+  bool given_up = false;       // Whoever has not sent a Receipt by now is not waited for.
+  std::uint32_t receipts = 0;
 
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady; }
   bool has_one_pusher() const {
@@ -112,6 +142,7 @@ struct Op {
 
 struct WorkerState {
   bool lost = false;
+  bool left = false;
   std::string why_lost;
   std::uint64_t next_sequence = 0;                 // Every announce below it has arrived ...
   std::set<std::uint64_t> early;                   // ... and these above it.
@@ -120,6 +151,14 @@ struct WorkerState {
   std::uint32_t ops = 0;      // Announced, not finished.
   std::uint32_t eager = 0;    // Of those, eager.
   std::uint32_t granted = 0;  // Chunks granted, not arrived.
+
+  // With failover.
+  std::uint64_t next_grant = 0;
+  std::unordered_map<std::uint64_t, std::uint64_t> unsettled;  // Tag of an announce -> operation.
+  std::vector<std::uint64_t> settled;                          // Tags to report.
+  bool settled_urgent = false;
+  bool settled_on_way = false;
+  std::map<std::uint32_t, std::uint64_t> moved;  // By loss: announces below this one were sent before Moved.
 
   bool has_seen(std::uint64_t sequence) const { return sequence < next_sequence || early.contains(sequence); }
 };
@@ -137,6 +176,7 @@ struct Send {
   std::uint32_t chunk = kNone;
   PeerId peer;
   bool is_result = false;
+  bool is_settled = false;
 };
 
 /// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing
@@ -152,10 +192,15 @@ class Engine::Impl {
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
-  Instant next_deadline() const { return timers_.empty() ? Instant::max() : timers_.begin()->first; }
+  Instant next_deadline() const {
+    return std::min(settled_due_, timers_.empty() ? Instant::max() : timers_.begin()->first);
+  }
   void take_actions(Actions& out);
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
   const EngineStats& stats() const { return stats_; }
+
+  // engine_settle.cc
+  void on_peer_left(Instant now, PeerId worker);
 
   // engine_failure.cc
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
@@ -165,14 +210,14 @@ class Engine::Impl {
   bool is_from_job(const wire::Header& header) const;
   void settle(Instant now);
   void set_timer(Op& op, Instant when);
-  Op& create_op(const OpKey& key, Instant now);
+  Op& create_op(const Key& key, Instant now);
   void erase_op(std::uint64_t id);
   Op* find_op(std::uint64_t id);
-  Op* find_live(const OpKey& key);
-  wire::Header header_to(const OpKey& key, wire::MessageType type) const;
+  Op* find_live(const Key& key);
+  wire::Header header_to(const Key& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
-  void send_error(PeerId to, const OpKey& key, std::uint64_t tag, std::uint32_t results, const Status& status);
+  void send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results, const Status& status);
 
   // engine_announce.cc
   void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
@@ -193,14 +238,22 @@ class Engine::Impl {
   enum class Grant : std::uint8_t { kAll, kNoSlots, kNoWindow };
   void schedule(Instant now);
   Grant grant_chunks(Instant now, Op& op);
+  enum class Role : std::uint8_t { kNothing, kPush, kPull };
+  Role role_of(const Op& op, std::uint32_t contributor, const Participant& owner, std::uint32_t chunk,
+               std::uint32_t source) const;
+  std::uint32_t source_of(const Op& op, std::uint32_t chunk) const;
+  bool is_held_by_all(const Op& op, std::uint32_t chunk) const;
   std::uint32_t count_grantable(Op& op, bool& slots_short);
+  void add_to_run(Op& op, Participant& participant, std::uint32_t chunk, bool pulls);
+  void send_grant(Op& op, Participant& participant);
+  void give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input, std::uint32_t bytes);
   void grant_chunk(Instant now, Op& op, std::uint32_t number);
   std::uint32_t owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const;
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
-  void finish_op(Op& op);
+  void finish_op(Instant now, Op& op);
   void release_slot(std::uint32_t slot);
   void retire(Participant& participant);
 
@@ -213,7 +266,23 @@ class Engine::Impl {
   void bury(Instant now, Op& op);
   bool may_forget(const Op& op) const;
   bool needs(const Op& op, PeerId peer) const;
-  Op* find_failed(const OpKey& key, PeerId peer, std::uint64_t tag);
+  Op* find_failed(const Key& key, PeerId peer, std::uint64_t tag);
+
+  // engine_settle.cc
+  Status check_failover(const wire::Header& header, const wire::Announce& announce,
+                        std::span<const std::byte> data) const;
+  void note_failover(Op& op, const wire::Header& header, std::span<const std::byte> bitmap);
+  void handle_ready(Instant now, const wire::Header& header);
+  void handle_receipt(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void handle_moved(Instant now, const wire::Header& header);
+  void conclude_moves(Instant now);
+  void conclude(Instant now, std::uint32_t loss);
+  void settle_op(Instant now, Op& op);
+  void tell_settled(Instant now, Op& op);
+  void flush_settled(PeerId peer, bool is_due);
+  void after_sends(Instant now, Op& op);
+  void stop_waiting(Instant now, Op& op);
+  void forget_tags(Op& op);
 
   // engine_text.cc
   std::string mismatch_text(const Op& op) const;
@@ -230,8 +299,8 @@ class Engine::Impl {
   std::vector<WorkerState> workers_;
   std::vector<PeerId> lost_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
-  std::unordered_map<OpKey, std::uint64_t> live_;
-  std::unordered_map<OpKey, std::vector<std::uint64_t>> failed_;
+  std::unordered_map<Key, std::uint64_t, KeyHash> live_;
+  std::unordered_map<Key, std::vector<std::uint64_t>, KeyHash> failed_;
   std::deque<std::uint64_t> failed_order_;
   std::deque<std::uint64_t> ready_;
   std::set<std::pair<Instant, std::uint64_t>> timers_;
@@ -242,6 +311,8 @@ class Engine::Impl {
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_tag_ = 1;
+  Instant settled_due_ = Instant::max();
+  std::set<std::uint32_t> concluded_;  // Losses whose moves are all here.
   std::size_t undrained_ = 0;  // Operations that are neither over nor tombstones.
   Actions actions_;
   EngineStats stats_;

@@ -80,7 +80,7 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
   std::sort(lines.begin(), lines.end());
   std::string text;
   for (const auto& [rank, line] : lines) text += (text.empty() ? "" : "; ") + line;
-  std::string tail = " (" + to_string(op.key) + "; every rank must make the same calls)";
+  std::string tail = " (" + to_string(op.key.op) + "; every rank must make the same calls)";
   if (text.size() + tail.size() > wire::kMaxReasonText) {
     text.resize(wire::kMaxReasonText - tail.size() - 4);
     text += " ...";
@@ -90,9 +90,9 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
 
 /// Who has not announced: by rank where that can be known, else by position in the group.
 std::string Engine::Impl::missing_text(const Op& op) const {
-  const GroupMembers* known = members(op.key.group);
+  const GroupMembers* known = members(op.key.op.group);
   if (known != nullptr && known->size() != op.shape.contributor_count) known = nullptr;
-  const bool one_rank_each = op.key.group == GroupId{0} && op.shape.contributor_count == config_.workers;
+  const bool one_rank_each = op.key.op.group == GroupId{0} && op.shape.contributor_count == config_.workers;
   std::vector<std::uint32_t> ranks;
   std::string unknown;
   for (std::uint32_t contributor = 0; contributor < op.shape.contributor_count; ++contributor) {
@@ -117,7 +117,7 @@ std::string Engine::Impl::missing_text(const Op& op) const {
   std::string text = ranks.empty() ? "" : rank_list(std::move(ranks));
   if (!unknown.empty()) {
     text += (text.empty() ? "" : " and ") + unknown + " of the " + std::to_string(op.shape.contributor_count) +
-            " of group " + std::to_string(op.key.group.value);
+            " of group " + std::to_string(op.key.op.group.value);
   }
   return text;
 }
@@ -126,7 +126,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.6g s",
                 std::chrono::duration<double>(op.deadline - op.first_announce).count());
-  const std::string call = to_string(op.shape.descriptor) + ", " + to_string(op.key);
+  const std::string call = to_string(op.shape.descriptor) + ", " + to_string(op.key.op);
   std::vector<std::uint32_t> came;
   std::vector<std::uint32_t> silent;
   for (const Participant& participant : op.participants) {

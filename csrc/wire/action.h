@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <variant>
 #include <vector>
@@ -47,16 +48,23 @@ struct ReduceAction {
   std::vector<std::span<std::byte>> outputs;
 };
 
+/// Copies `from` to `to`, of the same size; done before the next action is carried out.
+struct CopyAction {
+  std::span<const std::byte> from;
+  std::span<std::byte> to;
+  std::shared_ptr<const void> keep;  ///< What `to` belongs to, where nobody else keeps it.
+};
+
 /// The operation is over for its submitter: the engine will not touch its memory again. Reported once for every submit.
 struct CompleteAction {
   OpKey key;
   Status status;
 };
 
-using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CompleteAction>;
+using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, CompleteAction>;
 using Actions = std::vector<Action>;
 
-/// Where control messages (Announce, Grant, Error, Cancel, Credit) arrive: every endpoint keeps a bounded pool of
+/// Where control messages (all but Push, Result and Data) arrive: every endpoint keeps a bounded pool of
 /// receives posted on this tag. No other tag has the top bit set.
 inline constexpr Tag kControlTag{0x8000'0000'0000'0001ull};
 

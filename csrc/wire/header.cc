@@ -8,7 +8,8 @@
 namespace herring::wire {
 namespace {
 
-constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer;
+constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady |
+                                       kFlagHeld | kFlagPull | kFlagUrgent;
 constexpr std::size_t kHeaderCrcOffset = 76;
 constexpr std::uint32_t kMaxChunkBytes = 64u << 20;
 constexpr std::uint32_t kChunkAlignment = 64;
@@ -22,7 +23,7 @@ static_assert(offsetof(Header, sender) == 20 && offsetof(Header, op) == 24 && of
 static_assert(offsetof(Header, part) == 36 && offsetof(Header, tag) == 40 && offsetof(Header, offset) == 48);
 static_assert(offsetof(Header, chunk) == 56 && offsetof(Header, count) == 60);
 static_assert(offsetof(Header, payload_bytes) == 64 && offsetof(Header, payload_crc32c) == 68);
-static_assert(offsetof(Header, reserved) == 72 && offsetof(Header, header_crc32c) == kHeaderCrcOffset);
+static_assert(offsetof(Header, shard) == 72 && offsetof(Header, header_crc32c) == kHeaderCrcOffset);
 // Bytes of these are on the wire.
 static_assert(sizeof(MessageType) == 1 && sizeof(DataType) == 1 && sizeof(ReduceOp) == 1 && sizeof(Collective) == 1);
 
@@ -73,7 +74,9 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kReturn; }
+bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kMoved; }
+
+bool has_shard(MessageType type) noexcept { return type <= MessageType::kCancel || type == MessageType::kReady; }
 
 bool is_known(const OpDescriptor& descriptor) noexcept {
   return descriptor.collective >= Collective::kAllReduce && descriptor.collective <= Collective::kBarrier &&
@@ -144,7 +147,7 @@ HeaderBytes encode(const Header& header) noexcept {
   out.put(header.count);
   out.put(header.payload_bytes);
   out.put(header.payload_crc32c);
-  out.put(std::uint32_t{0});  // reserved
+  out.put(has_shard(header.type) ? header.shard : 0);
   out.put(crc32c(std::span(bytes).first(kHeaderCrcOffset)));
   return bytes;
 }
@@ -169,10 +172,11 @@ std::optional<Header> decode(std::span<const std::byte> bytes) noexcept {
   in.get(header.count);
   in.get(header.payload_bytes);
   in.get(header.payload_crc32c);
-  in.get(header.reserved);
+  in.get(header.shard);
   in.get(header.header_crc32c);
-  if (header.magic != kMagic || header.version != kVersion || header.reserved != 0) return std::nullopt;
+  if (header.magic != kMagic || header.version != kVersion) return std::nullopt;
   if (!is_known(header.type) || (header.flags & ~kKnownFlags) != 0) return std::nullopt;
+  if (header.shard != 0 && !has_shard(header.type)) return std::nullopt;
   if (header.header_crc32c != crc32c(bytes.first(kHeaderCrcOffset))) return std::nullopt;
   return header;
 }
@@ -237,6 +241,22 @@ std::optional<Announce> decode_announce(std::span<const std::byte> bytes) noexce
   in.get(reserved_high);
   if (reserved_low != 0 || reserved_high != 0 || !is_sane(announce)) return std::nullopt;
   return announce;
+}
+
+std::vector<std::byte> encode_list(std::span<const std::uint64_t> numbers) {
+  std::vector<std::byte> body(numbers.size() * sizeof(std::uint64_t));
+  Writer out(body);
+  for (const std::uint64_t number : numbers) out.put(number);
+  return body;
+}
+
+std::optional<std::vector<std::uint64_t>> decode_list(std::span<const std::byte> body, std::size_t most) {
+  constexpr std::size_t kEach = sizeof(std::uint64_t);
+  if (body.empty() || body.size() % kEach != 0 || body.size() / kEach > most) return std::nullopt;
+  std::vector<std::uint64_t> numbers(body.size() / kEach);
+  Reader in(body);
+  for (std::uint64_t& number : numbers) in.get(number);
+  return numbers;
 }
 
 }  // namespace herring::wire

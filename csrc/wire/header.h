@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "core/operation.h"
 #include "core/types.h"
@@ -32,6 +33,11 @@ enum class MessageType : std::uint8_t {
   kClose = 12,     ///< Receiver: not this one, or no more of it (body: code and text).
   kWithdraw = 13,  ///< Sender: I gave this message up (body: code and text).
   kReturn = 14,    ///< Either: `part` more control messages may be sent.
+  // Failover (docs/wire.md, "When a lane dies").
+  kReady = 15,    ///< Worker to lane: receives are posted for these chunks, which I do not push.
+  kReceipt = 16,  ///< Worker to lane: I have all that these announces of mine wait for (body: their tags).
+  kSettled = 17,  ///< Lane to worker: everybody has what these announces were for (body: their tags).
+  kMoved = 18,    ///< Worker to lane: all that a lost lane had of mine and you inherit is announced.
 };
 
 /// Message flags.
@@ -39,6 +45,10 @@ inline constexpr std::uint16_t kFlagEager = 1;      ///< Announce: the whole sha
 inline constexpr std::uint16_t kFlagChecksum = 2;   ///< payload_crc32c is set.
 inline constexpr std::uint16_t kFlagNoPayload = 4;  ///< Result: an acknowledgement; the receiver has the data already.
 inline constexpr std::uint16_t kFlagAnswer = 8;     ///< Close, Withdraw: the answer to the other; is not answered.
+inline constexpr std::uint16_t kFlagReady = 16;     ///< Announce: receives are posted for all Results; nothing to invite.
+inline constexpr std::uint16_t kFlagHeld = 32;      ///< Announce: moved from a lost lane; a bitmap of what I have follows.
+inline constexpr std::uint16_t kFlagPull = 64;      ///< Grant: somebody has the result; answer Ready, do not push.
+inline constexpr std::uint16_t kFlagUrgent = 128;   ///< Receipt: an operation waits for Settled.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {
@@ -55,13 +65,13 @@ struct Header {
   std::uint64_t tag = 0;     ///< Announce: tag of the result of chunk 0 of the shard. Grant: tag of `chunk`. Push,
                              ///< Result: the tag it is sent to. Error, Cancel: the announce's.
   std::uint64_t offset = 0;  ///< Push, Result: byte offset of the payload in the part. Grant: the announce's tag.
-                             ///< Announce, Cancel: the announce's number.
+                             ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
   std::uint32_t count = 0;   ///< Grant: chunks. Credit: announces. Announce: processes of this contributor. Error,
                              ///< Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
-  std::uint32_t reserved = 0;       ///< Zero.
+  std::uint32_t shard = 0;  ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
   std::uint32_t header_crc32c = 0;  ///< Over all bytes before it.
 
   OpKey key() const noexcept { return {GroupId{group}, op, part}; }
@@ -89,17 +99,25 @@ struct Announce {
 };
 
 inline constexpr std::size_t kAnnounceBytes = 160;
+inline constexpr std::size_t kMaxHeldChunks = 8192;  ///< Chunks of an item that moves; bounds the bitmap of kFlagHeld.
+inline constexpr std::size_t kMaxTagList = 64;       ///< Tags in one Receipt or Settled.
+inline constexpr std::size_t kGrantNumberBytes = 8;  ///< Body of a Grant with failover: its number.
 
-/// Encodes with magic, version and header checksum filled in and reserved bits zero.
+/// Encodes with magic, version and header checksum filled in.
 HeaderBytes encode(const Header& header) noexcept;
-/// Nothing unless the bytes begin with a whole, checksummed header of this version, of a known type, reserved bits
-/// zero.
+/// Nothing unless the bytes begin with a whole, checksummed header of this version, of a known type, with no unknown
+/// flag, and with a shard only where the type has one.
 std::optional<Header> decode(std::span<const std::byte> bytes) noexcept;
 
 std::array<std::byte, kAnnounceBytes> encode(const Announce& announce) noexcept;
 /// Nothing unless every field is in range and the fields agree with each other (docs/wire.md lists the checks). What
 /// follows the first kAnnounceBytes (eager data) is not looked at.
 std::optional<Announce> decode_announce(std::span<const std::byte> bytes) noexcept;
+
+/// A list of 64-bit numbers: the body of Grant (one), Receipt and Settled.
+std::vector<std::byte> encode_list(std::span<const std::uint64_t> numbers);
+/// Nothing unless it is 1 to `most` whole numbers.
+std::optional<std::vector<std::uint64_t>> decode_list(std::span<const std::byte> body, std::size_t most);
 
 /// CRC32C (Castagnoli), hardware where present. `seed` continues an earlier sum.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0) noexcept;

@@ -24,6 +24,7 @@ void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
+bool Engine::has_operations() const { return impl_->has_operations(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
 Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
@@ -42,9 +43,11 @@ Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
     lane_index_.emplace(lane.peer, i);
     lanes_.push_back(std::move(lane));
   }
+  if (config_.failover) share_bounce();
 }
 
 void Engine::Impl::submit(Instant now, const Operation& operation) {
+  now_ = now;
   Status status = check_operation(config_, operation);
   if (status.is_ok() && by_key_.contains(operation.key)) {
     status = Status(Code::kInvalidArgument, to_string(operation.descriptor) + " of rank " +
@@ -59,6 +62,9 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
   op.id = next_op_++;
   op.operation = operation;
   op.submitted = now;
+  if (status.is_ok() && !losses_.empty() && losses_.size() == lanes_.size()) {
+    status = Status(Code::kPeerLost, lanes_[losses_.back()].why_lost);
+  }
   if (status.is_ok()) {
     make_parts(op);
     for (const LanePart& part : op.parts) {
@@ -71,6 +77,7 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
     return;
   }
   op.open_parts = static_cast<std::uint32_t>(op.parts.size());
+  op.unsettled = config_.failover ? op.open_parts : 0;
   by_key_.emplace(operation.key, op.id);
   ops_.emplace(op.id, std::move(owned));
   set_timer(op, now + operation.timeout + config_.lane_grace);
@@ -85,17 +92,42 @@ void Engine::Impl::make_parts(Op& op) const {
   const std::uint32_t home = home_lane(config_, operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
   for (std::uint32_t i = 0; i < lanes; ++i) {
-    LanePart part;
-    part.lane = (i + config_.self.value) % lanes;
-    part.shard = plan[part.lane];
-    part.is_home = part.lane == home;
-    part.chunks = chunk_count(part.shard.bytes, config_.chunk_bytes);
-    if (part.chunks > 0) part.owned = split_evenly(part.chunks, operation.owner_count, operation.owner);
-    if (part.owned.count == 0) part.owned.first = 0;
-    // Owners without a chunk of this shard stay away, but for the home lane, where everybody meets.
-    part.announcers = part.is_home ? operation.owner_count : std::min(operation.owner_count, part.chunks);
-    if (part.owned.count > 0 || part.is_home) op.parts.push_back(std::move(part));
+    const std::uint32_t origin = (i + config_.self.value) % lanes;
+    const ByteRange shard = plan[origin];
+    const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+    for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, heir_seed(operation.key))) {
+      // Owners without a chunk of a shard stay away, but for the home lane, where everybody meets.
+      if (origin != home && operation.owner >= chunks) continue;
+      LanePart part = make_part(op, item, shard, origin == home);
+      part.index = static_cast<std::uint32_t>(op.parts.size());
+      op.parts.push_back(std::move(part));
+    }
   }
+}
+
+/// `shard`: all of the origin's.
+LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const {
+  const Operation& operation = op.operation;
+  LanePart part;
+  part.item = item;
+  part.lane = item.lane;
+  part.is_home = is_home_shard && item.first == 0;
+  part.chunks = item.chunks;
+  part.is_settled = !config_.failover;
+  const std::uint64_t start = std::uint64_t{item.first} * config_.chunk_bytes;
+  part.shard.bytes = std::min(std::uint64_t{item.chunks} * config_.chunk_bytes, shard.bytes - start);
+  part.shard.offset = shard.offset + start;
+  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+  if (chunks > 0) {
+    const IndexRange owned = split_evenly(chunks, operation.owner_count, operation.owner);
+    const std::uint32_t first = std::max(owned.first, item.first);
+    const std::uint32_t end = std::min(owned.first + owned.count, item.first + item.chunks);
+    if (first < end) part.owned = {first - item.first, end - first};
+  }
+  // Who takes part in a shard takes part in each of its pieces.
+  part.announcers = is_home_shard ? operation.owner_count : std::min(operation.owner_count, chunks);
+  if (config_.failover) part.held.resize(part.expected());
+  return part;
 }
 
 void Engine::Impl::announce_or_queue(Op& op, std::size_t index) {
@@ -116,6 +148,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.sequence = lane.next_sequence++;
   part.tag = next_tag_;
   next_tag_ += std::max(part.chunks, 1u);
+  if (config_.failover) reserve(op, part);
   post_results(op, index);
 
   wire::Announce announce;
@@ -136,22 +169,31 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
 
   wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
+  header.shard = shard_of(part);
   header.tag = part.tag;
   header.offset = part.sequence;
   header.count = part.announcers;
   std::span<const std::byte> data;
-  part.is_eager = part.owned.count > 0 && op.pushes() && part.shard.bytes <= config_.max_eager_bytes &&
-                  lane.eager < config_.eager_window;
+  const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
+                        (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
+  part.is_eager = is_small && op.pushes();
+  if (is_small && config_.failover) header.flags = wire::kFlagReady;
+  if (part.is_eager || (header.flags & wire::kFlagReady) != 0) ++lane.eager;
   if (part.is_eager) {
-    header.flags = wire::kFlagEager;
-    ++lane.eager;
+    header.flags |= wire::kFlagEager;
     const std::span<std::byte> first = chunk_memory(op, part, part.owned.first);
     const std::span<std::byte> last = chunk_memory(op, part, part.owned.first + part.owned.count - 1);
     data = {first.data(), last.data() + last.size()};
     stats_.bytes_sent += data.size();
   }
-  const auto body = wire::encode(announce);
-  send(lane.peer, kControlTag, header, {body.begin(), body.end()}, data, {op.id, index, !data.empty(), true});
+  const auto fixed = wire::encode(announce);
+  std::vector<std::byte> body(fixed.begin(), fixed.end());
+  if (part.moved_by != 0) {
+    header.flags |= wire::kFlagHeld;
+    header.chunk = part.moved_by;
+    add_bitmap(body, part.held);
+  }
+  send(lane.peer, kControlTag, header, std::move(body), data, {op.id, index, !data.empty(), true});
 }
 
 /// Receives for everything that the lane will send back; posted before the announce, so nothing arrives unexpected.
@@ -159,13 +201,16 @@ void Engine::Impl::post_results(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
   part.receives.resize(part.expected());
   part.is_pushed.resize(part.owned.count);
-  for (std::uint32_t i = 0; i < part.expected(); ++i) post(op, {op.id, index, part.owned.first + i, 0});
+  for (std::uint32_t i = 0; i < part.expected(); ++i) {
+    // Others are posted when they are granted.
+    const bool is_posted = !config_.failover || part.owned.count == 0 || part.eager_slot != kNone || part.held[i];
+    if (is_posted) post(op, {op.id, index, part.owned.first + i, 0});
+  }
 }
 
 void Engine::Impl::post(Op& op, const Receive& receive) {
   LanePart& part = op.parts[receive.part];
-  std::span<std::byte> memory;
-  if (part.owned.count > 0 && op.pulls_data()) memory = chunk_memory(op, part, receive.chunk);
+  const std::span<std::byte> memory = landing(op, part, receive);
   const Token token{next_token_++};
   part.receives[receive.chunk - part.owned.first] = token.value;
   receives_.emplace(token.value, receive);
@@ -174,7 +219,8 @@ void Engine::Impl::post(Op& op, const Receive& receive) {
 
 std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const {
   const ByteRange range = chunk_range(part.shard, config_.chunk_bytes, chunk);
-  return op.operation.memory.subspan(range.offset, range.bytes);
+  std::byte* const start = op.is_over ? op.retained.get() : op.operation.memory.data();
+  return {start + range.offset, range.bytes};
 }
 
 wire::Header Engine::Impl::header_to(const OpKey& key, wire::MessageType type) const {
@@ -194,7 +240,11 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
   SendAction action{to, tag, header, std::move(body), payload, Token{next_token_++}};
   action.header.payload_bytes = static_cast<std::uint32_t>(action.body.size() + payload.size());
   sends_.emplace(action.token.value, record);
-  if (record.borrows) ++find_op(record.op)->payload_sends;
+  if (record.borrows) {
+    Op& op = *find_op(record.op);
+    ++op.payload_sends;
+    if (op.is_over) sends_.at(action.token.value).keep = op.retained;
+  }
   actions_.emplace_back(std::move(action));
 }
 
@@ -208,15 +258,33 @@ void Engine::Impl::finish_part(LanePart& part, Op& op) {
   if (part.is_done) return;
   part.is_done = true;
   --op.open_parts;
-  if (part.is_eager) --lanes_[part.lane].eager;
+  Lane& lane = lanes_[part.lane];
+  if (part.is_eager || part.eager_slot != kNone) --lane.eager;
+  if (part.eager_slot != kNone && !lane.lost) lane.free_eager.push_back(std::exchange(part.eager_slot, kNone));
 }
 
 /// The one place where an operation ends: every lane is done with it and no send reads its memory any more.
 void Engine::Impl::complete_if_done(Op& op) {
   if (op.open_parts > 0 || op.payload_sends > 0) return;
-  ++(op.has_failed ? stats_.ops_failed : stats_.ops_completed);
-  actions_.emplace_back(CompleteAction{op.operation.key, op.failure});
+  if (!op.has_failed && op.unsettled > 0 && wait_for_settled(op)) return;
+  if (!op.is_over) {
+    ++(op.has_failed ? stats_.ops_failed : stats_.ops_completed);
+    actions_.emplace_back(CompleteAction{op.operation.key, op.failure});
+  }
+  if (op.has_failed || op.unsettled == 0) {
+    forget(op);
+  } else {
+    op.is_over = true;
+    set_timer(op, Instant::max());
+  }
+}
+
+void Engine::Impl::forget(Op& op) {
   set_timer(op, Instant::max());
+  stats_.bytes_retained -= op.retained_bytes;
+  for (const LanePart& part : op.parts) {
+    if (config_.failover && part.is_announced) by_tag_.erase(part.tag);
+  }
   by_key_.erase(op.operation.key);
   ops_.erase(op.id);
 }

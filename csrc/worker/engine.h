@@ -26,6 +26,14 @@ struct EngineConfig {
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
   Duration lane_grace{};               ///< After an operation's own time-out, how long to wait for a lane's verdict.
+  /// A lane's death costs no operation while another lives (docs/adr/0005-server-failover.md). As the lanes'
+  /// EngineConfig::failover. Keys must then never be used twice.
+  bool failover = false;
+  /// Failover only: where Results land, bounce_bytes() of it, for the life of the engine and of what it posted.
+  std::span<std::byte> bounce;
+  std::vector<std::uint32_t> lane_slots;  ///< Failover only: chunks from each lane that may be landing, at least 1.
+  std::uint32_t retain_part_bytes = 64u << 10;  ///< Parts up to this size end before all others have the result ...
+  std::uint64_t retain_bytes = 4u << 20;         ///< ... and of those that have, copies of so many bytes are kept.
 };
 
 /// Operation::pusher where every rank is a contributor of its own: the contributor with the number descriptor.root.
@@ -54,7 +62,12 @@ struct EngineStats {
   std::uint64_t bytes_sent = 0;      ///< Payload.
   std::uint64_t bytes_received = 0;  ///< Payload.
   std::uint64_t messages_rejected = 0;
+  std::uint64_t items_moved = 0;     ///< Announced to an heir of a lost lane.
+  std::uint64_t bytes_retained = 0;  ///< Copies of results kept at present.
 };
+
+/// Bytes of EngineConfig::bounce that this configuration wants; 0 without failover.
+std::uint64_t bounce_bytes(const EngineConfig& config);
 
 /// The bytes of a part that this owner pushes and pulls: what a host's ranks divide their local reduction by.
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
@@ -80,13 +93,17 @@ class Engine final {
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
-  /// Lane or worker gone: operations that need it fail with kPeerLost (`why` names it).
+  /// Lane or worker gone: operations that need it fail with kPeerLost (`why` names it). With failover and another lane
+  /// alive, a lane's work moves instead; every worker must hear of lost lanes in the same order. Remove the peer from the
+  /// endpoint first: what is being sent to it is not waited for.
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   void on_tick(Instant now);
   Instant next_deadline() const;
 
   void take_actions(Actions& out);
   bool is_idle() const;
+  /// Operations that have not ended, or that others may still need the result of.
+  bool has_operations() const;
   const EngineStats& stats() const;
 
  private:

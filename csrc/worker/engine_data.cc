@@ -23,11 +23,14 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
     ++stats_.messages_rejected;
     return;
   }
+  now_ = now;
   switch (header.type) {
     case wire::MessageType::kCredit:
       return handle_credit(header);
     case wire::MessageType::kGrant:
-      return handle_grant(header);
+      return config_.failover ? take_grant(header, body) : handle_grant(header);
+    case wire::MessageType::kSettled:
+      return handle_settled(now, header, body);
     case wire::MessageType::kError:
       return handle_error(now, header, body);
     default:
@@ -42,10 +45,19 @@ void Engine::Impl::handle_credit(const wire::Header& header) {
     return;
   }
   lane.credits += header.count;
-  while (lane.credits > 0 && !lane.queue.empty()) {
+  serve_queue(lane);
+}
+
+void Engine::Impl::serve_queue(Lane& lane) {
+  while (!lane.queue.empty()) {
     const auto [id, index] = lane.queue.front();
+    if (id != 0 && lane.credits == 0) return;
     lane.queue.pop_front();
-    announce(*find_op(id), index);
+    if (id == 0) {
+      say_moved(lane, index);
+    } else {
+      announce(*find_op(id), index);
+    }
   }
 }
 
@@ -86,11 +98,11 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
   ++part.pushed;
   stats_.bytes_sent += memory.size();
   wire::Header header = header_to(op.operation.key, wire::MessageType::kPush);
+  header.shard = shard_of(part);
   header.tag = tag.value;
   header.chunk = chunk;
   header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
-  const auto index = static_cast<std::size_t>(&part - op.parts.data());
-  send(lanes_[part.lane].peer, tag, header, {}, memory, {op.id, index, true, true});
+  send(lanes_[part.lane].peer, tag, header, {}, memory, {op.id, part.index, true, true});
 }
 
 void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body) {
@@ -112,6 +124,7 @@ void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::sp
 }
 
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+  now_ = now;
   const auto found = receives_.find(token.value);
   if (found == receives_.end()) return;  // Cancelled meanwhile.
   Receive receive = found->second;
@@ -120,9 +133,11 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   LanePart& part = op.parts[receive.part];
   const bool has_chunk = part.owned.count > 0;
   const ByteRange range = has_chunk ? chunk_range(part.shard, config_.chunk_bytes, receive.chunk) : ByteRange{};
-  const std::uint64_t bytes = has_chunk && op.pulls_data() ? range.bytes : 0;
+  const bool has_data = has_chunk && op.pulls_data() && !(config_.failover && is_held(part, receive.chunk));
+  const std::uint64_t bytes = has_data ? range.bytes : 0;
   const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kResult &&
                     header.sender == lanes_[part.lane].peer.value && header.key() == op.operation.key &&
+                    header.shard == shard_of(part) &&
                     header.tag == part.tag + receive.chunk && header.payload_bytes == bytes &&
                     (!has_chunk || (header.chunk == receive.chunk && header.offset == range.offset));
   if (!good) {
@@ -132,32 +147,62 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       return;
     }
     part.receives[receive.chunk - part.owned.first] = 0;
+    release(lanes_[part.lane], receive.slot);
     fail(now, op,
          Status(Code::kTransport,
                 to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
                     " works: " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
   }
+  take_result(op, part, receive, bytes);
+}
+
+void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) {
+  Lane& lane = lanes_[part.lane];
   part.receives[receive.chunk - part.owned.first] = 0;
   ++part.received;
   stats_.bytes_received += bytes;
+  if (config_.failover) {
+    const std::span<const std::byte> landed = landing(op, part, receive);
+    if (bytes > 0) actions_.emplace_back(CopyAction{landed, chunk_memory(op, part, receive.chunk), op.retained});
+    part.held[receive.chunk - part.owned.first] = true;
+    std::uint32_t slot = receive.slot;
+    release(lane, slot);
+  }
   if (part.received == part.expected()) {
     finish_part(part, op);
+    if (config_.failover) report(part, op);
   } else if (op.has_failed) {
     drain_part(op, part, false);
   }
   complete_if_done(op);
+  if (config_.failover) serve_grants(lane);
 }
 
 void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   const auto found = sends_.find(token.value);
   if (found == sends_.end()) return;
-  const Send sent = found->second;
+  now_ = now;
+  const Send sent = std::move(found->second);
   sends_.erase(found);
+  if (sent.receipt_lane != kNone) {
+    lanes_[sent.receipt_lane].receipt_on_way = false;
+    flush_receipts(now, sent.receipt_lane, true);
+  }
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
   if (sent.borrows) --op->payload_sends;
   if (!status.is_ok() && sent.matters && !op->has_failed) {
+    const std::uint32_t lane = op->parts[sent.part].lane;
+    if (lanes_[lane].lost) return complete_if_done(*op);
+    if (may_move(lane)) {
+      // A dying server breaks its connections before its death is known. If it lives, the operation fails a little later.
+      if (op->suspicion.is_ok()) {
+        op->suspicion = status;
+        set_timer(*op, std::min(op->timer, now + 2 * config_.lane_grace));
+      }
+      return complete_if_done(*op);
+    }
     fail(now, *op,
          Status(status.code(), to_string(op->operation.descriptor) + ": could not send to server lane " +
                                    std::to_string(op->parts[sent.part].lane) + ": " + status.message()));

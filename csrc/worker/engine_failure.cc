@@ -5,7 +5,9 @@
 
 namespace herring::worker {
 void Engine::Impl::abort(Instant now, const Operation& operation, const Status& why) {
+  now_ = now;
   Op* op = find_op(operation.key);
+  if (op != nullptr && op->is_over) return;
   if (op != nullptr) {
     fail(now, *op, why.is_ok() ? Status(Code::kCancelled, "given up by its owner") : why);
   } else if (check_operation(config_, operation).is_ok() || operation.memory.empty()) {
@@ -15,9 +17,17 @@ void Engine::Impl::abort(Instant now, const Operation& operation, const Status& 
 
 /// The home lane hears of every operation, so it can tell all who wait for this worker.
 void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
-  const Lane& lane = lanes_[home_lane(config_, operation.key)];
-  if (lane.lost || operation.contributor >= operation.contributor_count) return;
+  if (operation.contributor >= operation.contributor_count || losses_.size() == lanes_.size()) return;
+  const std::uint32_t home = home_lane(config_, operation.key);
+  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes)[home];
+  const std::vector<Item> items = make_items(home, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
+                                             config_.lane_weights, heir_seed(operation.key));
+  const Item& item = *std::min_element(items.begin(), items.end(),
+                                       [](const Item& a, const Item& b) { return a.first < b.first; });
+  const Lane& lane = lanes_[item.lane];
+  if (lane.lost) return;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
+  header.shard = config_.failover ? item.id : 0;
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
   header.count = operation.owner_count;
@@ -47,6 +57,7 @@ void Engine::Impl::give_up_part(Op& op, std::size_t index) {
   }
   if (!lane.lost) {
     wire::Header header = header_to(op.operation.key, wire::MessageType::kCancel);
+    header.shard = shard_of(part);
     header.tag = part.tag;
     header.offset = part.sequence;
     header.count = part.pushed;
@@ -62,21 +73,32 @@ void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
   if (part.is_done) return;
   const bool over = force || lanes_[part.lane].lost || (part.has_error && part.received >= part.results_sent);
   if (!over) return;
+  Lane& lane = lanes_[part.lane];
+  if (config_.failover && lane.lost) {
+    abandon(op, part);
+    return;
+  }
   for (std::uint64_t& token : part.receives) {
     if (token == 0) continue;
+    release(lane, receives_.at(token).slot);
     receives_.erase(token);
     actions_.emplace_back(CancelReceiveAction{Token{token}});
     token = 0;
   }
   finish_part(part, op);
+  if (config_.failover) serve_grants(lane);
 }
 
 void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why) {
+  now_ = now;
   const auto lane = lane_index_.find(peer);
   if (lane != lane_index_.end()) {
     if (lanes_[lane->second].lost) return;
+    const bool moves = may_move(lane->second);
     lanes_[lane->second].lost = true;
     lanes_[lane->second].why_lost = why;
+    if (config_.failover) losses_.push_back(lane->second);
+    if (moves) return move_lane(now, lane->second);
   } else if (!lost_workers_.emplace(peer, why).second) {
     return;
   }
@@ -102,11 +124,25 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
   }
 }
 
+Instant Engine::Impl::next_deadline() const {
+  Instant next = timers_.empty() ? Instant::max() : timers_.begin()->first;
+  for (const Lane& lane : lanes_) next = std::min(next, lane.receipts_due);
+  return next;
+}
+
 void Engine::Impl::on_tick(Instant now) {
+  now_ = now;
+  for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (lanes_[lane].receipts_due <= now) flush_receipts(now, lane, true);
+  }
   while (!timers_.empty() && timers_.begin()->first <= now) {
     Op& op = *find_op(timers_.begin()->second);
     if (!op.has_failed) {
-      fail(now, op, Status(Code::kTimeout, timeout_text(op)));
+      fail(now, op,
+           op.suspicion.is_ok()
+               ? Status(Code::kTimeout, timeout_text(op))
+               : Status(op.suspicion.code(), to_string(op.operation.descriptor) +
+                                                 ": could not send to a server: " + op.suspicion.message()));
       continue;
     }
     // The lanes had their time to say what is on its way.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -14,13 +15,18 @@
 
 #include "wire/reason.h"
 #include "worker/engine.h"
+#include "worker/items.h"
 
 /// The worker engine's inside, shared by the files that implement it. Nobody else includes this.
 namespace herring::worker {
 
-/// One lane's share of an operation.
+inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+
+/// One lane's share of an operation: an item of it (items.h).
 struct LanePart {
-  std::uint32_t lane = 0;  // Index into EngineConfig::lanes.
+  std::uint32_t lane = 0;   // Index into EngineConfig::lanes.
+  std::uint32_t index = 0;  // In Op::parts.
+  Item item;
   ByteRange shard;
   std::uint32_t chunks = 0;
   IndexRange owned;              // Chunks that this process pushes and pulls.
@@ -36,18 +42,30 @@ struct LanePart {
   bool has_error = false;               // The lane's Error came ...
   std::uint32_t results_sent = 0;       // ... which says how many Results it sent.
   std::vector<std::uint64_t> receives;  // Tokens, by owned chunk (one without payload where none is owned); 0: over.
-  std::vector<bool> is_pushed;          // By owned chunk.
+  std::vector<bool> is_pushed;          // By owned chunk; with failover: granted.
+
+  // With failover.
+  std::uint32_t moved_by = 0;        // 1 + the number of the loss that moved it here; 0: none.
+  bool is_settled = true;            // Everybody has what this was for, or heirs look after it.
+  std::uint32_t eager_slot = kNone;  // Where all its Results land; else each has a slot of its own.
+  std::vector<bool> held;            // By expected Result: what it brings is here.
 
   std::uint32_t expected() const { return std::max(owned.count, 1u); }
 };
 
 /// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its
-/// way any more, gives the receives back -> complete with the first error.
+/// way any more, gives the receives back -> complete with the first error. With failover, between the last Result and the
+/// end: waits until all lanes say Settled, or ends for its user at once and waits with a copy of the result.
 struct Op {
   std::uint64_t id = 0;
   Operation operation;
-  std::vector<LanePart> parts;      // Never resized after submit().
+  std::deque<LanePart> parts;       // Grows when a lane dies, never shrinks.
   std::uint32_t open_parts = 0;     // Not is_done.
+  std::uint32_t unsettled = 0;      // Parts that are not is_settled.
+  bool is_over = false;             // For its user: `retained` stands in for the memory from now on.
+  std::shared_ptr<std::byte[]> retained;
+  std::uint64_t retained_bytes = 0;  // As counted against EngineConfig::retain_bytes.
+  Status suspicion;  // A send that failed: the reason given where its lane turns out to be alive.
   std::uint32_t payload_sends = 0;  // Sends on their way that borrow the operation's memory.
   bool has_failed = false;
   Status failure;
@@ -73,7 +91,20 @@ struct Lane {
   std::uint32_t credits = 0;
   std::uint32_t eager = 0;  // Unfinished eager announces.
   std::uint64_t next_sequence = 0;
-  std::deque<std::pair<std::uint64_t, std::size_t>> queue;  // Parts that wait for a credit: operation id, part index.
+  // Parts that wait for a credit: operation id, part index; 0 and a loss: that it is time to say Moved.
+  std::deque<std::pair<std::uint64_t, std::size_t>> queue;
+
+  // With failover.
+  std::vector<std::uint32_t> free_slots;
+  std::vector<std::uint32_t> free_eager;
+  std::size_t slots_at = 0;                             // Offset in EngineConfig::bounce.
+  std::uint64_t next_grant = 0;                         // Grants below have come ...
+  std::map<std::uint64_t, wire::Header> early_grants;   // ... and these.
+  std::deque<std::pair<wire::Header, std::uint32_t>> grants;  // To be served in this order; chunks of it that are.
+  std::vector<std::uint64_t> receipts;                  // Tags of announces to report.
+  bool receipts_urgent = false;
+  bool receipt_on_way = false;
+  Instant receipts_due = Instant::max();
 };
 
 struct Receive {
@@ -81,6 +112,7 @@ struct Receive {
   std::size_t part = 0;
   std::uint32_t chunk = 0;
   std::uint32_t retries = 0;
+  std::uint32_t slot = kNone;  // With failover: of the lane's.
 };
 
 struct Send {
@@ -88,12 +120,18 @@ struct Send {
   std::size_t part = 0;
   bool borrows = false;  // The operation's memory.
   bool matters = false;  // Its failure fails the operation.
+  std::shared_ptr<const void> keep = {};  // What the payload is read from, where it is not the user's.
+  std::uint32_t receipt_lane = kNone;     // It is a Receipt.
 };
 
 /// The bytes of a part by lane, and the lane that every contributor announces to.
 std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes);
 std::uint32_t home_lane(const EngineConfig& config, const OpKey& key);
 Status check_operation(const EngineConfig& config, const Operation& operation);
+/// One bit each, the first one lowest in the first byte.
+void add_bitmap(std::vector<std::byte>& out, const std::vector<bool>& bits);
+/// Picks the heirs of an item.
+std::uint64_t heir_seed(const OpKey& key);
 
 class Engine::Impl {
  public:
@@ -103,7 +141,8 @@ class Engine::Impl {
   void submit(Instant now, const Operation& operation);
   void take_actions(Actions& out);
   bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty(); }
-  Instant next_deadline() const { return timers_.empty() ? Instant::max() : timers_.begin()->first; }
+  bool has_operations() const { return !ops_.empty(); }
+  Instant next_deadline() const;
   const EngineStats& stats() const { return stats_; }
 
   // engine_data.cc
@@ -118,7 +157,10 @@ class Engine::Impl {
 
  private:
   // engine.cc
+  void share_bounce();
+  std::uint32_t shard_of(const LanePart& part) const { return config_.failover ? part.item.id : 0; }
   void make_parts(Op& op) const;
+  LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
   void announce_or_queue(Op& op, std::size_t index);
   void announce(Op& op, std::size_t index);
   void post_results(Op& op, std::size_t index);
@@ -129,6 +171,7 @@ class Engine::Impl {
   void set_timer(Op& op, Instant when);
   void finish_part(LanePart& part, Op& op);
   void complete_if_done(Op& op);
+  void forget(Op& op);
   Op* find_op(std::uint64_t id);
   Op* find_op(const OpKey& key);
   std::span<std::byte> chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const;
@@ -141,6 +184,8 @@ class Engine::Impl {
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
   void push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag);
+  void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
+  void serve_queue(Lane& lane);
 
   // engine_failure.cc
   void fail(Instant now, Op& op, const Status& why);
@@ -149,6 +194,30 @@ class Engine::Impl {
   void drain_part(Op& op, LanePart& part, bool force);
   std::string timeout_text(const Op& op) const;
 
+  // engine_failover.cc
+  bool may_move(std::uint32_t lane) const;
+  std::span<std::byte> landing(const Op& op, const LanePart& part, const Receive& receive) const;
+  void reserve(Op& op, LanePart& part);
+  void release(Lane& lane, std::uint32_t& slot);
+  bool is_held(const LanePart& part, std::uint32_t chunk) const { return part.held[chunk - part.owned.first]; }
+  void take_grant(const wire::Header& header, std::span<const std::byte> body);
+  void serve_grants(Lane& lane);
+  bool serve_grant(Lane& lane, const wire::Header& grant, std::uint32_t& served);
+  bool serve_chunk(Lane& lane, Op& op, LanePart& part, std::uint32_t chunk, const wire::Header& grant);
+  void send_ready(const Op& op, const LanePart& part, std::uint32_t chunk, std::uint32_t count);
+  void report(LanePart& part, const Op& op);
+  void flush_receipts(Instant now, std::uint32_t lane, bool is_due);
+  void handle_settled(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void settle(Instant now, Op& op, LanePart& part);
+  bool may_retain(const Op& op) const;
+  bool wait_for_settled(Op& op);
+  void move_lane(Instant now, std::uint32_t lane);
+  void move_parts(Op& op, std::uint32_t lane);
+  LanePart inherit(const Op& op, const LanePart& part, const Item& item, ByteRange shard) const;
+  void write_off_sends(std::uint32_t lane);
+  void abandon(Op& op, LanePart& part);
+  void say_moved(Lane& lane, std::size_t loss);
+
   EngineConfig config_;
   std::vector<Lane> lanes_;
   std::unordered_map<PeerId, std::uint32_t> lane_index_;
@@ -156,6 +225,9 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
   std::unordered_map<OpKey, std::uint64_t> by_key_;
   std::set<std::pair<Instant, std::uint64_t>> timers_;
+  std::vector<std::uint32_t> losses_;                                      // Lanes, in the order in which they died.
+  std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> by_tag_;  // Unsettled: operation, part.
+  Instant now_{};                                                          // Of the event at hand.
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::uint64_t next_op_ = 1;

@@ -18,6 +18,8 @@ std::uint64_t hash_op(const OpKey& key) { return mix(mix(key.op + 0x9E3779B97F4A
 
 }  // namespace
 
+std::uint64_t heir_seed(const OpKey& key) { return mix(hash_op(key) + key.part) >> 16; }
+
 std::uint32_t home_lane(const EngineConfig& config, const OpKey& key) {
   return static_cast<std::uint32_t>(hash_op(key) % config.lanes.size());
 }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -31,6 +33,10 @@ struct ClusterOptions {
   std::uint32_t eager_window = 4;
   std::uint32_t announce_credits = 8;
   std::uint64_t min_shard_bytes = 0;
+  bool failover = false;
+  std::uint32_t lane_slots = 1;  ///< With failover: Results of one lane that may be landing on a worker.
+  std::uint32_t retain_part_bytes = 0;
+  std::uint64_t retain_bytes = 0;
   std::uint32_t strangers = 0;  ///< Further endpoints that know everybody.
   Duration lane_grace = std::chrono::seconds(2);
   transport::SimOptions sim;
@@ -63,6 +69,10 @@ class Cluster {
     config.announce_credits = options_.announce_credits;
     config.min_shard_bytes = options_.min_shard_bytes;
     config.lane_grace = options_.lane_grace;
+    config.failover = options_.failover;
+    if (options_.failover) config.lane_slots.assign(options_.lanes, options_.lane_slots);
+    config.retain_part_bytes = options_.retain_part_bytes;
+    config.retain_bytes = options_.retain_bytes;
     return config;
   }
 
@@ -91,14 +101,22 @@ class Cluster {
     dead_.push_back(rank);
   }
   void lose_lane(std::uint32_t lane, const std::string& why) {
-    network_.kill(options_.workers + lane);
-    for (std::uint32_t w = 0; w < options_.workers; ++w) {
-      workers_[w]->on_peer_lost(network_.now(), PeerId{options_.workers + lane}, why);
-      worker_pumps_[w]->flush();
-      endpoints_[w]->remove_peer(PeerId{options_.workers + lane});
-    }
-    dead_.push_back(options_.workers + lane);
+    stop_lane(lane);
+    for (std::uint32_t w = 0; w < options_.workers; ++w) tell_lost(w, lane, why);
   }
+  /// It does nothing more, and nobody knows.
+  void stop_lane(std::uint32_t lane) {
+    network_.kill(options_.workers + lane);
+    if (!is_dead(options_.workers + lane)) dead_.push_back(options_.workers + lane);
+  }
+  /// One worker learns that a lane is lost, whether that is true or not.
+  void tell_lost(std::uint32_t rank, std::uint32_t lane, const std::string& why) {
+    endpoints_[rank]->remove_peer(PeerId{options_.workers + lane});
+    workers_[rank]->on_peer_lost(network_.now(), PeerId{options_.workers + lane}, why);
+    worker_pumps_[rank]->flush();
+  }
+  /// Called at each completion, after the check that the network is done with the memory.
+  void on_complete(std::function<void(std::uint32_t, const CompleteAction&)> call) { on_complete_ = std::move(call); }
 
   /// Runs until nothing is known to any engine and nothing is in flight. False at the limit of virtual time, or where
   /// everything waits and no event will come.
@@ -119,6 +137,7 @@ class Cluster {
     return true;
   }
 
+  bool is_dead(std::uint32_t peer) const { return std::find(dead_.begin(), dead_.end(), peer) != dead_.end(); }
   Instant now() const { return network_.now(); }
   transport::SimNetwork& network() { return network_; }
   transport::Endpoint& endpoint(std::uint32_t peer) { return *endpoints_[peer]; }
@@ -136,7 +155,10 @@ class Cluster {
   using LanePump = runtime::Pump<server::Engine>;
 
   void add_worker(std::uint32_t rank) {
-    workers_.push_back(std::make_unique<worker::Engine>(worker_config(rank)));
+    worker::EngineConfig config = worker_config(rank);
+    bounce_.emplace_back(worker::bounce_bytes(config));
+    config.bounce = bounce_.back();
+    workers_.push_back(std::make_unique<worker::Engine>(config));
     // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
     const runtime::PumpOptions pump{options_.lanes * (most_window() + 24), 1100};
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
@@ -144,6 +166,7 @@ class Cluster {
         [this, rank](const CompleteAction& action) {
           EXPECT_FALSE(network_.is_borrowed(rank, memory_[{rank, action.key}])) << "the network still uses the memory";
           completions_[rank].push_back(action);
+          if (on_complete_) on_complete_(rank, action);
         }));
   }
 
@@ -158,18 +181,19 @@ class Cluster {
     config.max_eager_bytes = options_.max_eager_bytes;
     config.announce_credits = options_.announce_credits;
     config.eager_window = options_.eager_window;
+    config.failover = options_.failover;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
     lanes_.push_back(std::make_unique<server::Engine>(config, slots_.back()));
     const std::size_t announces = options_.announce_credits == 0 ? 64 : options_.announce_credits + 24;
-    const runtime::PumpOptions pump{options_.workers * announces,
-                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes, 1100)};
+    // With failover: a Ready for each grant.
+    const std::size_t answers = options_.failover ? most_window() + options_.lanes : 0;
+    const runtime::PumpOptions pump{options_.workers * (announces + answers),
+                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes, 1200)};
     lane_pumps_.push_back(std::make_unique<LanePump>(
         *lanes_.back(), *endpoints_[options_.workers + lane], pump,
         [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
         [](const CompleteAction&) { std::abort(); }));
   }
-
-  bool is_dead(std::uint32_t peer) const { return std::find(dead_.begin(), dead_.end(), peer) != dead_.end(); }
 
   template <class Engines, class Pumps>
   bool step_all(Engines& engines, Pumps& pumps, std::uint32_t first_peer) {
@@ -231,6 +255,8 @@ class Cluster {
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
   std::vector<std::vector<std::byte>> slots_;
+  std::deque<std::vector<std::byte>> bounce_;
+  std::function<void(std::uint32_t, const CompleteAction&)> on_complete_;
   std::vector<std::unique_ptr<worker::Engine>> workers_;
   std::vector<std::unique_ptr<server::Engine>> lanes_;
   std::vector<std::unique_ptr<WorkerPump>> worker_pumps_;

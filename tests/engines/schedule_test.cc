@@ -1,153 +1,127 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <iostream>
+#include <map>
 
-#include "engines/plan.h"
+#include "engines/random_job.h"
 
 namespace herring::testing {
 namespace {
 
-ClusterOptions random_options(Random& random, std::uint64_t seed) {
-  ClusterOptions options;
-  options.seed = seed;
-  options.workers = static_cast<std::uint32_t>(pick(random, 1, 8));
-  options.lanes = static_cast<std::uint32_t>(pick(random, 1, 8));
-  const std::uint32_t chunks[] = {64, 128, 256, 1024, 4096, 65536};
-  options.chunk_bytes = chunks[pick(random, 0, 5)];
-  options.window = static_cast<std::uint32_t>(pick(random, 1, 8));
-  if (chance(random, 0.5)) options.max_window = options.window * static_cast<std::uint32_t>(pick(random, 1, 3));
-  // Often one slot for each worker, the least that is allowed.
-  options.slots = options.workers * static_cast<std::uint32_t>(chance(random, 0.5) ? 1 : pick(random, 1, 4)) +
-                  static_cast<std::uint32_t>(pick(random, 0, 2));
-  const std::uint32_t eager[] = {0, 0, 64, 300, 2048};
-  options.max_eager_bytes = eager[pick(random, 0, 4)];
-  options.eager_window = static_cast<std::uint32_t>(pick(random, 0, 3));
-  const std::uint32_t credits[] = {0, 1, 2, 3, 8};
-  options.announce_credits = credits[pick(random, 0, 4)];
-  options.min_shard_bytes = chance(random, 0.5) ? 0 : pick(random, 1, 4) * options.chunk_bytes / 2;
-  if (chance(random, 0.4)) {
-    for (std::uint32_t i = 0; i < options.lanes; ++i)
-      options.weights.push_back(static_cast<double>(pick(random, 0, 3)));
-    options.weights[pick(random, 0, options.lanes - 1)] = 1;  // Not all of them zero.
-  }
-  options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 200));
-  if (chance(random, 0.4)) options.sim.straggler_chance = 0.05;
-  if (chance(random, 0.2)) options.sim.again_chance = 0.05;
-  if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
-  if (chance(random, 0.2)) options.sim.uplink_bytes_per_second = options.sim.downlink_bytes_per_second = 1e8;
-  options.sim.buffered_chance = static_cast<double>(pick(random, 0, 4)) / 4;
-  return options;
-}
-
-/// Some workers in some order; the whole job for group 0.
-std::vector<std::uint32_t> random_group(Random& random, std::uint32_t workers, std::uint32_t id) {
-  std::vector<std::uint32_t> ranks;
-  for (std::uint32_t rank = 0; rank < workers; ++rank) {
-    if (id == 0 || chance(random, 0.6)) ranks.push_back(rank);
-  }
-  if (ranks.empty()) ranks.push_back(static_cast<std::uint32_t>(pick(random, 0, workers - 1)));
-  return ranks;
-}
-
-std::uint64_t random_elements_count(Random& random, const ClusterOptions& options) {
-  const std::uint64_t kind = pick(random, 0, 9);
-  if (kind == 0) return 0;
-  if (kind <= 3) return pick(random, 1, 40);
-  const std::uint64_t chunks = kind <= 7 ? 6 : 30;
-  return pick(random, 1, std::min<std::uint64_t>(options.chunk_bytes * chunks / 4, 50'000));
-}
-
-TestOp random_op(Random& random, const ClusterOptions& options, std::uint32_t group, std::vector<std::uint32_t> ranks,
-                 std::uint64_t number) {
-  TestOp op;
-  op.ranks = std::move(ranks);
-  // Two processes for each contributor, as two ranks of each host.
-  if (op.ranks.size() % 2 == 0 && chance(random, 0.25)) op.owners = 2;
-  op.key = {GroupId{group}, number, static_cast<std::uint32_t>(pick(random, 0, 2))};
-  const std::uint64_t kind = pick(random, 0, 9);
-  if (kind == 0) {
-    op.descriptor.collective = Collective::kBarrier;
-  } else {
-    set_size(op.descriptor, chance(random, 0.8) ? DataType::kFloat32 : DataType::kUInt8,
-             random_elements_count(random, options));
-    op.descriptor.op_bytes += pick(random, 0, 3) * 1000;  // This part is one of several.
-    if (kind <= 2) op.descriptor.collective = kind == 1 ? Collective::kBroadcast : Collective::kAllGather;
-    if (kind <= 2) op.descriptor.root = static_cast<std::uint32_t>(pick(random, 0, op.contributors() - 1));
-    if (kind == 3 && op.descriptor.dtype == DataType::kFloat32) {
-      op.descriptor.reduce = ReduceOp::kAverage;
-      op.average_over = static_cast<std::uint32_t>(op.ranks.size());
-    }
-  }
-  return op;
-}
-
-struct Submission {
+/// A lane dies, or is only believed dead and goes on for a while; the workers hear of it one after the other.
+struct Death {
+  std::uint32_t lane = 0;
+  bool is_real = true;
   Instant when;
-  std::size_t op = 0;
-  std::size_t index = 0;
+  std::vector<Instant> told;  // By worker.
 };
 
-std::vector<TestOp> random_ops(Random& random, const Cluster& cluster) {
+/// At most two, one lane being left; all workers hear of them in the same order.
+std::vector<Death> random_deaths(Random& random, const Cluster& cluster) {
   const ClusterOptions& options = cluster.options();
-  std::vector<std::vector<std::uint32_t>> groups;
-  for (std::uint32_t id = 0; id < 3; ++id) groups.push_back(random_group(random, options.workers, id));
-  std::vector<TestOp> ops;
-  const std::uint64_t count = pick(random, 1, 6);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const auto group = static_cast<std::uint32_t>(chance(random, 0.6) ? 0 : pick(random, 1, 2));
-    ops.push_back(random_op(random, options, group, groups[group], i));
-    fill(ops.back(), random, cluster.worker_config(0));
+  std::vector<std::uint32_t> lanes(options.lanes);
+  for (std::uint32_t lane = 0; lane < options.lanes; ++lane) lanes[lane] = lane;
+  std::shuffle(lanes.begin(), lanes.end(), random);
+  lanes.resize(std::min<std::size_t>(pick(random, 0, 2), options.lanes - 1));
+  const std::uint64_t slow = chance(random, 0.5) ? 300'000 : 20'000;
+  Instant when = cluster.now();
+  std::vector<Instant> heard(options.workers, when);
+  std::vector<Death> deaths;
+  for (const std::uint32_t lane : lanes) {
+    Death death{lane, chance(random, 0.7), when + std::chrono::nanoseconds(pick(random, 0, slow)), {}};
+    when = death.when;
+    for (Instant& last : heard) {
+      last = std::max(last, death.when + std::chrono::nanoseconds(pick(random, 0, slow)));
+      death.told.push_back(last);
+    }
+    deaths.push_back(std::move(death));
   }
-  return ops;
+  return deaths;
 }
 
-/// Each worker submits its operations in an order and at times of its own.
-std::vector<Submission> random_order(Random& random, const Cluster& cluster, const std::vector<TestOp>& ops) {
-  std::vector<Submission> order;
-  const bool together = chance(random, 0.3);
-  for (std::size_t op = 0; op < ops.size(); ++op) {
-    for (std::size_t index = 0; index < ops[op].ranks.size(); ++index) {
-      const auto wait = std::chrono::nanoseconds(together ? pick(random, 0, 99) : pick(random, 0, 300'000));
-      order.push_back({cluster.now() + wait, op, index});
-    }
+struct Event {
+  Instant when;
+  std::function<void()> run;
+};
+
+/// Everything that happens in one round, in the order of time.
+std::vector<Event> plan_round(Random& random, Cluster& cluster, std::vector<TestOp>& ops,
+                              const std::vector<Death>& deaths) {
+  std::vector<Event> events;
+  for (const Submission& next : random_order(random, cluster, ops)) {
+    TestOp& op = ops[next.op];
+    events.push_back({next.when, [&cluster, &op, index = next.index] {
+                        cluster.submit(op.ranks[index], op.operation(index));
+                      }});
   }
-  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
-  return order;
+  for (const Death& death : deaths) {
+    Instant last = death.when;
+    for (std::uint32_t rank = 0; rank < death.told.size(); ++rank) {
+      events.push_back({death.told[rank], [&cluster, rank, lane = death.lane] {
+                          cluster.tell_lost(rank, lane, "lane " + std::to_string(lane) + " is lost");
+                        }});
+      last = std::max(last, death.told[rank] + std::chrono::microseconds(50));
+    }
+    events.push_back({death.is_real ? death.when : last, [&cluster, lane = death.lane] { cluster.stop_lane(lane); }});
+  }
+  std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.when < b.when; });
+  return events;
 }
 
-void check_results(const Cluster& cluster, const std::vector<TestOp>& ops, std::size_t rounds) {
-  std::map<std::pair<std::uint32_t, OpKey>, int> done;
-  for (std::uint32_t rank = 0; rank < cluster.options().workers; ++rank) {
-    for (const CompleteAction& action : cluster.completions(rank)) {
-      EXPECT_TRUE(action.status.is_ok()) << "rank " << rank << ": " << action.status.to_string();
-      ++done[{rank, action.key}];
-    }
+/// Each operation ends once, well, with the right bits in the very moment in which it ends: its memory is the user's
+/// then, who writes over it at once.
+class Outcomes {
+ public:
+  Outcomes(Cluster& cluster, std::vector<TestOp>& ops) : ops_(ops) {
+    cluster.on_complete([this](std::uint32_t rank, const CompleteAction& action) { check(rank, action); });
   }
-  for (const TestOp& op : ops) {
-    for (std::size_t i = 0; i < op.ranks.size(); ++i) {
-      const int times = done[{op.ranks[i], op.key}];
-      EXPECT_EQ(times, static_cast<int>(rounds)) << "rank " << op.ranks[i] << " op " << op.key.op;
-      EXPECT_EQ(op.memory[i], op.expected[i])
-          << "rank " << op.ranks[i] << " op " << op.key.op << ' ' << to_string(op.descriptor);
-    }
-  }
-}
 
-void check_end(Cluster& cluster) {
+  void start_round(std::uint64_t expected) {
+    for (const auto& [place, times] : done_) EXPECT_EQ(times, 1) << "rank " << place.first;
+    EXPECT_EQ(done_.size(), expected_);
+    done_.clear();
+    expected_ = expected;
+  }
+
+ private:
+  void check(std::uint32_t rank, const CompleteAction& action) {
+    EXPECT_TRUE(action.status.is_ok()) << "rank " << rank << ": " << action.status.to_string();
+    const auto op = std::find_if(ops_.begin(), ops_.end(), [&](const TestOp& one) { return one.key == action.key; });
+    ASSERT_NE(op, ops_.end());
+    const auto index = static_cast<std::size_t>(std::find(op->ranks.begin(), op->ranks.end(), rank) - op->ranks.begin());
+    ASSERT_LT(index, op->ranks.size());
+    EXPECT_EQ(op->memory[index], op->expected[index])
+        << "rank " << rank << " op " << op->key.op << ' ' << to_string(op->descriptor);
+    std::fill(op->memory[index].begin(), op->memory[index].end(), std::byte{0xBD});
+    ++done_[{rank, action.key}];
+  }
+
+  std::vector<TestOp>& ops_;
+  std::map<std::pair<std::uint32_t, OpKey>, int> done_;
+  std::uint64_t expected_ = 0;
+};
+
+void check_end(Cluster& cluster, bool is_disturbed) {
   const ClusterOptions& options = cluster.options();
   EXPECT_EQ(cluster.network().stats().unexpected, 0u);
   EXPECT_EQ(cluster.network().stats().truncated, 0u);
   for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {
+    if (cluster.is_dead(options.workers + lane)) continue;
     const server::EngineStats& stats = cluster.lane(lane).stats();
     EXPECT_TRUE(cluster.lane(lane).is_idle()) << "lane " << lane;
     EXPECT_EQ(stats.slots_in_use, 0u);
+    EXPECT_EQ(stats.unsettled, 0u);
     EXPECT_LE(stats.slots_peak, cluster.slots());
     EXPECT_EQ(stats.messages_rejected, 0u) << "lane " << lane;
   }
   for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
     EXPECT_TRUE(cluster.worker(rank).is_idle()) << "rank " << rank;
-    EXPECT_EQ(cluster.worker(rank).stats().messages_rejected, 0u) << "rank " << rank;
+    EXPECT_EQ(cluster.worker(rank).stats().bytes_retained, 0u) << "rank " << rank;
+    if (!is_disturbed) {
+      EXPECT_EQ(cluster.worker(rank).stats().messages_rejected, 0u) << "rank " << rank;
+    }
   }
 }
 
@@ -158,6 +132,9 @@ struct Coverage {
   std::uint64_t refused_posts = 0;
   std::uint64_t operations = 0;
   std::uint64_t messages = 0;
+  std::uint64_t deaths = 0;
+  std::uint64_t items_moved = 0;    // Announced to an heir.
+  std::uint64_t chunks_copied = 0;  // Results that an heir took from who had them.
 };
 
 void count(const Cluster& cluster, const transport::SimStats& network, Coverage& coverage) {
@@ -166,32 +143,80 @@ void count(const Cluster& cluster, const transport::SimStats& network, Coverage&
     coverage.full_lanes += stats.slots_peak == cluster.slots() ? 1 : 0;
     coverage.slotless_lanes += stats.ops_completed > 0 && stats.slots_peak == 0 ? 1 : 0;
     coverage.operations += stats.ops_completed;
+    coverage.chunks_copied += stats.chunks_copied;
+  }
+  for (std::uint32_t rank = 0; rank < cluster.options().workers; ++rank) {
+    coverage.items_moved += cluster.worker(rank).stats().items_moved;
   }
   coverage.refused_posts += network.refused;
   coverage.messages += network.messages;
 }
 
+/// Who still waits, for who looks into a deadlock.
+std::string describe(const Cluster& cluster, const std::vector<Death>& deaths) {
+  const ClusterOptions& options = cluster.options();
+  std::string text = std::to_string(options.workers) + " workers, " + std::to_string(options.lanes) + " lanes";
+  if (options.failover) text += ", failover";
+  for (const Death& death : deaths) {
+    text += "; lane " + std::to_string(death.lane) + (death.is_real ? " dies" : " is given up");
+  }
+  for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
+    if (!cluster.worker(rank).is_idle()) text += "; worker " + std::to_string(rank) + " waits";
+  }
+  for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {
+    if (cluster.is_dead(options.workers + lane) || cluster.lane(lane).is_idle()) continue;
+    text += "; lane " + std::to_string(lane) + " waits (" + std::to_string(cluster.lane(lane).stats().unsettled) +
+            " unsettled)";
+  }
+  return text;
+}
+
+/// Half of the schedules run with failover, most of them with deaths.
+ClusterOptions schedule_options(Random& random, std::uint64_t seed) {
+  ClusterOptions options = random_options(random, seed);
+  if (seed % 2 != 0) return options;
+  options.failover = true;
+  if (options.lanes == 1 && !options.weights.empty()) options.weights.push_back(1);
+  options.lanes = std::max(options.lanes, 2u);
+  options.lane_slots = static_cast<std::uint32_t>(pick(random, 1, 2 * std::max(options.window, options.max_window)));
+  options.retain_part_bytes = chance(random, 0.5) ? 0 : 16384;
+  options.retain_bytes = pick(random, 0, 40'000);
+  return options;
+}
+
 void run_schedule(std::uint64_t seed, Coverage& coverage) {
   Random random(seed);
-  Cluster cluster(random_options(random, seed));
+  Cluster cluster(schedule_options(random, seed));
+  const bool failover = cluster.options().failover;
   for (std::uint32_t peer = 0; peer < cluster.options().workers + cluster.options().lanes; ++peer) {
     if (chance(random, 0.1)) cluster.network().set_slowness(peer, static_cast<double>(pick(random, 2, 20)));
   }
   std::vector<TestOp> ops = random_ops(random, cluster);
-  // A second round uses the same keys again, as operations named by the user do.
+  Outcomes outcomes(cluster, ops);
+  // A second round uses the same keys again, as operations named by the user do; with failover, other keys.
   const std::size_t rounds = chance(random, 0.2) ? 2 : 1;
+  const std::size_t death_round = pick(random, 0, rounds - 1);
+  bool is_disturbed = false;
   for (std::size_t round = 0; round < rounds; ++round) {
-    if (round > 0) {
-      for (TestOp& op : ops) fill(op, random, cluster.worker_config(0));
+    std::uint64_t expected = 0;
+    for (TestOp& op : ops) {
+      if (round > 0 && failover) op.key.op += 1000;
+      if (round > 0) fill(op, random, cluster.worker_config(0));
+      expected += op.ranks.size();
     }
-    for (const Submission& next : random_order(random, cluster, ops)) {
-      cluster.run_until(next.when);
-      cluster.submit(ops[next.op].ranks[next.index], ops[next.op].operation(next.index));
+    outcomes.start_round(expected);
+    std::vector<Death> deaths;
+    if (failover && round == death_round) deaths = random_deaths(random, cluster);
+    is_disturbed |= !deaths.empty();
+    coverage.deaths += deaths.size();
+    for (const Event& event : plan_round(random, cluster, ops, deaths)) {
+      cluster.run_until(event.when);
+      event.run();
     }
-    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20))) << "deadlock";
+    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20))) << "deadlock: " << describe(cluster, deaths);
   }
-  check_results(cluster, ops, rounds);
-  check_end(cluster);
+  outcomes.start_round(0);
+  check_end(cluster, is_disturbed);
   count(cluster, cluster.network().stats(), coverage);
 }
 
@@ -209,11 +234,15 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
   RecordProperty("schedules", std::to_string(range.count));
   std::cout << range.count << " schedules in " << seconds << " s: " << coverage.operations << " operations on lanes, "
             << coverage.messages << " messages, " << coverage.full_lanes << " lanes with every slot in use, "
-            << coverage.slotless_lanes << " that needed none, " << coverage.refused_posts << " posts refused\n";
+            << coverage.slotless_lanes << " that needed none, " << coverage.refused_posts << " posts refused, "
+            << coverage.deaths << " deaths, " << coverage.items_moved << " items moved, " << coverage.chunks_copied
+            << " chunks copied\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);
   EXPECT_GT(coverage.refused_posts, range.count);
+  EXPECT_GT(coverage.items_moved, range.count / 2);
+  EXPECT_GT(coverage.chunks_copied, range.count / 50);
 }
 
 }  // namespace

@@ -21,11 +21,16 @@ enum class Step : std::uint8_t {
   kCancel,    ///< worker, which announce of it, pushes sent, has error
   kFlood,     ///< worker, times / 8: the last announce of it again, numbered on
   kSettle,    ///< all sends are done, all pushes arrive
+  kReceipt,   ///< worker, how many announces back, so many of them, then a mutation
+  kReady,     ///< worker, which grant, then a mutation
+  kMoved,     ///< worker, loss, announces that are still to come, then a mutation
   kCount,
 };
 
 /// Low two bits: workers - 1. Bit 2: the first two workers share contributor 0, and the first of them owns no chunk.
 inline constexpr std::uint8_t kSetupShared = 4;
+/// Failover. Then the upper bits of an announce's share are a bitmap of what it holds, and its shard: moved by a loss.
+inline constexpr std::uint8_t kSetupFailover = 8;
 
 /// kind of an announce: low two bits the collective, bit 2 eager, bit 3 no share in this lane, bits 4 to 6 the size.
 inline constexpr std::uint8_t kKindEager = 4;

@@ -25,7 +25,7 @@ constexpr std::uint32_t kMaxEager = 256;
 // Far above what the limits below add up to, far below what a leak reaches.
 constexpr std::size_t kHeapLimit = 256 << 10;
 
-server::EngineConfig engine_config(std::uint32_t workers) {
+server::EngineConfig engine_config(std::uint32_t workers, bool failover) {
   server::EngineConfig config;
   config.self = PeerId{workers};
   config.job_id = 77;
@@ -38,6 +38,7 @@ server::EngineConfig engine_config(std::uint32_t workers) {
   config.announce_credits = 4;
   config.eager_window = 4;
   config.max_tombstones = 16;
+  config.failover = failover;
   return config;
 }
 
@@ -61,6 +62,7 @@ struct Grant {
   PeerId worker;
   std::uint32_t chunk = 0;
   std::uint64_t offset = 0;
+  std::uint32_t shard = 0;
 };
 
 class Harness {
@@ -71,7 +73,7 @@ class Harness {
         workers_((setup_ & 3u) + 1),
         slots_(std::size_t{workers_} * kWindow * kChunkBytes),
         heap_before_(__sanitizer_get_current_allocated_bytes()),
-        engine_(engine_config(workers_), slots_),
+        engine_(engine_config(workers_, (setup_ & kSetupFailover) != 0), slots_),
         next_sequence_(workers_, 0),
         last_announce_(workers_) {}
 
@@ -111,6 +113,12 @@ class Harness {
         return flood();
       case Step::kSettle:
         return settle();
+      case Step::kReceipt:
+        return receipt();
+      case Step::kReady:
+        return ready();
+      case Step::kMoved:
+        return moved();
       case Step::kCount:
         return;
     }
@@ -167,9 +175,57 @@ class Harness {
       message.header.flags = wire::kFlagEager;
       message.body.resize(message.body.size() + body.shard_bytes, std::byte{sender == 0});
     }
+    if ((setup_ & kSetupFailover) != 0) add_failover(message, body, share);
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     announces_[message.header.tag] = {sender, body};
     last_announce_[sender] = message;
+    mutate_and_send(std::move(message));
+  }
+
+  static void add_failover(Message& message, const wire::Announce& body, std::uint8_t share) {
+    if ((message.header.flags & wire::kFlagEager) != 0) {
+      message.header.flags |= wire::kFlagReady;
+    } else if ((share & 0xF0u) != 0) {
+      message.header.flags = wire::kFlagHeld;
+      message.header.chunk = 1;
+      message.header.shard = 1u << 16;
+      const std::size_t bits = std::max<std::size_t>(body.owned_count, 1);
+      message.body.resize(message.body.size() + (bits + 7) / 8, static_cast<std::byte>(share >> 5));
+    }
+  }
+
+  void receipt() {
+    const std::uint32_t sender = worker();
+    const std::uint8_t back = program_.next();
+    const std::uint8_t count = program_.next() % 8;
+    std::vector<std::uint64_t> tags;
+    for (const auto& [tag, announced] : announces_) {
+      if (announced.first == sender) tags.push_back(tag);
+    }
+    tags.resize(tags.size() - std::min<std::size_t>(back, tags.size()));
+    if (tags.size() > count) tags.erase(tags.begin(), tags.end() - count);
+    Message message{header_of(sender, wire::MessageType::kReceipt, 0), wire::encode_list(tags)};
+    message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
+    mutate_and_send(std::move(message));
+  }
+
+  void ready() {
+    const std::uint32_t sender = worker();
+    const std::uint8_t which = program_.next();
+    if (pulls_.empty()) return;
+    Message message{pulls_[which % pulls_.size()], {}};
+    message.header.type = wire::MessageType::kReady;
+    message.header.flags = 0;
+    message.header.payload_bytes = 0;
+    if ((which & 0x80u) != 0) message.header.sender = sender;
+    mutate_and_send(std::move(message));
+  }
+
+  void moved() {
+    const std::uint32_t sender = worker();
+    Message message{header_of(sender, wire::MessageType::kMoved, 0), {}};
+    message.header.chunk = program_.next();
+    message.header.offset = next_sequence_[sender] + program_.next() % 4;
     mutate_and_send(std::move(message));
   }
 
@@ -199,7 +255,7 @@ class Harness {
   void control() {
     const std::uint32_t sender = worker();
     const std::uint8_t type = program_.next();
-    Message message{header_of(sender, static_cast<wire::MessageType>(type % 7 + 1), type), {}};
+    Message message{header_of(sender, static_cast<wire::MessageType>(type % 18 + 1), type), {}};
     message.body.resize(program_.next());
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     mutate_and_send(std::move(message));
@@ -253,6 +309,7 @@ class Harness {
     header.op = granted->second.key.op;
     header.group = granted->second.key.group.value;
     header.part = granted->second.key.part;
+    header.shard = granted->second.shard;
     header.tag = receive.tag.value;
     header.chunk = granted->second.chunk;
     header.offset = granted->second.offset;
@@ -327,13 +384,17 @@ class Harness {
     touch(send.payload);
     for (const auto& [token, receive] : receives_) HERRING_REQUIRE(!overlap(receive.payload, send.payload));
     if (send.header.type == wire::MessageType::kGrant) remember(send);
+    if ((send.header.flags & wire::kFlagPull) != 0 && pulls_.size() < 64) {
+      pulls_.push_back(send.header);
+      pulls_.back().sender = send.to.value;
+    }
     sends_.emplace_back(send.token, send.payload);
   }
 
   void remember(const SendAction& send) {
     const auto announced = announces_.find(send.header.offset);
     for (std::uint32_t i = 0; i < send.header.count; ++i) {
-      Grant grant{send.header.key(), send.to, send.header.chunk + i, 0};
+      Grant grant{send.header.key(), send.to, send.header.chunk + i, 0, send.header.shard};
       if (announced != announces_.end()) {
         const wire::Announce& body = announced->second.second;
         grant.offset = body.shard_offset + std::uint64_t{grant.chunk} * body.chunk_bytes;
@@ -366,6 +427,7 @@ class Harness {
     std::memset(reduce.outputs.front().data(), 0x22, reduce.outputs.front().size());
   }
 
+  void carry_out(const CopyAction&) { HERRING_REQUIRE(false); }      // Lanes copy nothing.
   void carry_out(const CompleteAction&) { HERRING_REQUIRE(false); }  // Lanes submit nothing.
 
   /// All workers go; the transport finishes what it has; time passes. Nothing may be left.
@@ -402,6 +464,7 @@ class Harness {
   int flooded_ = 0;
   std::map<std::uint64_t, std::pair<std::uint32_t, wire::Announce>> announces_;  // By tag.
   std::map<std::uint64_t, Grant> grants_;                                        // By tag.
+  std::vector<wire::Header> pulls_;                                              // Grants to answer with Ready.
   std::map<std::uint64_t, PostReceiveAction> receives_;                          // By token.
   std::vector<std::pair<Token, std::span<const std::byte>>> sends_;
 };

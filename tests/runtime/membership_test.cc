@@ -344,6 +344,25 @@ TEST(Membership, ALostMemberFailsTheRoundsThatNeedIt) {
   EXPECT_EQ(job.frames(3, FrameType::kExchangeFailed).size(), 1u);
 }
 
+TEST(Membership, NobodyWaitsForTheGoodbyeOfAServerThatIsGone) {
+  Job job(2, 2);
+  job.join_all();
+  job.exchange(1, "goodbye", "a");
+  job.disconnect(3);  // Server 0.
+  EXPECT_TRUE(job.frames(1, FrameType::kExchangeFailed).empty());
+  job.exchange(4, "goodbye", "d");
+  EXPECT_TRUE(job.frames(1, FrameType::kGathered).empty()) << "worker 1 is still there";
+  job.exchange(2, "goodbye", "b");
+  EXPECT_EQ(job.frames(1, FrameType::kGathered).size(), 1u);
+  EXPECT_EQ(job.frames(4, FrameType::kGathered).size(), 1u);
+  // A round that begins after the loss, and ends with one.
+  job.exchange(1, "goodbye", "a");
+  job.exchange(2, "goodbye", "b");
+  job.disconnect(4);
+  EXPECT_EQ(job.frames(1, FrameType::kGathered).size(), 2u);
+  EXPECT_TRUE(job.frames(1, FrameType::kExchangeFailed).empty());
+}
+
 TEST(Membership, AMemberThatBreaksTheProtocolIsDropped) {
   Job job(3, 0);
   job.join_all();

@@ -41,6 +41,22 @@ TEST(Placement, OneHostWithoutServersUsesSharedMemoryAlone) {
   EXPECT_EQ(make_route(placement, config, 1, everybody(placement)).path, GroupRoute::Path::kLocal);
 }
 
+TEST(Placement, FailoverTakesAServerProcessAndAnotherServer) {
+  Config config;
+  EXPECT_FALSE(place(config, {"a", "b"}).failover) << "embedded lanes die with their workers";
+  config.servers = 1;
+  EXPECT_FALSE(place(config, {"a", "a"}, {"a"}).failover) << "nobody is left";
+  EXPECT_TRUE(place(config, {"a", "b", "c"}, {"d"}).failover) << "the embedded ones are left";
+  config.failover = Failover::kOn;
+  EXPECT_THROW(static_cast<void>(place(config, {"a", "a"}, {"a"})), Error);
+  config.servers = 2;
+  EXPECT_TRUE(place(config, {"a", "a"}, {"a", "a"}).failover);
+  config.failover = Failover::kAuto;
+  EXPECT_TRUE(place(config, {"a", "a"}, {"a", "a"}).failover);
+  config.failover = Failover::kOff;
+  EXPECT_FALSE(place(config, {"a", "a"}, {"a", "a"}).failover);
+}
+
 TEST(Placement, SeveralHostsGetOneEmbeddedServerEach) {
   Config config;
   config.lanes = 2;

@@ -28,6 +28,7 @@ Header sample_header() {
   header.count = 0x91929394;
   header.payload_bytes = 0xA1A2A3A4;
   header.payload_crc32c = 0xB1B2B3B4;
+  header.shard = 0xC1C2C3C4;
   return header;
 }
 
@@ -64,7 +65,7 @@ TEST(Header, HasTheLayoutOfTheSpecification) {
   }
   EXPECT_EQ(hex.substr(0, 152),
             "48524e470103020008070605040302011413121124232221383736353433323144434241545352516867666564636261"
-            "78777675747372718483828194939291a4a3a2a1b4b3b2b100000000");
+            "78777675747372718483828194939291a4a3a2a1b4b3b2b1c4c3c2c1");
   EXPECT_EQ(crc32c(std::span(bytes).first(76)),
             std::to_integer<std::uint32_t>(bytes[76]) | std::to_integer<std::uint32_t>(bytes[77]) << 8 |
                 std::to_integer<std::uint32_t>(bytes[78]) << 16 | std::to_integer<std::uint32_t>(bytes[79]) << 24);
@@ -75,7 +76,7 @@ TEST(Header, RoundTrips) {
   const auto decoded = decode(bytes);
   ASSERT_TRUE(decoded);
   expect_same(*decoded, sample_header());
-  for (std::uint8_t type = 1; type <= 7; ++type) {
+  for (std::uint8_t type = 1; type <= 18; ++type) {
     Header header;
     header.type = static_cast<MessageType>(type);
     const auto again = decode(encode(header));
@@ -84,11 +85,10 @@ TEST(Header, RoundTrips) {
   }
 }
 
-TEST(Header, EncodeFillsInMagicVersionAndReserved) {
+TEST(Header, EncodeFillsInMagicAndVersion) {
   Header header = sample_header();
   header.magic = 1;
   header.version = 99;
-  header.reserved = 5;
   header.header_crc32c = 6;
   EXPECT_EQ(encode(header), encode(sample_header()));
 }
@@ -123,14 +123,37 @@ TEST(Header, RightlySealedButNotOursIsRejected) {
   };
   for (unsigned value = 0; value < 256; ++value) {
     EXPECT_EQ(with(4, value).has_value(), value == kVersion) << "version " << value;
-    EXPECT_EQ(with(5, value).has_value(), value >= 1 && value <= 14) << "type " << value;
-    EXPECT_EQ(with(6, value).has_value(), value < 16) << "flags " << value;
+    EXPECT_EQ(with(5, value).has_value(), value >= 1 && value <= 15 && (value <= 6 || value == 15))
+        << "type " << value << ", with a shard";
+    EXPECT_TRUE(with(6, value)) << "flags " << value;
     EXPECT_EQ(with(7, value).has_value(), value == 0) << "flags high " << value;
     for (std::size_t at = 0; at < 4; ++at) {
       EXPECT_EQ(with(at, value).has_value(), good[at] == static_cast<std::byte>(value)) << "magic " << at;
-      EXPECT_EQ(with(72 + at, value).has_value(), value == 0) << "reserved " << at;
     }
   }
+}
+
+TEST(Header, AShardWhereNoneBelongsIsRejected) {
+  for (unsigned type = 1; type <= 19; ++type) {
+    Header header = sample_header();
+    header.shard = 0;
+    HeaderBytes bytes = encode(header);
+    bytes[5] = static_cast<std::byte>(type);
+    EXPECT_EQ(decode(resealed(bytes)).has_value(), type <= 18) << "type " << type;
+    bytes[74] = std::byte{1};
+    EXPECT_EQ(decode(resealed(bytes)).has_value(), type <= 6 || type == 15) << "type " << type;
+  }
+}
+
+TEST(TagList, RoundTripsAndRefusesWhatIsNoList) {
+  const std::vector<std::uint64_t> numbers = {1, 0, ~std::uint64_t{0}, 0x0102030405060708};
+  const std::vector<std::byte> body = encode_list(numbers);
+  ASSERT_EQ(body.size(), 32u);
+  EXPECT_EQ(body[24], std::byte{8});
+  EXPECT_EQ(decode_list(body, 4), numbers);
+  EXPECT_FALSE(decode_list(body, 3));
+  EXPECT_FALSE(decode_list({}, 3));
+  EXPECT_FALSE(decode_list(std::span(body).first(31), 8));
 }
 
 TEST(Header, RandomBytesAreRejected) {

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "engines/plan.h"
+
+/// Random jobs for the seeded schedules: sizes, settings, operations, and who submits what when.
+namespace herring::testing {
+
+inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
+  ClusterOptions options;
+  options.seed = seed;
+  options.workers = static_cast<std::uint32_t>(pick(random, 1, 8));
+  options.lanes = static_cast<std::uint32_t>(pick(random, 1, 8));
+  const std::uint32_t chunks[] = {64, 128, 256, 1024, 4096, 65536};
+  options.chunk_bytes = chunks[pick(random, 0, 5)];
+  options.window = static_cast<std::uint32_t>(pick(random, 1, 8));
+  if (chance(random, 0.5)) options.max_window = options.window * static_cast<std::uint32_t>(pick(random, 1, 3));
+  // Often one slot for each worker, the least that is allowed.
+  options.slots = options.workers * static_cast<std::uint32_t>(chance(random, 0.5) ? 1 : pick(random, 1, 4)) +
+                  static_cast<std::uint32_t>(pick(random, 0, 2));
+  const std::uint32_t eager[] = {0, 0, 64, 300, 2048};
+  options.max_eager_bytes = eager[pick(random, 0, 4)];
+  options.eager_window = static_cast<std::uint32_t>(pick(random, 0, 3));
+  const std::uint32_t credits[] = {0, 1, 2, 3, 8};
+  options.announce_credits = credits[pick(random, 0, 4)];
+  options.min_shard_bytes = chance(random, 0.5) ? 0 : pick(random, 1, 4) * options.chunk_bytes / 2;
+  if (chance(random, 0.4)) {
+    for (std::uint32_t i = 0; i < options.lanes; ++i)
+      options.weights.push_back(static_cast<double>(pick(random, 0, 3)));
+    options.weights[pick(random, 0, options.lanes - 1)] = 1;  // Not all of them zero.
+  }
+  options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 200));
+  if (chance(random, 0.4)) options.sim.straggler_chance = 0.05;
+  if (chance(random, 0.2)) options.sim.again_chance = 0.05;
+  if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
+  if (chance(random, 0.2)) options.sim.uplink_bytes_per_second = options.sim.downlink_bytes_per_second = 1e8;
+  options.sim.buffered_chance = static_cast<double>(pick(random, 0, 4)) / 4;
+  return options;
+}
+
+/// Some workers in some order; the whole job for group 0.
+inline std::vector<std::uint32_t> random_group(Random& random, std::uint32_t workers, std::uint32_t id) {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < workers; ++rank) {
+    if (id == 0 || chance(random, 0.6)) ranks.push_back(rank);
+  }
+  if (ranks.empty()) ranks.push_back(static_cast<std::uint32_t>(pick(random, 0, workers - 1)));
+  return ranks;
+}
+
+inline std::uint64_t random_elements_count(Random& random, const ClusterOptions& options) {
+  const std::uint64_t kind = pick(random, 0, 9);
+  if (kind == 0) return 0;
+  if (kind <= 3) return pick(random, 1, 40);
+  const std::uint64_t chunks = kind <= 7 ? 6 : 30;
+  return pick(random, 1, std::min<std::uint64_t>(options.chunk_bytes * chunks / 4, 50'000));
+}
+
+inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint32_t group, std::vector<std::uint32_t> ranks,
+                 std::uint64_t number) {
+  TestOp op;
+  op.ranks = std::move(ranks);
+  // Two processes for each contributor, as two ranks of each host.
+  if (op.ranks.size() % 2 == 0 && chance(random, 0.25)) op.owners = 2;
+  op.key = {GroupId{group}, number, static_cast<std::uint32_t>(pick(random, 0, 2))};
+  const std::uint64_t kind = pick(random, 0, 9);
+  if (kind == 0) {
+    op.descriptor.collective = Collective::kBarrier;
+  } else {
+    set_size(op.descriptor, chance(random, 0.8) ? DataType::kFloat32 : DataType::kUInt8,
+             random_elements_count(random, options));
+    op.descriptor.op_bytes += pick(random, 0, 3) * 1000;  // This part is one of several.
+    if (kind <= 2) op.descriptor.collective = kind == 1 ? Collective::kBroadcast : Collective::kAllGather;
+    if (kind <= 2) op.descriptor.root = static_cast<std::uint32_t>(pick(random, 0, op.contributors() - 1));
+    if (kind == 3 && op.descriptor.dtype == DataType::kFloat32) {
+      op.descriptor.reduce = ReduceOp::kAverage;
+      op.average_over = static_cast<std::uint32_t>(op.ranks.size());
+    }
+  }
+  return op;
+}
+
+struct Submission {
+  Instant when;
+  std::size_t op = 0;
+  std::size_t index = 0;
+};
+
+inline std::vector<TestOp> random_ops(Random& random, const Cluster& cluster) {
+  const ClusterOptions& options = cluster.options();
+  std::vector<std::vector<std::uint32_t>> groups;
+  for (std::uint32_t id = 0; id < 3; ++id) groups.push_back(random_group(random, options.workers, id));
+  std::vector<TestOp> ops;
+  const std::uint64_t count = pick(random, 1, 6);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const auto group = static_cast<std::uint32_t>(chance(random, 0.6) ? 0 : pick(random, 1, 2));
+    ops.push_back(random_op(random, options, group, groups[group], i));
+    fill(ops.back(), random, cluster.worker_config(0));
+  }
+  return ops;
+}
+
+/// Each worker submits its operations in an order and at times of its own.
+inline std::vector<Submission> random_order(Random& random, const Cluster& cluster, const std::vector<TestOp>& ops) {
+  std::vector<Submission> order;
+  const bool together = chance(random, 0.3);
+  for (std::size_t op = 0; op < ops.size(); ++op) {
+    for (std::size_t index = 0; index < ops[op].ranks.size(); ++index) {
+      const auto wait = std::chrono::nanoseconds(together ? pick(random, 0, 99) : pick(random, 0, 300'000));
+      order.push_back({cluster.now() + wait, op, index});
+    }
+  }
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.when < b.when; });
+  return order;
+}
+
+}  // namespace herring::testing
