@@ -122,7 +122,6 @@ struct Op {
   bool any_held = false;       // Somebody has some of the result already, so all had announced it elsewhere.
   bool urgent = false;         // Somebody waits for Settled.
   bool given_up = false;       // Whoever has not sent a Receipt by now is not waited for.
-  std::uint32_t receipts = 0;
 
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady; }
   bool has_one_pusher() const {

@@ -110,6 +110,11 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
     if (op == nullptr) continue;
     bool uses_lane = false;
     for (LanePart& part : op->parts) {
+      if (losses_.size() == lanes_.size() && part.is_done && !part.is_settled) {
+        // No lane is left through which anybody could ask for it.
+        part.is_settled = true;
+        --op->unsettled;
+      }
       if (lane == lane_index_.end() || part.lane != lane->second || part.is_done) continue;
       uses_lane = true;
       if (op->has_failed) drain_part(*op, part, false);
