@@ -22,8 +22,8 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes)[home];
   const std::vector<Item> items = make_items(home, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
                                              config_.lane_weights, heir_seed(operation.key));
-  const Item& item = *std::min_element(items.begin(), items.end(),
-                                       [](const Item& a, const Item& b) { return a.first < b.first; });
+  const Item& item =
+      *std::min_element(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.first < b.first; });
   const Lane& lane = lanes_[item.lane];
   if (lane.lost) return;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
