@@ -26,7 +26,7 @@ struct Config {
   std::uint64_t local_part_bytes = 1 << 20;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
   std::uint64_t arena_bytes = 0;  ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
   IntraNode intra_node = IntraNode::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
-  Failover failover = Failover::kAuto;  ///< HERRING_FAILOVER: a lost server's work moves to the others.
+  Failover failover = Failover::kAuto;      ///< HERRING_FAILOVER: a lost server's work moves to the others.
   double timeout_s = 600;                   ///< HERRING_TIMEOUT_S: default deadline of an operation.
   double join_timeout_s = 120;              ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
   double heartbeat_s = 1;                   ///< HERRING_HEARTBEAT_S

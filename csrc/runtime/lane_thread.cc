@@ -86,10 +86,9 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const Config& config = options.config;
   const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
-  return std::uint64_t{options.workers} *
-         (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
-          control_messages(options) * (body + wire::kHeaderBytes) +
-          limits.eager_window * std::uint64_t{config.eager_bytes});
+  return std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
+                                           control_messages(options) * (body + wire::kHeaderBytes) +
+                                           limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
 LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)

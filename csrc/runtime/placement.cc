@@ -114,13 +114,14 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   placement.host_first = config.intra_node == IntraNode::kOn ||
                          (config.intra_node == IntraNode::kAuto && (placement.hosts > 1 || placement.servers == 0));
   set_windows(placement, config);
-  const bool has_process = std::any_of(placement.lanes.begin(), placement.lanes.end(),
-                                       [](const LanePlace& lane) { return !lane.embedded; });
+  const bool has_process =
+      std::any_of(placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return !lane.embedded; });
   const bool can_move = has_process && placement.servers > 1 && placement.workers > 1;
   if (config.failover == Failover::kOn && !can_move) {
-    throw Error(Code::kInvalidArgument,
-                "HERRING_FAILOVER is on, but no server process of this job could be replaced: that takes two workers, and a "
-                "server process and another server. Start more, or set HERRING_FAILOVER=auto");
+    throw Error(
+        Code::kInvalidArgument,
+        "HERRING_FAILOVER is on, but no server process of this job could be replaced: that takes two workers, and a "
+        "server process and another server. Start more, or set HERRING_FAILOVER=auto");
   }
   placement.failover = can_move && config.failover != Failover::kOff;
   return placement;

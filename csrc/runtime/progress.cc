@@ -50,8 +50,9 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
 std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
-    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) + " bytes for results of servers: " +
-                                        std::strerror(errno) + "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set "
+    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) +
+                                        " bytes for results of servers: " + std::strerror(errno) +
+                                        "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set "
                                         "HERRING_FAILOVER=off");
   }
   return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
@@ -336,8 +337,8 @@ void Progress::settle(std::uint64_t ended) {
 
 /// Answers that others wait for count as pending until they are out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  const bool has_unsent = (messages_ && messages_->has_unsent()) ||
-                          (network_ && network_config_.failover && network_->has_operations());
+  const bool has_unsent =
+      (messages_ && messages_->has_unsent()) || (network_ && network_config_.failover && network_->has_operations());
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {

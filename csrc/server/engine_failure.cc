@@ -209,7 +209,7 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
     } else if (op->state == OpState::kFailed) {
       drain(now, *op, false);
     } else if (op->state == OpState::kFinishing && config_.failover) {
-      stop_waiting(now, *op);
+      settle_op(now, *op);
     }
   }
   settle(now);

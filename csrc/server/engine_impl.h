@@ -57,9 +57,9 @@ struct Participant {
   bool run_pulls = false;
 
   // With failover.
-  bool ready = false;       // Its receives are posted: no Ready is needed.
-  bool receipted = false;   // It has all its Results.
-  std::vector<bool> held;   // Announced because a lane died: by owned chunk, whether it has the result already.
+  bool ready = false;      // Its receives are posted: no Ready is needed.
+  bool receipted = false;  // It has all its Results.
+  std::vector<bool> held;  // Announced because a lane died: by owned chunk, whether it has the result already.
 
   std::uint32_t expected_results() const { return announce.owned_count == 0 ? 1 : announce.owned_count; }
   bool has_everything() const { return !silent && results >= expected_results(); }
@@ -122,7 +122,6 @@ struct Op {
   bool any_held = false;       // Somebody has some of the result already, so all had announced it elsewhere.
   bool urgent = false;         // Somebody waits for Settled.
   bool given_up = false;       // Whoever has not sent a Receipt by now is not waited for.
-  std::uint32_t receipts = 0;
 
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady; }
   bool has_one_pusher() const {
@@ -313,7 +312,7 @@ class Engine::Impl {
   std::uint64_t next_tag_ = 1;
   Instant settled_due_ = Instant::max();
   std::set<std::uint32_t> concluded_;  // Losses whose moves are all here.
-  std::size_t undrained_ = 0;  // Operations that are neither over nor tombstones.
+  std::size_t undrained_ = 0;          // Operations that are neither over nor tombstones.
   Actions actions_;
   EngineStats stats_;
 };

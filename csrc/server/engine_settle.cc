@@ -103,7 +103,6 @@ void Engine::Impl::handle_receipt(Instant now, const wire::Header& header, std::
         break;
       }
       participant.receipted = true;
-      ++op.receipts;
       op.urgent |= (header.flags & wire::kFlagUrgent) != 0;
       settle_op(now, op);
       break;
@@ -111,10 +110,14 @@ void Engine::Impl::handle_receipt(Instant now, const wire::Header& header, std::
   }
 }
 
-/// Over where all Results are handed out and sent, and everybody has them. May end the operation.
+/// Over where all Results are handed out and sent, and everybody who lives has them. May end the operation.
 void Engine::Impl::settle_op(Instant now, Op& op) {
   if (op.state != OpState::kFinishing || op.sends > 0) return;
-  if (op.receipts == op.participants.size()) {
+  const bool is_settled =
+      std::all_of(op.participants.begin(), op.participants.end(), [this](const Participant& participant) {
+        return participant.receipted || workers_[participant.peer.value].lost;
+      });
+  if (is_settled) {
     tell_settled(now, op);
   } else if (!op.given_up) {
     return;
@@ -161,7 +164,7 @@ void Engine::Impl::after_sends(Instant now, Op& op) {
   erase_op(op.id);
 }
 
-/// Somebody whose Receipt is missing is lost or too late: whoever waits for Settled has a deadline of its own.
+/// Somebody's Receipt is too late: whoever waits for Settled has a deadline of its own.
 void Engine::Impl::stop_waiting(Instant now, Op& op) {
   op.given_up = true;
   settle_op(now, op);

@@ -61,7 +61,8 @@ struct CompleteAction {
   Status status;
 };
 
-using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, CompleteAction>;
+using Action =
+    std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, CompleteAction>;
 using Actions = std::vector<Action>;
 
 /// Where control messages (all but Push, Result and Data) arrive: every endpoint keeps a bounded pool of

@@ -8,8 +8,8 @@
 namespace herring::wire {
 namespace {
 
-constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady |
-                                       kFlagHeld | kFlagPull | kFlagUrgent;
+constexpr std::uint16_t kKnownFlags =
+    kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady | kFlagHeld | kFlagPull | kFlagUrgent;
 constexpr std::size_t kHeaderCrcOffset = 76;
 constexpr std::uint32_t kMaxChunkBytes = 64u << 20;
 constexpr std::uint32_t kChunkAlignment = 64;

@@ -45,10 +45,10 @@ inline constexpr std::uint16_t kFlagEager = 1;      ///< Announce: the whole sha
 inline constexpr std::uint16_t kFlagChecksum = 2;   ///< payload_crc32c is set.
 inline constexpr std::uint16_t kFlagNoPayload = 4;  ///< Result: an acknowledgement; the receiver has the data already.
 inline constexpr std::uint16_t kFlagAnswer = 8;     ///< Close, Withdraw: the answer to the other; is not answered.
-inline constexpr std::uint16_t kFlagReady = 16;     ///< Announce: receives are posted for all Results; nothing to invite.
-inline constexpr std::uint16_t kFlagHeld = 32;      ///< Announce: moved from a lost lane; a bitmap of what I have follows.
-inline constexpr std::uint16_t kFlagPull = 64;      ///< Grant: somebody has the result; answer Ready, do not push.
-inline constexpr std::uint16_t kFlagUrgent = 128;   ///< Receipt: an operation waits for Settled.
+inline constexpr std::uint16_t kFlagReady = 16;  ///< Announce: receives are posted for all Results; nothing to invite.
+inline constexpr std::uint16_t kFlagHeld = 32;   ///< Announce: moved from a lost lane; a bitmap of what I have follows.
+inline constexpr std::uint16_t kFlagPull = 64;   ///< Grant: somebody has the result; answer Ready, do not push.
+inline constexpr std::uint16_t kFlagUrgent = 128;  ///< Receipt: an operation waits for Settled.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {
@@ -71,7 +71,7 @@ struct Header {
                              ///< Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
-  std::uint32_t shard = 0;  ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
+  std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
   std::uint32_t header_crc32c = 0;  ///< Over all bytes before it.
 
   OpKey key() const noexcept { return {GroupId{group}, op, part}; }

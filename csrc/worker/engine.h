@@ -33,7 +33,7 @@ struct EngineConfig {
   std::span<std::byte> bounce;
   std::vector<std::uint32_t> lane_slots;  ///< Failover only: chunks from each lane that may be landing, at least 1.
   std::uint32_t retain_part_bytes = 64u << 10;  ///< Parts up to this size end before all others have the result ...
-  std::uint64_t retain_bytes = 4u << 20;         ///< ... and of those that have, copies of so many bytes are kept.
+  std::uint64_t retain_bytes = 4u << 20;        ///< ... and of those that have, copies of so many bytes are kept.
 };
 
 /// Operation::pusher where every rank is a contributor of its own: the contributor with the number descriptor.root.
@@ -94,8 +94,8 @@ class Engine final {
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
   /// Lane or worker gone: operations that need it fail with kPeerLost (`why` names it). With failover and another lane
-  /// alive, a lane's work moves instead; every worker must hear of lost lanes in the same order. Remove the peer from the
-  /// endpoint first: what is being sent to it is not waited for.
+  /// alive, a lane's work moves instead; every worker must hear of lost lanes in the same order. Remove the peer from
+  /// the endpoint first: what is being sent to it is not waited for.
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   void on_tick(Instant now);
   Instant next_deadline() const;

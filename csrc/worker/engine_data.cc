@@ -137,8 +137,8 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   const std::uint64_t bytes = has_data ? range.bytes : 0;
   const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kResult &&
                     header.sender == lanes_[part.lane].peer.value && header.key() == op.operation.key &&
-                    header.shard == shard_of(part) &&
-                    header.tag == part.tag + receive.chunk && header.payload_bytes == bytes &&
+                    header.shard == shard_of(part) && header.tag == part.tag + receive.chunk &&
+                    header.payload_bytes == bytes &&
                     (!has_chunk || (header.chunk == receive.chunk && header.offset == range.offset));
   if (!good) {
     ++stats_.messages_rejected;
@@ -196,7 +196,8 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     const std::uint32_t lane = op->parts[sent.part].lane;
     if (lanes_[lane].lost) return complete_if_done(*op);
     if (may_move(lane)) {
-      // A dying server breaks its connections before its death is known. If it lives, the operation fails a little later.
+      // A dying server breaks its connections before its death is known. If it lives, the operation fails a little
+      // later.
       if (op->suspicion.is_ok()) {
         op->suspicion = status;
         set_timer(*op, std::min(op->timer, now + 2 * config_.lane_grace));

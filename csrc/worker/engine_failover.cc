@@ -3,8 +3,8 @@
 
 #include "worker/engine_impl.h"
 
-/// What keeps operations going when a lane dies (docs/adr/0005-server-failover.md): Results that land in slots, receipts,
-/// and the moving of items to other lanes.
+/// What keeps operations going when a lane dies (docs/adr/0005-server-failover.md): Results that land in slots,
+/// receipts, and the moving of items to other lanes.
 namespace herring::worker {
 namespace {
 
@@ -230,10 +230,11 @@ void Engine::Impl::settle(Instant now, Op& op, LanePart& part) {
   if (part.is_settled || op.has_failed) return;
   const bool has_all = std::find(part.held.begin(), part.held.end(), false) == part.held.end();
   if (!part.is_done && !has_all) {
-    fail(now, op,
-         Status(Code::kPeerLost, to_string(op.operation.descriptor) +
-                                     ": after the loss of a server nobody had all of the result, and not everybody took "
-                                     "part any more: another rank had given the operation up"));
+    fail(
+        now, op,
+        Status(Code::kPeerLost, to_string(op.operation.descriptor) +
+                                    ": after the loss of a server nobody had all of the result, and not everybody took "
+                                    "part any more: another rank had given the operation up"));
     return;
   }
   part.is_settled = true;

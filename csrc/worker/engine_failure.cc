@@ -22,8 +22,8 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes)[home];
   const std::vector<Item> items = make_items(home, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
                                              config_.lane_weights, heir_seed(operation.key));
-  const Item& item = *std::min_element(items.begin(), items.end(),
-                                       [](const Item& a, const Item& b) { return a.first < b.first; });
+  const Item& item =
+      *std::min_element(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.first < b.first; });
   const Lane& lane = lanes_[item.lane];
   if (lane.lost) return;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
@@ -110,6 +110,11 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
     if (op == nullptr) continue;
     bool uses_lane = false;
     for (LanePart& part : op->parts) {
+      if (losses_.size() == lanes_.size() && part.is_done && !part.is_settled) {
+        // No lane is left through which anybody could ask for it.
+        part.is_settled = true;
+        --op->unsettled;
+      }
       if (lane == lane_index_.end() || part.lane != lane->second || part.is_done) continue;
       uses_lane = true;
       if (op->has_failed) drain_part(*op, part, false);

@@ -54,19 +54,19 @@ struct LanePart {
 };
 
 /// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its
-/// way any more, gives the receives back -> complete with the first error. With failover, between the last Result and the
-/// end: waits until all lanes say Settled, or ends for its user at once and waits with a copy of the result.
+/// way any more, gives the receives back -> complete with the first error. With failover, between the last Result and
+/// the end: waits until all lanes say Settled, or ends for its user at once and waits with a copy of the result.
 struct Op {
   std::uint64_t id = 0;
   Operation operation;
-  std::deque<LanePart> parts;       // Grows when a lane dies, never shrinks.
-  std::uint32_t open_parts = 0;     // Not is_done.
-  std::uint32_t unsettled = 0;      // Parts that are not is_settled.
-  bool is_over = false;             // For its user: `retained` stands in for the memory from now on.
+  std::deque<LanePart> parts;    // Grows when a lane dies, never shrinks.
+  std::uint32_t open_parts = 0;  // Not is_done.
+  std::uint32_t unsettled = 0;   // Parts that are not is_settled.
+  bool is_over = false;          // For its user: `retained` stands in for the memory from now on.
   std::shared_ptr<std::byte[]> retained;
   std::uint64_t retained_bytes = 0;  // As counted against EngineConfig::retain_bytes.
-  Status suspicion;  // A send that failed: the reason given where its lane turns out to be alive.
-  std::uint32_t payload_sends = 0;  // Sends on their way that borrow the operation's memory.
+  Status suspicion;                  // A send that failed: the reason given where its lane turns out to be alive.
+  std::uint32_t payload_sends = 0;   // Sends on their way that borrow the operation's memory.
   bool has_failed = false;
   Status failure;
   Instant submitted;
@@ -97,11 +97,11 @@ struct Lane {
   // With failover.
   std::vector<std::uint32_t> free_slots;
   std::vector<std::uint32_t> free_eager;
-  std::size_t slots_at = 0;                             // Offset in EngineConfig::bounce.
-  std::uint64_t next_grant = 0;                         // Grants below have come ...
-  std::map<std::uint64_t, wire::Header> early_grants;   // ... and these.
+  std::size_t slots_at = 0;                                   // Offset in EngineConfig::bounce.
+  std::uint64_t next_grant = 0;                               // Grants below have come ...
+  std::map<std::uint64_t, wire::Header> early_grants;         // ... and these.
   std::deque<std::pair<wire::Header, std::uint32_t>> grants;  // To be served in this order; chunks of it that are.
-  std::vector<std::uint64_t> receipts;                  // Tags of announces to report.
+  std::vector<std::uint64_t> receipts;                        // Tags of announces to report.
   bool receipts_urgent = false;
   bool receipt_on_way = false;
   Instant receipts_due = Instant::max();
@@ -118,8 +118,8 @@ struct Receive {
 struct Send {
   std::uint64_t op = 0;
   std::size_t part = 0;
-  bool borrows = false;  // The operation's memory.
-  bool matters = false;  // Its failure fails the operation.
+  bool borrows = false;                   // The operation's memory.
+  bool matters = false;                   // Its failure fails the operation.
   std::shared_ptr<const void> keep = {};  // What the payload is read from, where it is not the user's.
   std::uint32_t receipt_lane = kNone;     // It is a Receipt.
 };
@@ -225,9 +225,9 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
   std::unordered_map<OpKey, std::uint64_t> by_key_;
   std::set<std::pair<Instant, std::uint64_t>> timers_;
-  std::vector<std::uint32_t> losses_;                                      // Lanes, in the order in which they died.
+  std::vector<std::uint32_t> losses_;  // Lanes, in the order in which they died.
   std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> by_tag_;  // Unsettled: operation, part.
-  Instant now_{};                                                          // Of the event at hand.
+  Instant now_{};                                                                      // Of the event at hand.
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::uint64_t next_op_ = 1;

@@ -27,6 +27,16 @@ ClusterOptions failure_options(Random& random, std::uint64_t seed) {
   if (chance(random, 0.3)) options.sim.straggler_chance = 0.05;
   if (chance(random, 0.2)) options.sim.again_chance = 0.05;
   options.sim.buffered_chance = static_cast<double>(pick(random, 0, 2)) / 2;
+  // Errors are the same with failover and without.
+  options.failover = seed % 2 == 0;
+  options.retain_part_bytes = seed % 4 == 0 ? 0 : 4096;
+  options.retain_bytes = 20'000;
+  return options;
+}
+
+/// For what is about its absence, or uses a key twice.
+ClusterOptions without_failover(ClusterOptions options) {
+  options.failover = false;
   return options;
 }
 
@@ -267,7 +277,7 @@ TEST(EngineFailures, AnAbortEndsTheOperationForAllWithItsReason) {
 
 TEST(EngineFailures, TheFailedKeyWorksAgain) {
   for_each_seed(300, [](Random& random, std::uint64_t seed) {
-    Cluster cluster(failure_options(random, seed));
+    Cluster cluster(without_failover(failure_options(random, seed)));
     TestOp op = all_reduce(random, cluster, everybody(cluster), 0, 77);
     for (std::size_t i = 0; i < op.ranks.size(); ++i) cluster.submit(op.ranks[i], op.operation(i));
     cluster.run_until(soon(random, cluster));
@@ -331,7 +341,7 @@ TEST(EngineFailures, ALostWorkerFailsWhatNeedsItAndNothingElse) {
 
 TEST(EngineFailures, ALostLaneFailsEveryOperationThatUsesIt) {
   for_each_seed(400, [](Random& random, std::uint64_t seed) {
-    Cluster cluster(failure_options(random, seed));
+    Cluster cluster(without_failover(failure_options(random, seed)));
     TestOp op = all_reduce(random, cluster, everybody(cluster), 0, 1);
     for (std::size_t i = 0; i < op.ranks.size(); ++i) submit_at(cluster, soon(random, cluster), op, i);
     const auto dead = static_cast<std::uint32_t>(pick(random, 0, cluster.options().lanes - 1));
@@ -344,6 +354,30 @@ TEST(EngineFailures, ALostLaneFailsEveryOperationThatUsesIt) {
       EXPECT_EQ(found[0]->code(), Code::kPeerLost) << found[0]->to_string();
       EXPECT_EQ(found[0]->message(), "server 3 (pid 4712) was silent for 5 s");
     }
+  });
+}
+
+TEST(EngineFailures, WithFailoverTheLastLanesDeathIsAnErrorOfEveryRank) {
+  for_each_seed(300, [](Random& random, std::uint64_t seed) {
+    ClusterOptions options = failure_options(random, seed);
+    options.failover = true;
+    Cluster cluster(options);
+    TestOp op = all_reduce(random, cluster, everybody(cluster), 0, 1);
+    for (std::size_t i = 0; i < op.ranks.size(); ++i) submit_at(cluster, soon(random, cluster), op, i);
+    for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {
+      cluster.run_until(soon(random, cluster));
+      cluster.lose_lane(lane, "server " + std::to_string(lane) + " is lost");
+    }
+    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
+    const std::string why = "server " + std::to_string(options.lanes - 1) + " is lost";
+    for (const std::uint32_t rank : op.ranks) {
+      const auto found = outcomes(cluster, rank, op.key);
+      ASSERT_EQ(found.size(), 1u);
+      if (!found[0]->is_ok()) expect_error(cluster, rank, op.key, Code::kPeerLost, {why});
+    }
+    TestOp later = all_reduce(random, cluster, everybody(cluster), 0, 2);
+    for (std::size_t i = 0; i < later.ranks.size(); ++i) cluster.submit(later.ranks[i], later.operation(i));
+    for (const std::uint32_t rank : op.ranks) expect_error(cluster, rank, later.key, Code::kPeerLost, {why});
   });
 }
 
@@ -360,7 +394,7 @@ class Vandal {
       bytes = random_elements(random, DataType::kUInt8, pick(random, 0, 300));
     } else {
       wire::Header header;
-      header.type = static_cast<wire::MessageType>(pick(random, 1, 7));
+      header.type = static_cast<wire::MessageType>(pick(random, 1, 18));
       header.job_id = chance(random, 0.2) ? 1 : Cluster::kJob;
       header.epoch = chance(random, 0.1) ? 3 : 0;
       header.sender = chance(random, 0.5) ? self_ : static_cast<std::uint32_t>(pick(random, 0, targets + 2));
@@ -370,7 +404,7 @@ class Vandal {
       header.offset = (1ull << 50) + pick(random, 0, 1000);
       header.chunk = static_cast<std::uint32_t>(random());
       header.count = static_cast<std::uint32_t>(random()) | 0x8000'0000u;
-      header.flags = static_cast<std::uint16_t>(pick(random, 0, 7));
+      header.flags = static_cast<std::uint16_t>(pick(random, 0, 255));
       const std::vector<std::byte> body = random_elements(random, DataType::kUInt8, pick(random, 0, 300));
       header.payload_bytes = static_cast<std::uint32_t>(chance(random, 0.1) ? 5 : body.size());
       const auto head = wire::encode(header);

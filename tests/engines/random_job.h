@@ -59,8 +59,8 @@ inline std::uint64_t random_elements_count(Random& random, const ClusterOptions&
   return pick(random, 1, std::min<std::uint64_t>(options.chunk_bytes * chunks / 4, 50'000));
 }
 
-inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint32_t group, std::vector<std::uint32_t> ranks,
-                 std::uint64_t number) {
+inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint32_t group,
+                        std::vector<std::uint32_t> ranks, std::uint64_t number) {
   TestOp op;
   op.ranks = std::move(ranks);
   // Two processes for each contributor, as two ranks of each host.

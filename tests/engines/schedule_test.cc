@@ -52,9 +52,8 @@ std::vector<Event> plan_round(Random& random, Cluster& cluster, std::vector<Test
   std::vector<Event> events;
   for (const Submission& next : random_order(random, cluster, ops)) {
     TestOp& op = ops[next.op];
-    events.push_back({next.when, [&cluster, &op, index = next.index] {
-                        cluster.submit(op.ranks[index], op.operation(index));
-                      }});
+    events.push_back(
+        {next.when, [&cluster, &op, index = next.index] { cluster.submit(op.ranks[index], op.operation(index)); }});
   }
   for (const Death& death : deaths) {
     Instant last = death.when;
@@ -90,7 +89,8 @@ class Outcomes {
     EXPECT_TRUE(action.status.is_ok()) << "rank " << rank << ": " << action.status.to_string();
     const auto op = std::find_if(ops_.begin(), ops_.end(), [&](const TestOp& one) { return one.key == action.key; });
     ASSERT_NE(op, ops_.end());
-    const auto index = static_cast<std::size_t>(std::find(op->ranks.begin(), op->ranks.end(), rank) - op->ranks.begin());
+    const auto index =
+        static_cast<std::size_t>(std::find(op->ranks.begin(), op->ranks.end(), rank) - op->ranks.begin());
     ASSERT_LT(index, op->ranks.size());
     EXPECT_EQ(op->memory[index], op->expected[index])
         << "rank " << rank << " op " << op->key.op << ' ' << to_string(op->descriptor);

@@ -99,7 +99,33 @@ void announce(Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8
   program.insert(program.end(), {op(Step::kAnnounce), worker, key, kind, 0, 0});
 }
 
+void add_failover_programs(const Corpus& corpus) {
+  const auto moves = [](Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8_t share) {
+    program.insert(program.end(), {op(Step::kAnnounce), worker, 0, kind, share, 0});
+  };
+  Bytes settled = {1 | kSetupFailover};
+  announce(settled, 0, 0x00);
+  announce(settled, 1, 0x00);
+  settled.insert(settled.end(), {op(Step::kSettle), op(Step::kReceipt), 0, 0, 1, 0, op(Step::kReceipt), 1, 0, 1, 0});
+  settled.insert(settled.end(), {op(Step::kTick), 1, op(Step::kSettle)});
+  corpus.add("server_engine", "failover_settled", settled);
+
+  // The first worker has one of two chunks of the result.
+  Bytes moved = {1 | kSetupFailover};
+  moves(moved, 0, 0x00, 0x20);
+  moves(moved, 1, 0x00, 0x10);
+  moved.insert(moved.end(), {op(Step::kReady), 0, 0, op(Step::kSettle), op(Step::kReceipt), 0, 0, 1, 0});
+  corpus.add("server_engine", "failover_moved", moved);
+
+  // The other worker was told that it is settled and never announces.
+  Bytes forgotten = {1 | kSetupFailover};
+  moves(forgotten, 0, 0x00, 0x60);
+  forgotten.insert(forgotten.end(), {op(Step::kMoved), 0, 0, 0, 0, op(Step::kMoved), 1, 0, 0, 0, op(Step::kSettle)});
+  corpus.add("server_engine", "failover_forgotten", forgotten);
+}
+
 void add_programs(const Corpus& corpus) {
+  add_failover_programs(corpus);
   constexpr std::string_view kNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
   for (std::uint8_t collective = 0; collective < 4; ++collective) {
     for (const std::uint8_t size : {0x00, 0x10, 0x30, 0x70}) {
@@ -144,29 +170,6 @@ void add_programs(const Corpus& corpus) {
   announce(noisy, 1, 0x00);
   for (int i = 0; i < 12; ++i) noisy.insert(noisy.end(), {op(Step::kNoise), 0});
   corpus.add("server_engine", "noisy", noisy);
-
-  const auto moves = [](Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8_t share) {
-    program.insert(program.end(), {op(Step::kAnnounce), worker, 0, kind, share, 0});
-  };
-  Bytes settled = {1 | kSetupFailover};
-  announce(settled, 0, 0x00);
-  announce(settled, 1, 0x00);
-  settled.insert(settled.end(), {op(Step::kSettle), op(Step::kReceipt), 0, 0, 1, 0, op(Step::kReceipt), 1, 0, 1, 0});
-  settled.insert(settled.end(), {op(Step::kTick), 1, op(Step::kSettle)});
-  corpus.add("server_engine", "failover_settled", settled);
-
-  // The first worker has one of two chunks of the result.
-  Bytes moved = {1 | kSetupFailover};
-  moves(moved, 0, 0x00, 0x20);
-  moves(moved, 1, 0x00, 0x10);
-  moved.insert(moved.end(), {op(Step::kReady), 0, 0, op(Step::kSettle), op(Step::kReceipt), 0, 0, 1, 0});
-  corpus.add("server_engine", "failover_moved", moved);
-
-  // The other worker was told that it is settled and never announces.
-  Bytes forgotten = {1 | kSetupFailover};
-  moves(forgotten, 0, 0x00, 0x60);
-  forgotten.insert(forgotten.end(), {op(Step::kMoved), 0, 0, 0, 0, op(Step::kMoved), 1, 0, 0, 0, op(Step::kSettle)});
-  corpus.add("server_engine", "failover_forgotten", forgotten);
 
   // A process with its share of the result announces the next operation of the key, over and over.
   Bytes ahead = {2 | kSetupShared};
