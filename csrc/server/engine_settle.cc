@@ -9,8 +9,8 @@ namespace herring::server {
 namespace {
 
 /// Settled that nobody waits for goes so many tags at once, or after so long.
-constexpr std::size_t kSettledBatch = 16;
-constexpr Duration kSettledDelay = std::chrono::milliseconds(2);
+constexpr std::size_t kSettledBatch = 32;
+constexpr Duration kSettledDelay = std::chrono::milliseconds(10);
 /// Most losses that a job can have; a plan has no more lanes.
 constexpr std::uint32_t kMaxLosses = 65536;
 

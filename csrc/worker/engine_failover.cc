@@ -12,8 +12,8 @@ constexpr std::uint64_t kSlotAlignment = 64;
 /// How far ahead of the oldest missing grant one may arrive; more is not reordering.
 constexpr std::uint64_t kMaxGrantsAhead = 65536;
 /// Receipts that nobody waits for are sent so many at once, or after so long.
-constexpr std::size_t kReceiptBatch = 16;
-constexpr Duration kReceiptDelay = std::chrono::milliseconds(2);
+constexpr std::size_t kReceiptBatch = 32;
+constexpr Duration kReceiptDelay = std::chrono::milliseconds(10);
 /// What a retained result counts at least: its records take memory too.
 constexpr std::uint64_t kMinRetained = 1024;
 
@@ -181,7 +181,8 @@ void Engine::Impl::send_ready(const Op& op, const LanePart& part, std::uint32_t 
 void Engine::Impl::report(LanePart& part, const Op& op) {
   Lane& lane = lanes_[part.lane];
   lane.receipts.push_back(part.tag);
-  if (!may_retain(op)) lane.receipts_urgent = true;
+  // Before what may be retained runs out, so that small operations never wait for the delays.
+  if (!may_retain(op) || stats_.bytes_retained * 2 > config_.retain_bytes) lane.receipts_urgent = true;
   if (lane.receipts_due == Instant::max()) lane.receipts_due = now_ + kReceiptDelay;
   flush_receipts(now_, part.lane, false);
 }
