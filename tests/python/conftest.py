@@ -171,3 +171,9 @@ def single(bare_environment: None) -> Iterator[None]:
     herring.init(join_timeout_s=30)
     yield
     herring.shutdown()
+
+
+@pytest.fixture
+def clean_env():
+    """An environment of a process that no launcher has started."""
+    return clean_environment()

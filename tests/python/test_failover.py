@@ -17,15 +17,13 @@ STEPS = 12
 SIZES = (100, 20_000, 3_000_000)
 
 
-def run_job(servers, losses, size=2, settings=()):
+def run_job(env, servers, losses, size=2, settings=()):
     """`herringrun` with this file as the program; `losses` are "signal:server:step"."""
-    from conftest import clean_environment
-
     options = [f"--env={setting}" for setting in ("HERRING_INTERFACE=lo", "HERRING_DEAD_AFTER_S=1.5", *settings)]
     command = [sys.executable, "-m", "herring._launch", "-np", str(size), "--servers", str(servers), *options]
     return subprocess.run(
         [*command, sys.executable, str(Path(__file__).resolve()), *losses],
-        env=clean_environment(),
+        env=env,
         capture_output=True,
         text=True,
         timeout=100,
@@ -41,8 +39,8 @@ def run_job(servers, losses, size=2, settings=()):
         pytest.param(3, ["SIGKILL:2:2", "SIGKILL:0:6"], 2, id="two_killed"),
     ],
 )
-def test_losing_servers_costs_no_step(servers, losses, size):
-    done = run_job(servers, losses, size)
+def test_losing_servers_costs_no_step(clean_env, servers, losses, size):
+    done = run_job(clean_env, servers, losses, size)
     report = done.stdout + done.stderr
     assert done.returncode == 0, report
     assert done.stdout.count(f"{STEPS} steps, every bit as it should be") == size, report
@@ -52,8 +50,8 @@ def test_losing_servers_costs_no_step(servers, losses, size):
         assert "is lost" in done.stderr, report
 
 
-def test_without_failover_a_lost_server_ends_the_job():
-    done = run_job(2, ["SIGKILL:1:3"], 2, ["HERRING_FAILOVER=off"])
+def test_without_failover_a_lost_server_ends_the_job(clean_env):
+    done = run_job(clean_env, 2, ["SIGKILL:1:3"], 2, ["HERRING_FAILOVER=off"])
     assert done.returncode != 0
     assert "PeerLostError" in done.stderr
     assert "server 1" in done.stderr
