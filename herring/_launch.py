@@ -251,8 +251,7 @@ def _dead_after_s(env: Mapping[str, str]) -> float:
 
 def _may_go_on(process: _Process, running: list[_Process], failover: bool) -> bool:
     """Whether the workers can do without it."""
-    others = [other.is_server for other in running]
-    return failover and process.is_server and (any(others) or all(others))
+    return failover and process.is_server and (not running or any(other.is_server for other in running))
 
 
 def _watch(job: _Job, dead_after_s: float, failover: bool) -> int:

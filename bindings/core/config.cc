@@ -11,25 +11,13 @@ namespace {
 
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-const char* text(IntraNode value) {
+const char* text(Switch value) {
   switch (value) {
-    case IntraNode::kAuto:
+    case Switch::kAuto:
       return "auto";
-    case IntraNode::kOn:
+    case Switch::kOn:
       return "on";
-    case IntraNode::kOff:
-      break;
-  }
-  return "off";
-}
-
-const char* text(Failover value) {
-  switch (value) {
-    case Failover::kAuto:
-      return "auto";
-    case Failover::kOn:
-      return "on";
-    case Failover::kOff:
+    case Switch::kOff:
       break;
   }
   return "off";

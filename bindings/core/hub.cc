@@ -37,10 +37,7 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.job_id = job_id;
   options.heartbeat = nanoseconds(settings.heartbeat_s);
   options.dead_after = nanoseconds(settings.dead_after_s);
-  LoggerOptions logging;
-  logging.level = settings.log_level;
-  logging.who = "rank 0";
-  options.logger = std::make_shared<Logger>(logging);
+  options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
   return std::make_unique<PyHub>(call_interruptibly([options] { return std::make_shared<Hub>(options); }));
 }
 

@@ -28,8 +28,7 @@ constexpr std::uint64_t kMiB = 1024 * kKiB;
 constexpr std::uint64_t kTiB = 1024 * 1024 * kMiB;
 constexpr std::uint64_t kWireAlignment = 64;
 
-constexpr std::array<std::string_view, 3> kIntraNodeChoices = {"auto", "on", "off"};
-constexpr std::array<std::string_view, 3> kFailoverChoices = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
 constexpr std::array<std::string_view, 4> kProviderChoices = {"auto", "efa", "verbs", "tcp"};
 constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx2", "scalar"};
@@ -37,7 +36,7 @@ constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx
 enum class Type : std::uint8_t { kBytes, kCount, kMicroseconds, kSeconds, kChoice, kText, kHostPort, kSecret };
 
 using Field = std::variant<std::uint32_t Config::*, std::uint64_t Config::*, double Config::*, std::string Config::*,
-                           IntraNode Config::*, Failover Config::*, LogLevel Config::*>;
+                           Switch Config::*, LogLevel Config::*>;
 
 /// One setting: all that reading, checking, logging and documenting it need. Limits are inclusive and in the field's
 /// unit; `zero` says what 0 means where it is taken though it lies below `low`.
@@ -84,7 +83,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      0,
      1,
      {},
-     kIntraNodeChoices},
+     kSwitchChoices},
     {"HERRING_FAILOVER",
      Type::kChoice,
      &Config::failover,
@@ -94,7 +93,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      0,
      1,
      {},
-     kFailoverChoices},
+     kSwitchChoices},
     {"HERRING_TIMEOUT_S", Type::kSeconds, &Config::timeout_s,
      "Default deadline of an operation; after it, the error names who is missing.", 0.001, kMaxSeconds},
     {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,

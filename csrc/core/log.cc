@@ -35,6 +35,13 @@ bool steers_terminal(char c) {
 
 }  // namespace
 
+LoggerOptions logger_options(const Config& config, std::string who) {
+  LoggerOptions options;
+  options.level = config.log_level;
+  options.who = std::move(who);
+  return options;
+}
+
 Logger::Logger(LoggerOptions options)
     : options_([&] {
         if (!options.now) options.now = [] { return std::chrono::steady_clock::now(); };

@@ -22,6 +22,9 @@ struct LoggerOptions {
   std::function<Instant()> now;  ///< Empty: the monotonic clock.
 };
 
+/// For this process, or a part of it, at the level that was set.
+LoggerOptions logger_options(const Config& config, std::string who);
+
 /// Lines for people, one owner, passed to what needs it. Any thread. "herring[rank 3] warning: text": whole lines in
 /// one write, so that those of several processes do not mix. Bytes that would steer a terminal are shown as '?': texts
 /// may come from peers.

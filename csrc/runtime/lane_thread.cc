@@ -41,13 +41,6 @@ std::uint32_t share(std::uint64_t total, std::uint64_t unit, std::uint32_t worke
   return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, low, high));
 }
 
-LoggerOptions logging(const LaneOptions& options) {
-  LoggerOptions result;
-  result.level = options.config.log_level;
-  result.who = "lane " + std::to_string(options.self.value);
-  return result;
-}
-
 }  // namespace
 
 ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
@@ -96,7 +89,7 @@ LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::En
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
       slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)),
-      logger_(logging(options)) {}
+      logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
 
 LaneThread::~LaneThread() {
   stop_.store(true, std::memory_order_release);

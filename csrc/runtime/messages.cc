@@ -59,7 +59,7 @@ point_to_point::LinkConfig network_link(const Config& config, std::uint32_t work
 }
 
 std::uint64_t message_memory_bound(const Config& config, const Placement& placement, std::uint32_t rank) {
-  const bool shares = placement.host_first && config.intra_node != IntraNode::kOff;
+  const bool shares = placement.host_first && config.intra_node != Switch::kOff;
   const std::uint64_t near = shares ? placement.neighbours(rank).size() : 0;
   return link_memory(network_link(config, placement.workers), placement.workers - near) +
          link_memory(local_link(config, LocalEndpoint::kMaxInlineBytes), near);

@@ -106,24 +106,24 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   placement.hosts = static_cast<std::uint32_t>(number.size());
   if (!servers.empty()) {
     add_processes(placement, config, workers, servers);
-  } else if (placement.hosts > 1 || (config.intra_node == IntraNode::kOff && placement.workers > 1)) {
+  } else if (placement.hosts > 1 || (config.intra_node == Switch::kOff && placement.workers > 1)) {
     add_embedded(placement, config, workers, 1.0);
   }
   // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there
   // the servers do the summing, unless the user says otherwise.
-  placement.host_first = config.intra_node == IntraNode::kOn ||
-                         (config.intra_node == IntraNode::kAuto && (placement.hosts > 1 || placement.servers == 0));
+  placement.host_first = config.intra_node == Switch::kOn ||
+                         (config.intra_node == Switch::kAuto && (placement.hosts > 1 || placement.servers == 0));
   set_windows(placement, config);
   const bool has_process =
       std::any_of(placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return !lane.embedded; });
   const bool can_move = has_process && placement.servers > 1 && placement.workers > 1;
-  if (config.failover == Failover::kOn && !can_move) {
+  if (config.failover == Switch::kOn && !can_move) {
     throw Error(
         Code::kInvalidArgument,
         "HERRING_FAILOVER is on, but no server process of this job could be replaced: that takes two workers, and a "
         "server process and another server. Start more, or set HERRING_FAILOVER=auto");
   }
-  placement.failover = can_move && config.failover != Failover::kOff;
+  placement.failover = can_move && config.failover != Switch::kOff;
   return placement;
 }
 
@@ -162,7 +162,7 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   const auto own_host = std::find(hosts.begin(), hosts.end(), placement.host_of[rank]);
   route.host_index = static_cast<std::uint32_t>(own_host - hosts.begin());
   route.host_count = static_cast<std::uint32_t>(hosts.size());
-  const bool shared_memory = config.intra_node != IntraNode::kOff && placement.host_first;
+  const bool shared_memory = config.intra_node != Switch::kOff && placement.host_first;
   if (ranks.size() == 1) {
     route.path = GroupRoute::Path::kAlone;
   } else if (shared_memory && hosts.size() == 1 && (placement.hosts > 1 || placement.lanes.empty())) {

@@ -390,10 +390,7 @@ bool Progress::lose_server(Instant now, const HubEvent& event) {
   if (!any_left) return false;
   std::string text = to_string(event.member) + " is lost: " + event.reason;
   if (options_.rank == 0) {
-    LoggerOptions log;
-    log.level = config_.log_level;
-    log.who = "rank 0";
-    Logger(std::move(log)).log(LogLevel::kWarning, text + ". Its work goes on at the other servers");
+    Logger(logger_options(config_, "rank 0")).log(LogLevel::kWarning, text + ". Its work goes on at the other servers");
   }
   for (const LanePlace& lane : placement.lanes) {
     if (lane.embedded || lane.owner != event.member.rank) continue;

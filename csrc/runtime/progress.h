@@ -37,8 +37,8 @@ struct Group {
   GroupId id;
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
-  std::unordered_map<std::uint64_t, std::uint64_t>
-      name_uses;  ///< With failover: how often each. Guarded by the runtime.
+  /// With failover: how often each name was used. Guarded by the runtime.
+  std::unordered_map<std::uint64_t, std::uint64_t> name_uses;
 };
 
 /// One submitted operation on its way. After submit() it belongs to the progress thread.

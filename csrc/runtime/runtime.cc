@@ -97,7 +97,7 @@ class Runtime::Impl {
     neighbours = placement.neighbours(options.rank);
     const auto self = std::find(neighbours.begin(), neighbours.end(), options.rank);
     local_rank = static_cast<std::uint32_t>(self - neighbours.begin());
-    if (!placement.host_first || options.config.intra_node == IntraNode::kOff || neighbours.size() < 2) return;
+    if (!placement.host_first || options.config.intra_node == Switch::kOff || neighbours.size() < 2) return;
     intra_node::NeighborhoodOptions near;
     near.local_rank = local_rank;
     near.local_size = static_cast<std::uint32_t>(neighbours.size());
@@ -251,10 +251,8 @@ class Runtime::Impl {
       options.hub->exchange("goodbye", {}, deadline);
     } catch (const Error& error) {
       // Somebody is late or gone. This process has done its part and goes well; its user should know all the same.
-      LoggerOptions logging;
-      logging.level = options.config.log_level;
-      logging.who = "rank " + std::to_string(options.rank);
-      Logger(logging).log(LogLevel::kWarning, std::string("shut down without waiting for all: ") + error.what());
+      Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
+      logger.log(LogLevel::kWarning, std::string("shut down without waiting for all: ") + error.what());
     }
   }
 

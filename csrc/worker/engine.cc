@@ -90,12 +90,13 @@ void Engine::Impl::make_parts(Op& op) const {
   const Operation& operation = op.operation;
   const std::vector<ByteRange> plan = plan_part(config_, operation.key, operation.descriptor.part_bytes);
   const std::uint32_t home = home_lane(config_, operation.key);
+  const std::uint64_t seed = heir_seed(operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
   for (std::uint32_t i = 0; i < lanes; ++i) {
     const std::uint32_t origin = (i + config_.self.value) % lanes;
     const ByteRange shard = plan[origin];
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
-    for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, heir_seed(operation.key))) {
+    for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
       // Owners without a chunk of a shard stay away, but for the home lane, where everybody meets.
       if (origin != home && operation.owner >= chunks) continue;
       LanePart part = make_part(op, item, shard, origin == home);

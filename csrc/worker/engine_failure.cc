@@ -131,6 +131,7 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
 
 Instant Engine::Impl::next_deadline() const {
   Instant next = timers_.empty() ? Instant::max() : timers_.begin()->first;
+  if (!config_.failover) return next;
   for (const Lane& lane : lanes_) next = std::min(next, lane.receipts_due);
   return next;
 }

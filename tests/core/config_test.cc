@@ -78,7 +78,7 @@ TEST(Config, ReadsEveryTypeOfSetting) {
   EXPECT_EQ(config.eager_bytes, 4096u);
   EXPECT_EQ(config.local_part_bytes, 524288u);
   EXPECT_EQ(config.arena_bytes, std::uint64_t{2} << 40);
-  EXPECT_EQ(config.intra_node, IntraNode::kOff);
+  EXPECT_EQ(config.intra_node, Switch::kOff);
   EXPECT_EQ(config.timeout_s, 0.5);
   EXPECT_EQ(config.join_timeout_s, 100);
   EXPECT_EQ(config.heartbeat_s, 0.25);

@@ -47,13 +47,13 @@ TEST(Placement, FailoverTakesAServerProcessAndAnotherServer) {
   config.servers = 1;
   EXPECT_FALSE(place(config, {"a", "a"}, {"a"}).failover) << "nobody is left";
   EXPECT_TRUE(place(config, {"a", "b", "c"}, {"d"}).failover) << "the embedded ones are left";
-  config.failover = Failover::kOn;
+  config.failover = Switch::kOn;
   EXPECT_THROW(static_cast<void>(place(config, {"a", "a"}, {"a"})), Error);
   config.servers = 2;
   EXPECT_TRUE(place(config, {"a", "a"}, {"a", "a"}).failover);
-  config.failover = Failover::kAuto;
+  config.failover = Switch::kAuto;
   EXPECT_TRUE(place(config, {"a", "a"}, {"a", "a"}).failover);
-  config.failover = Failover::kOff;
+  config.failover = Switch::kOff;
   EXPECT_FALSE(place(config, {"a", "a"}, {"a", "a"}).failover);
 }
 
@@ -86,7 +86,7 @@ TEST(Placement, ServersOnTheOnlyHostDoTheSumming) {
   EXPECT_FALSE(placement.lanes[0].embedded);
   EXPECT_EQ(placement.lanes[0].weight, placement.lanes[1].weight);
   EXPECT_EQ(make_route(placement, config, 0, everybody(placement)).path, GroupRoute::Path::kNetwork);
-  config.intra_node = IntraNode::kOn;
+  config.intra_node = Switch::kOn;
   const Placement asked = place(config, {"a", "a"}, {"a", "a"});
   EXPECT_EQ(make_route(asked, config, 0, everybody(asked)).path, GroupRoute::Path::kHostFirst);
 }
