@@ -39,12 +39,9 @@ class ReduceOp(str, Enum):
 
 
 def _op(op: ReduceOp | str) -> str:
-    try:
-        return ReduceOp(op).value
-    except ValueError:
-        raise InvalidArgumentError(
-            f"op is {op!r}; it must be one of {', '.join(each.value for each in ReduceOp)}"
-        ) from None
+    if isinstance(op, str):
+        return op  # Its value is checked where it is used.
+    raise InvalidArgumentError(f"op is {op!r}; it must be one of {', '.join(each.value for each in ReduceOp)}")
 
 
 def _root(session: Session, root: int) -> int:
@@ -53,7 +50,8 @@ def _root(session: Session, root: int) -> int:
     return root
 
 
-def _submit(
+def _call(
+    session: Session,
     collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
     source: Any,
     result: ArrayT,
@@ -63,12 +61,12 @@ def _submit(
     op: str = "sum",
     root: int = 0,
     async_op: bool = False,
-) -> Handle[ArrayT]:
-    session = process.current()
+) -> ArrayT | Handle[ArrayT]:
     seconds = to_seconds(timeout)
-    work = session.runtime.submit(
-        collective, source, result, op=op, root=root, name=name, timeout=seconds, is_waited_for=not async_op
-    )
+    if not async_op:
+        session.runtime.run(collective, source, result, op, root, name, seconds)
+        return result
+    work = session.runtime.submit(collective, source, result, op=op, root=root, name=name, timeout=seconds)
     what = collective if name is None else f"{collective} {name!r}"
     return Handle(work, result, session.config.timeout_s if seconds is None else seconds, what)
 
@@ -120,8 +118,7 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    handle = _submit("all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op)
-    return handle if async_op else handle.wait()
+    return _call(session, "all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op)
 
 
 @overload
@@ -154,9 +151,8 @@ def allreduce_(
 
     With arrays of herring.empty() nothing is copied on this side.
     """
-    process.current()
-    handle = _submit("all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op)
-    return handle if async_op else handle.wait()
+    session = process.current()
+    return _call(session, "all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op)
 
 
 @overload
@@ -174,10 +170,8 @@ def broadcast(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source)
-    handle = _submit(
-        "broadcast", source, result, timeout=timeout, name=name, root=_root(session, root), async_op=async_op
-    )
-    return handle if async_op else handle.wait()
+    rank = _root(session, root)
+    return _call(session, "broadcast", source, result, timeout=timeout, name=name, root=rank, async_op=async_op)
 
 
 @overload
@@ -193,8 +187,8 @@ def broadcast_(
 ) -> ArrayT | Handle[ArrayT]:
     """broadcast() in place: writes rank `root`'s elements into `array` on the others, and returns it."""
     session = process.current()
-    handle = _submit("broadcast", None, array, timeout=timeout, name=name, root=_root(session, root), async_op=async_op)
-    return handle if async_op else handle.wait()
+    rank = _root(session, root)
+    return _call(session, "broadcast", None, array, timeout=timeout, name=name, root=rank, async_op=async_op)
 
 
 @overload
@@ -217,14 +211,12 @@ def allgather(
     dims = tuple(source.shape)
     joined = (session.job.size * dims[0], *dims[1:]) if dims else (session.job.size,)
     result: Any = new_result(session.runtime, source, joined)
-    handle = _submit("all_gather", source, result, timeout=timeout, name=name, async_op=async_op)
-    return handle if async_op else handle.wait()
+    return _call(session, "all_gather", source, result, timeout=timeout, name=name, async_op=async_op)
 
 
 def barrier(*, name: str | None = None, timeout: Timeout = None) -> None:
     """Returns when every rank has called it. Raises HerringTimeoutError naming the ranks that did not."""
-    process.current()
-    _submit("barrier", None, None, timeout=timeout, name=name).wait()
+    _call(process.current(), "barrier", None, None, timeout=timeout, name=name)
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:

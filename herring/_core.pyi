@@ -213,6 +213,20 @@ class Runtime:
         is_waited_for: wait() is called at once; the calling thread then moves the data itself.
         """
 
+    def run(
+        self,
+        collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
+        input: Any,  # noqa: A002
+        output: Any,
+        op: str,
+        root: int,
+        name: str | None,
+        timeout: float | None,
+        /,
+    ) -> None:
+        """submit() and wait in one, among all ranks; the calling thread moves the data itself. Raises what it failed
+        with."""
+
     def send(self, data: Any, *, to: int, tag: int, group: int = 0, timeout: float | None = None) -> Work:
         """A message to a group rank; done when that rank has received it. Tags with the top bit (1 << 63) set are met
         by receives of that very tag alone."""

@@ -18,8 +18,9 @@ using runtime::ServerProcess;
 constexpr const char* kCapsuleName = "herring.runtime";
 
 struct PyRuntime {
-  explicit PyRuntime(std::shared_ptr<Runtime> runtime) : owned(std::move(runtime)) {}
+  PyRuntime(std::shared_ptr<Runtime> runtime, double timeout) : owned(std::move(runtime)), timeout_s(timeout) {}
   ProcessOwned<Runtime> owned;
+  double timeout_s;  ///< Of operations that say none.
 };
 
 /// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
@@ -40,7 +41,8 @@ std::unique_ptr<PyRuntime> make_runtime(const PyConfig& config, const PyHubClien
   const runtime::RuntimeOptions options{config.result.config, hub.owned.get(), rank, std::move(fabric_search)};
   const Instant deadline = deadline_after(timeout);
   return std::make_unique<PyRuntime>(
-      call_interruptibly([options, deadline] { return std::make_shared<Runtime>(options, deadline); }));
+      call_interruptibly([options, deadline] { return std::make_shared<Runtime>(options, deadline); }),
+      options.config.timeout_s);
 }
 
 py::capsule make_capsule(const PyRuntime& self) {
@@ -140,6 +142,16 @@ void bind_runtime_class(py::module_& module) {
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
           py::arg("timeout") = py::none(), py::arg("is_waited_for") = false)
+      .def(
+          "run",
+          [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
+             const std::string& op, std::uint32_t root, std::optional<std::string> name,
+             std::optional<double> timeout) {
+            run(self.owned.get(), {collective, input, output, op, root, 0, std::move(name), timeout, true},
+                self.timeout_s);
+          },
+          py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("name"),
+          py::arg("timeout"), py::pos_only())
       .def(
           "send",
           [](const PyRuntime& self, const py::object& data, std::uint32_t to, std::uint64_t tag, std::uint32_t group,

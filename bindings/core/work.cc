@@ -106,14 +106,31 @@ std::uint32_t source_of(const PyWork& self) {
   return received->received().source;
 }
 
-}  // namespace
+/// Waits without the interpreter lock, looking at Python's signals now and then; false at the deadline.
+bool wait_interruptibly(Work& work, Instant deadline) {
+  while (!work.is_done()) {
+    const Instant now = std::chrono::steady_clock::now();
+    if (now >= deadline) return false;
+    {
+      py::gil_scoped_release unlocked;
+      if (work.wait(std::min(deadline, now + kSignalPeriod))) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  return true;
+}
 
-std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
+/// What a request borrows its memory from.
+struct Arrays {
+  Buffer input;
+  Buffer output;
+};
+
+runtime::Request make_request(const SubmitArguments& arguments, Arrays& arrays) {
   runtime::Request request;
   const Collective collective = parse_collective(arguments.collective);
   const ReduceOp op = parse_op(arguments.op);
-  Buffer output;
-  Buffer input;
+  auto& [input, output] = arrays;
   if (collective == Collective::kBarrier) {
     request.descriptor.collective = collective;
     request.descriptor.dtype = DataType::kUInt8;
@@ -128,19 +145,51 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   request.name = arguments.name;
   request.input = input.bytes;
   request.output = output.bytes;
-  request.is_waited_for = arguments.is_waited_for;
   request.timeout = to_duration(arguments.timeout);
+  request.is_waited_for = arguments.is_waited_for;
+  return request;
+}
 
+}  // namespace
+
+std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
+  Arrays arrays;
+  const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
   {
     py::gil_scoped_release unlocked;
     work = runtime->submit(request);
     // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
-    if (!request.is_waited_for) work->on_done([input, output](const Status&) {});
+    if (!request.is_waited_for) work->on_done([arrays](const Status&) {});
   }
   auto result = std::make_unique<PyWork>(std::move(work));
-  if (request.is_waited_for) result->arrays = {std::move(input.owner), std::move(output.owner)};
+  if (request.is_waited_for) result->arrays = {std::move(arrays.input.owner), std::move(arrays.output.owner)};
   return result;
+}
+
+void run(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments, double default_timeout) {
+  // An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
+  constexpr double kGrace = 60;
+  const Instant deadline = deadline_after(arguments.timeout.value_or(default_timeout) + kGrace);
+  Arrays arrays;
+  const runtime::Request request = make_request(arguments, arrays);
+  std::shared_ptr<Work> work;
+  try {
+    {
+      py::gil_scoped_release unlocked;
+      work = runtime->submit(request);
+      work->wait(std::min(deadline, std::chrono::steady_clock::now() + kSignalPeriod));
+    }
+    if (!wait_interruptibly(*work, deadline)) {
+      const std::string what = arguments.collective + (arguments.name ? " '" + *arguments.name + "'" : "");
+      throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
+    }
+  } catch (...) {
+    // It was left early (ctrl-C): the runtime still uses the arrays.
+    if (work && !work->is_done()) work->on_done([arrays = std::move(arrays)](const Status&) {});
+    throw;
+  }
+  work->status().or_throw();
 }
 
 std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
@@ -190,18 +239,7 @@ void bind_work(py::module_& module) {
       .def(
           "wait",
           [](const PyWork& self, double timeout) {
-            const auto work = self.owned.get();
-            const Instant deadline = deadline_after(timeout);
-            while (!work->is_done()) {
-              const Instant now = std::chrono::steady_clock::now();
-              if (now >= deadline) return false;
-              {
-                py::gil_scoped_release unlocked;
-                static_cast<void>(work->wait(std::min(deadline, now + kSignalPeriod)));
-              }
-              if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-            }
-            return true;
+            return wait_interruptibly(*self.owned.get(), deadline_after(timeout));
           },
           py::arg("timeout"))
       .def("on_done", &call_when_done, py::arg("callback"))

@@ -22,7 +22,7 @@ struct PyWork {
   std::vector<std::shared_ptr<void>> arrays;
 };
 
-/// What Python says in Runtime.submit(), before it is checked.
+/// What Python says in Runtime.submit() and Runtime.run(), before it is checked.
 struct SubmitArguments {
   std::string collective;  ///< "all_reduce", "broadcast", "all_gather", "barrier"
   py::object input;
@@ -47,6 +47,9 @@ struct MessageArguments {
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
 std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments);
+/// submit() and wait in one, without what only a call that goes on needs: for small arrays that is most of the time.
+/// Throws what the operation failed with. `default_timeout` in seconds, where the arguments have none.
+void run(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments, double default_timeout);
 /// Likewise.
 std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
 std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
