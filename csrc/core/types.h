@@ -40,6 +40,10 @@ struct Tag {
   friend constexpr auto operator<=>(Tag, Tag) = default;
 };
 
+/// Where control messages (all but Push, Result and Data) arrive: every endpoint keeps a bounded pool of receives
+/// posted on it, each as good as the other. No other tag has the top bit set.
+inline constexpr Tag kControlTag{0x8000'0000'0000'0001ull};
+
 /// Names one posted send or receive in its completion. Chosen by whoever posts it.
 struct Token {
   std::uint64_t value = 0;

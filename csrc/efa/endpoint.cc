@@ -1,5 +1,6 @@
 #include "efa/endpoint.h"
 
+#include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_tagged.h>
 
@@ -30,6 +31,42 @@ constexpr std::size_t kMaxWaitingPerPeer = 1024;  // One unreachable peer must n
 constexpr std::size_t kReadBatch = 32;
 constexpr Duration kFirstPause = std::chrono::microseconds(100);
 constexpr Duration kLongestPause = std::chrono::milliseconds(20);
+
+/// Control messages travel without a tag: a provider may look for a tagged message's receive in all that are posted,
+/// one by one, and the pool of receives for these would be in the way of every chunk. Everything but the tag is the
+/// same.
+bool is_untagged(Tag tag) { return tag == kControlTag; }
+
+template <class Message>
+Message make_message(Operation& operation, fi_addr_t address) {
+  Message message{};
+  message.msg_iov = operation.span.data();
+  message.desc = operation.descriptor.data();
+  message.iov_count = operation.spans;
+  message.addr = address;
+  message.context = &operation.context;
+  if constexpr (std::is_same_v<Message, fi_msg_tagged>) message.tag = operation.tag.value;
+  return message;
+}
+
+std::int64_t send_message(fid_ep* endpoint, Operation& operation) {
+  const fi_addr_t to = operation.peer->address;
+  if (is_untagged(operation.tag)) {
+    const auto message = make_message<fi_msg>(operation, to);
+    return fi_sendmsg(endpoint, &message, FI_COMPLETION);
+  }
+  const auto message = make_message<fi_msg_tagged>(operation, to);
+  return fi_tsendmsg(endpoint, &message, FI_COMPLETION);
+}
+
+std::int64_t receive_message(fid_ep* endpoint, Operation& operation) {
+  if (is_untagged(operation.tag)) {
+    const auto message = make_message<fi_msg>(operation, FI_ADDR_UNSPEC);
+    return fi_recvmsg(endpoint, &message, FI_COMPLETION);
+  }
+  const auto message = make_message<fi_msg_tagged>(operation, FI_ADDR_UNSPEC);
+  return fi_trecvmsg(endpoint, &message, FI_COMPLETION);
+}
 
 /// Errors that say "this peer is gone or not there", as opposed to a fault of this endpoint.
 bool is_peer_error(std::int64_t error) {
@@ -275,20 +312,13 @@ Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> 
     return Status::ok();
   }
   release(operation);
-  return Status(Code::kTransport, "fi_tsendmsg of " + std::to_string(first.size() + second.size()) + " bytes to peer " +
+  return Status(Code::kTransport, "send of " + std::to_string(first.size() + second.size()) + " bytes to peer " +
                                       std::to_string(to.value) + " at " + peer.text + ": " +
                                       objects_.library->error_text(result));
 }
 
 std::int64_t FabricEndpoint::submit_send(Operation& operation) {
-  fi_msg_tagged message{};
-  message.msg_iov = operation.span.data();
-  message.desc = operation.descriptor.data();
-  message.iov_count = operation.spans;
-  message.addr = operation.peer->address;
-  message.tag = operation.tag.value;
-  message.context = &operation.context;
-  const auto result = fi_tsendmsg(objects_.endpoint.get(), &message, FI_COMPLETION);
+  const std::int64_t result = send_message(objects_.endpoint.get(), operation);
   if (result == 0) {
     operation.state = OperationState::kSend;
     ++operation.peer->in_provider;
@@ -376,20 +406,13 @@ Status FabricEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::sp
       return status;
     }
   }
-  fi_msg_tagged message{};
-  message.msg_iov = operation->span.data();
-  message.desc = operation->descriptor.data();
-  message.iov_count = operation->spans;
-  message.addr = FI_ADDR_UNSPEC;
-  message.tag = tag.value;
-  message.context = &operation->context;
   // Before the call: the provider may have the message already and complete it inside.
   operation->state = OperationState::kReceive;
-  const auto result = fi_trecvmsg(objects_.endpoint.get(), &message, FI_COMPLETION);
+  const std::int64_t result = receive_message(objects_.endpoint.get(), *operation);
   if (result == 0) return Status::ok();
   release(operation);
   if (result == -FI_EAGAIN) return Status::again();
-  return Status(Code::kTransport, "fi_trecvmsg of " + std::to_string(first.size() + second.size()) + " bytes, tag " +
+  return Status(Code::kTransport, "receive of " + std::to_string(first.size() + second.size()) + " bytes, tag " +
                                       hex(tag.value) + ": " + objects_.library->error_text(result));
 }
 

@@ -55,8 +55,9 @@ class Endpoint {
   /// kAgain: the queue is full, nothing happened, poll and try again. Every accepted post completes exactly once.
   virtual Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                            Token token) = 0;
-  /// Receives one message with this tag from anyone: its first first.size() bytes into `first`, the rest into `second`.
-  /// A longer message completes with a status that is not ok.
+  /// Receives one message with this tag from anyone (of several receives with one tag, any; only kControlTag has many):
+  /// its first first.size() bytes into `first`, the rest into `second`. A longer message completes with a status that
+  /// is not ok.
   virtual Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) = 0;
   /// Withdraws a receive. It completes once: as kCancelled, or as kReceive where the message came first.
   virtual void cancel_receive(Token token) = 0;

@@ -65,8 +65,4 @@ using Action =
     std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, CompleteAction>;
 using Actions = std::vector<Action>;
 
-/// Where control messages (all but Push, Result and Data) arrive: every endpoint keeps a bounded pool of
-/// receives posted on this tag. No other tag has the top bit set.
-inline constexpr Tag kControlTag{0x8000'0000'0000'0001ull};
-
 }  // namespace herring

@@ -150,6 +150,9 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.tag = next_tag_;
   next_tag_ += std::max(part.chunks, 1u);
   if (config_.failover) reserve(op, part);
+  const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
+                        (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
+  part.is_eager = is_small && op.pushes();
   post_results(op, index);
 
   wire::Announce announce;
@@ -175,9 +178,6 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   header.offset = part.sequence;
   header.count = part.announcers;
   std::span<const std::byte> data;
-  const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
-                        (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
-  part.is_eager = is_small && op.pushes();
   if (is_small && config_.failover) header.flags = wire::kFlagReady;
   if (part.is_eager || (header.flags & wire::kFlagReady) != 0) ++lane.eager;
   if (part.is_eager) {
@@ -197,15 +197,16 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   send(lane.peer, kControlTag, header, std::move(body), data, {op.id, index, !data.empty(), true});
 }
 
-/// Receives for everything that the lane will send back; posted before the announce, so nothing arrives unexpected.
+/// Receives for what the lane may send back without a grant; posted before the announce, so nothing arrives unexpected.
+/// Those of other chunks are posted when these are granted: providers look for a message's receive among all.
 void Engine::Impl::post_results(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
   part.receives.resize(part.expected());
   part.is_pushed.resize(part.owned.count);
   for (std::uint32_t i = 0; i < part.expected(); ++i) {
-    // Others are posted when they are granted.
-    const bool is_posted = !config_.failover || part.owned.count == 0 || part.eager_slot != kNone || part.held[i];
-    if (is_posted) post(op, {op.id, index, part.owned.first + i, 0});
+    const bool is_granted =
+        config_.failover ? part.eager_slot == kNone && !part.held[i] : op.pushes() && !part.is_eager;
+    if (!is_granted || part.owned.count == 0) post(op, {op.id, index, part.owned.first + i, 0});
   }
 }
 

@@ -88,6 +88,7 @@ void Engine::Impl::handle_grant(const wire::Header& header) {
       ++stats_.messages_rejected;
       continue;
     }
+    post(*op, {op->id, part->index, chunk, 0});
     push(*op, *part, chunk, Tag{header.tag + i});
   }
 }

@@ -119,8 +119,12 @@ struct Bench {
     config.lane_grace = std::chrono::seconds(1);
     return config;
   }
+  /// Data that another worker pushes: its receive is posted with the announce.
   void submit() {
     worker::Operation operation;
+    operation.descriptor.collective = Collective::kBroadcast;
+    operation.descriptor.root = 1;
+    operation.contributor_count = 2;
     operation.descriptor.dtype = DataType::kUInt8;
     operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory.size();
     operation.memory = memory;

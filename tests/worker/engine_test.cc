@@ -92,6 +92,12 @@ struct Bench {
     header.offset = announce.header.tag;
     control(header);
   }
+  /// The lane grants the first chunks, where the worker has any, and takes what comes.
+  void take_push(const SendAction& announce, std::uint32_t chunks) {
+    if (wire::decode_announce(announce.body)->owned_count == 0) return;
+    grant(announce, 0, chunks, 900);
+    sent(sends(wire::MessageType::kPush));
+  }
   void error(const SendAction& announce, Code code, const std::string& text, std::uint32_t results) {
     wire::Header header = from(announce.to, announce.header, wire::MessageType::kError);
     header.tag = announce.header.tag;
@@ -130,10 +136,13 @@ struct Bench {
   std::vector<CompleteAction> completed;
 };
 
-TEST(WorkerEngine, PostsItsReceivesBeforeEachAnnounce) {
+TEST(WorkerEngine, PostsTheReceivesOfWhatItDoesNotPushBeforeTheAnnounce) {
   Bench bench(2);
   std::vector<std::byte> memory(1000);
-  bench.submit(bench.operation(1, memory));
+  Operation pulled = bench.operation(1, memory);
+  pulled.descriptor.collective = Collective::kBroadcast;
+  pulled.descriptor.root = 1;
+  bench.submit(pulled);
   std::set<std::uint64_t> tags;
   std::size_t announced_chunks = 0;
   for (const Action& action : bench.actions) {
@@ -147,6 +156,27 @@ TEST(WorkerEngine, PostsItsReceivesBeforeEachAnnounce) {
     }
   }
   EXPECT_EQ(tags.size(), announced_chunks);
+  EXPECT_GT(announced_chunks, 2u);
+}
+
+TEST(WorkerEngine, PostsTheReceiveOfWhatItPushesBeforeThePush) {
+  Bench bench(1);
+  std::vector<std::byte> memory(5 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  EXPECT_EQ(bench.count<PostReceiveAction>(), 0u);
+  bench.grant(announce, 1, 3, 900);
+  std::set<std::uint64_t> tags;
+  std::uint32_t pushed = 0;
+  for (const Action& action : bench.actions) {
+    if (const auto* post = std::get_if<PostReceiveAction>(&action)) tags.insert(post->tag.value);
+    if (const auto* send = std::get_if<SendAction>(&action)) {
+      EXPECT_TRUE(tags.contains(announce.header.tag + send->header.chunk));
+      ++pushed;
+    }
+  }
+  EXPECT_EQ(pushed, 3u);
+  EXPECT_EQ(tags.size(), 3u);
 }
 
 TEST(WorkerEngine, CompletesOnceWhenAllResultsAreInAndAllSendsAreDone) {
@@ -199,6 +229,7 @@ TEST(WorkerEngine, TheHomeLaneHearsOfEverythingAndItsVerdictIsAwaited) {
     ++elsewhere;
     for (const SendAction& announce : announces) {
       EXPECT_TRUE(bench.completed.empty());
+      bench.take_push(announce, 1);
       EXPECT_TRUE(bench.result(announce, 0));
     }
     EXPECT_EQ(bench.completed.size(), 1u);
@@ -313,6 +344,7 @@ TEST(WorkerEngine, SilentLanesAreNamedAfterTheTimeOutAndTheGrace) {
   bench.submit(bench.operation(1, memory));
   const auto announces = bench.sends(wire::MessageType::kAnnounce);
   const SendAction& good = announces[0].to == PeerId{kWorkers} ? announces[0] : announces[1];
+  for (const SendAction& announce : announces) bench.take_push(announce, 4);
   for (std::uint32_t c = 0; c < 4; ++c) ASSERT_TRUE(bench.result(good, c));
   EXPECT_EQ(bench.engine->next_deadline(), bench.now + 15s);
   bench.now += 15s;
@@ -338,6 +370,7 @@ TEST(WorkerEngine, AResultThatDoesNotBelongIsCountedAndItsReceivePostedAgain) {
   std::vector<std::byte> memory(kChunk);
   bench.submit(bench.operation(1, memory));
   const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.take_push(announce, 1);
   bench.result(announce, 0, false);
   EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
   EXPECT_TRUE(bench.completed.empty());
@@ -381,6 +414,7 @@ TEST(WorkerEngine, ALostLaneEndsWhatUsesItAtOnce) {
   Bench bench(1);
   std::vector<std::byte> memory(kChunk);
   bench.submit(bench.operation(1, memory));
+  bench.take_push(bench.sends(wire::MessageType::kAnnounce).at(0), 1);
   bench.engine->on_peer_lost(bench.now, PeerId{kWorkers}, "server 0 is gone");
   bench.collect();
   EXPECT_EQ(bench.count<CancelReceiveAction>(), 1u);
