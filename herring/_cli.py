@@ -81,10 +81,10 @@ def _server(args: argparse.Namespace) -> int:
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
-        print(
+        # In one write: other servers end at the same moment.
+        sys.stderr.write(
             f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, "
-            f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most",
-            file=sys.stderr,
+            f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most\n"
         )
     return 0
 
