@@ -174,6 +174,13 @@ std::string describe(const Cluster& cluster, const std::vector<Death>& deaths) {
 /// Half of the schedules run with failover, most of them with deaths.
 ClusterOptions schedule_options(Random& random, std::uint64_t seed) {
   ClusterOptions options = random_options(random, seed);
+  // A third of them with checksums, on networks that damage up to every tenth message.
+  options.checksum = seed % 3 == 0;
+  if (options.checksum) {
+    options.max_damaged = 1000;
+    options.sim.damage_head_bytes = 144;
+    if (chance(random, 0.8)) options.sim.damage_chance = static_cast<double>(pick(random, 1, 10)) / 100;
+  }
   if (seed % 2 != 0) return options;
   options.failover = true;
   if (options.lanes == 1 && !options.weights.empty()) options.weights.push_back(1);
