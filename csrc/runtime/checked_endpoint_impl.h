@@ -64,6 +64,9 @@ class CheckedEndpoint::Impl {
   };
 
   struct Peer {
+    /// Something went either way: it may be who sent what nobody can tell.
+    bool is_heard_of() const { return next_number > 1 || below > 1 || !ahead.empty(); }
+
     // Towards it.
     std::uint64_t next_number = 1;
     std::map<std::uint64_t, std::size_t> unconfirmed;  // Number -> post.

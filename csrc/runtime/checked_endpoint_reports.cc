@@ -27,7 +27,9 @@ void CheckedEndpoint::Impl::retry_posts() {
     unposted_.pop_front();
     repost(index);
     if (!damaged_.contains(index) || !posts_[index].in_transport) continue;
-    for (auto& [id, peer] : peers_) owe_report(peer, now_);
+    for (auto& [id, peer] : peers_) {
+      if (peer.is_heard_of()) owe_report(peer, now_);
+    }
   }
 }
 
@@ -170,7 +172,7 @@ void CheckedEndpoint::Impl::note_damaged(std::size_t index, const std::optional<
   }
   repost(index);
   for (auto& [id, peer] : peers_) {
-    if (post.number == 0 || id == post.peer) owe_report(peer, now_);
+    if (post.number == 0 ? peer.is_heard_of() : id == post.peer) owe_report(peer, now_);
   }
 }
 
