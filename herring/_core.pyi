@@ -40,6 +40,8 @@ class RuntimeStats(TypedDict):
     bytes_from_servers: int
     zero_copy_ops: int
     staged_ops: int
+    damaged_messages: int
+    resent_messages: int
 
 @final
 class Config:

@@ -87,6 +87,8 @@ py::dict stats(const PyRuntime& self) {
   result["bytes_from_servers"] = now.bytes_from_servers;
   result["zero_copy_ops"] = now.zero_copy_ops;
   result["staged_ops"] = now.staged_ops;
+  result["damaged_messages"] = now.damaged_messages;
+  result["resent_messages"] = now.resent_messages;
   return result;
 }
 

@@ -13,7 +13,7 @@
 namespace herring::runtime {
 namespace {
 
-constexpr std::size_t kSmallBytes = kFrameBytes + 256;
+constexpr std::size_t kSmallBytes = CheckedEndpoint::kPostBytes;
 constexpr std::size_t kPerSlab = 32;
 constexpr std::size_t kPollBatch = 64;
 constexpr std::size_t kMaxReportReceives = 256;
@@ -158,7 +158,10 @@ Status CheckedEndpoint::Impl::send_copy(std::size_t index) {
   if (!status.is_ok()) return status;
   post.in_transport = true;
   post.is_wanted_again = false;
-  if (++post.copies > 1) ++stats_.resent;
+  if (++post.copies > 1) {
+    ++stats_.resent;
+    if (options_.counters) ++options_.counters->resent;
+  }
   Peer& peer = peers_.at(post.peer);
   // It tells all that a report would, where nothing is missing.
   if (peer.ahead.empty() && !peer.asks && !has_damage_of(post.peer, peer)) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,6 +10,12 @@
 #include "transport/transport.h"
 
 namespace herring::runtime {
+
+/// Of several endpoints together. Any thread.
+struct DamageCounters {
+  std::atomic<std::uint64_t> damaged{0};
+  std::atomic<std::uint64_t> resent{0};
+};
 
 struct CheckedOptions {
   PeerId self;  ///< What peers know this endpoint as.
@@ -24,6 +31,8 @@ struct CheckedOptions {
   std::uint32_t max_damaged = 8;                           ///< Arrivals of one message; then its receive fails.
   std::function<Instant()> now;                            ///< Empty: the monotonic clock.
   std::function<std::string(PeerId)> name_of;              ///< For texts: "rank 3". Empty: "peer 3".
+  std::function<void(const std::string&)> on_damage;       ///< With a text for people, in poll(). May be empty.
+  std::shared_ptr<DamageCounters> counters;                ///< Counted in as well. May be null.
 };
 
 struct CheckedStats {
@@ -31,7 +40,6 @@ struct CheckedStats {
   std::uint64_t resent = 0;   ///< Messages sent again.
   std::uint64_t copies = 0;   ///< Messages that had arrived already, dropped.
   std::uint64_t reports = 0;  ///< Sent.
-  std::string last_damage;    ///< For people: what arrived damaged last, and from whom.
 };
 
 /// An endpoint whose messages arrive as they were sent, once, or not at all: each goes in a frame with CRC32C sums and a
@@ -40,6 +48,8 @@ struct CheckedStats {
 /// its send. Both ends have to be such endpoints.
 class CheckedEndpoint final : public transport::Endpoint {
  public:
+  static constexpr std::size_t kPostBytes = 320;  ///< Taken for each receive that is posted.
+
   CheckedEndpoint(std::unique_ptr<transport::Endpoint> inner, CheckedOptions options);
   ~CheckedEndpoint() override;
 

@@ -132,12 +132,16 @@ void CheckedEndpoint::Impl::confirm(Peer& peer, std::uint64_t number) {
 void CheckedEndpoint::Impl::note_damaged(std::size_t index, const std::optional<Frame>& frame, std::size_t bytes) {
   Post& post = posts_[index];
   ++stats_.damaged;
+  if (options_.counters) ++options_.counters->damaged;
   // Of another job, or of nobody that this endpoint knows: its sender would not understand.
   if (frame && (frame->job_id != options_.job_id || !peers_.contains(PeerId{frame->sender}))) return repost(index);
   const PeerId from{frame ? frame->sender : 0};
-  stats_.last_damage = "a message of " + std::to_string(bytes) + " bytes from " +
+  if (options_.on_damage) {
+    options_.on_damage("a message of " + std::to_string(bytes) + " bytes from " +
                        (frame ? name_of(from) : std::string("an unknown sender (its head is damaged)")) +
-                       " did not arrive as it was sent (CRC32C)";
+                       " did not arrive as it was sent (CRC32C); it comes again. " + std::to_string(stats_.damaged) +
+                       " such here so far");
+  }
   const bool is_pooled = options_.is_pooled && options_.is_pooled(post.tag);
   if (is_pooled) {
     if (frame) {
@@ -281,7 +285,9 @@ void CheckedEndpoint::Impl::take_damaged(PeerId from, Peer& peer, const DamagedM
   if (found == peer.unconfirmed.end() || posts_[found->second].tag.value != damaged.tag) return;
   const std::size_t index = found->second;
   Post& post = posts_[index];
-  if (damaged.count >= options_.max_damaged) {
+  // The other side fails a receive then; what is for a pool is tried for as long as anything is.
+  const bool is_pooled = options_.is_pooled && options_.is_pooled(post.tag);
+  if (!is_pooled && damaged.count >= options_.max_damaged) {
     peer.unconfirmed.erase(found);
     complete_send(index, Status(Code::kCorrupted, "a message of " +
                                                       std::to_string(post.head_bytes + post.second.size()) +

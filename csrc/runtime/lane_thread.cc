@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/status.h"
+#include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
@@ -79,8 +80,9 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const Config& config = options.config;
   const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
-  return std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
-                                           control_messages(options) * (body + wire::kHeaderBytes) +
+  const std::uint64_t checked = config.checksum == Toggle::kOn ? CheckedEndpoint::kPostBytes : 0;
+  return std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * (options.chunk_bytes + checked) +
+                                           control_messages(options) * (body + wire::kHeaderBytes + checked) +
                                            limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 

@@ -69,6 +69,7 @@ class Runtime::Impl {
     Connections connections =
         connect(options.config, placement, *options.hub, Role::kWorker, options.rank, options.fabric_search, deadline);
     lanes = std::move(connections.lanes);
+    damage = connections.damage;
     fabric = std::move(connections.fabric);
     description = describe(connections.endpoint.get());
     std::vector<std::uint32_t> everybody(placement.workers);
@@ -266,6 +267,7 @@ class Runtime::Impl {
   std::unique_ptr<efa::Fabric> fabric;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   std::unique_ptr<Progress> progress;
+  std::shared_ptr<DamageCounters> damage;
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
@@ -334,7 +336,10 @@ void Runtime::shutdown() { impl_->shutdown(); }
 
 RuntimeStats Runtime::stats() const {
   const std::scoped_lock lock(impl_->mutex);
-  return impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
+  RuntimeStats stats = impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
+  stats.damaged_messages = impl_->damage->damaged.load();
+  stats.resent_messages = impl_->damage->resent.load();
+  return stats;
 }
 
 std::vector<ServerCounters> Runtime::server_counters() {

@@ -96,6 +96,8 @@ struct RuntimeStats {
   std::uint64_t messages_received = 0;
   std::uint64_t message_bytes_sent = 0;
   std::uint64_t message_bytes_received = 0;
+  std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
+  std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
 };
 
 struct RuntimeOptions {

@@ -105,7 +105,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   if (!good) {
     ++stats_.messages_rejected;
     Receive again = receive;
-    if (++again.retries <= kMaxRetries) {
+    if (status.code() != Code::kCorrupted && ++again.retries <= kMaxRetries) {
       post(op, again, input.data);
       return;
     }
@@ -117,9 +117,10 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       drain(now, op, false);
     } else {
       fail(now, op,
-           Status(Code::kTransport,
-                  "a server could not receive " + std::to_string(input.data.size()) + " bytes from rank " +
-                      std::to_string(participant.peer.value) + ": " +
+           Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
+                  to_string(op.shape.descriptor) + ": a server could not receive " +
+                      std::to_string(input.data.size()) + " bytes (chunk " + std::to_string(receive.chunk) +
+                      ") from rank " + std::to_string(participant.peer.value) + ": " +
                       (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     }
     settle(now);

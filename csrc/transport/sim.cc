@@ -350,7 +350,8 @@ class SimNetwork::State {
 
   void damage(std::size_t bytes, const Receive& receive) {
     ++stats_.damaged;
-    const std::size_t range = chance(0.5) ? std::min(bytes, options_.damage_head_bytes) : bytes;
+    const std::size_t head = std::min(bytes, options_.damage_head_bytes);
+    const std::size_t range = head > 0 && chance(0.5) ? head : bytes;
     for (std::uint64_t bits = 1 + random_() % 3; bits > 0; --bits) {
       const std::size_t at = random_() % range;
       const bool in_first = at < receive.first.size();
