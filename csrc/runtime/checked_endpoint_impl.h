@@ -80,6 +80,7 @@ class CheckedEndpoint::Impl {
     std::set<std::uint64_t> ahead;  // ... and these.
     std::uint32_t owed = 0;         // Arrivals since we last told what has arrived.
     std::map<std::uint64_t, DamagedMessage> damaged_pooled;  // Without a receive that waits for them.
+    std::uint64_t nameless_tag = 0;  // Of a pool where something came that this peer may have sent; 0: none.
   };
 
   // checked_endpoint.cc
@@ -113,6 +114,7 @@ class CheckedEndpoint::Impl {
   void send_report(PeerId to, Peer& peer);
   void on_report(const Frame& frame, std::span<const std::byte> bytes);
   void take_damaged(PeerId from, Peer& peer, const DamagedMessage& damaged);
+  void want_again(Peer& peer, std::size_t index);
   std::string name_of(PeerId peer) const;
 
   std::unique_ptr<transport::Endpoint> inner_;

@@ -152,6 +152,12 @@ void CheckedEndpoint::Impl::note_damaged(std::size_t index, const std::optional<
         damaged = {post.tag.value, frame->number, damaged.count + 1};
       }
       owe_report(peer, now_);
+    } else {
+      for (auto& [id, peer] : peers_) {
+        if (!peer.is_heard_of()) continue;
+        peer.nameless_tag = post.tag.value;
+        owe_report(peer, now_);
+      }
     }
     return repost(index);
   }
@@ -222,6 +228,7 @@ Report CheckedEndpoint::Impl::make_report(PeerId to, const Peer& peer) const {
     report.damaged.push_back({post.tag.value, post.number, post.damaged});
   }
   for (const auto& [number, damaged] : peer.damaged_pooled) report.damaged.push_back(damaged);
+  if (peer.nameless_tag != 0) report.damaged.insert(report.damaged.begin(), {peer.nameless_tag, 0, 1});
   report.damaged.resize(std::min(report.damaged.size(), kMaxReportEntries));
   return report;
 }
@@ -253,6 +260,7 @@ void CheckedEndpoint::Impl::send_report(PeerId to, Peer& peer) {
   peer.report_in_transport = true;
   peer.owed = 0;
   peer.asks = false;
+  peer.nameless_tag = 0;
   // Until it has come whole: the report, or what it asks for, may be damaged too.
   peer.report_due = has_damage_of(to, peer) ? now_ + options_.resend_after : Instant::max();
 }
@@ -277,6 +285,13 @@ void CheckedEndpoint::Impl::on_report(const Frame& frame, std::span<const std::b
 }
 
 void CheckedEndpoint::Impl::take_damaged(PeerId from, Peer& peer, const DamagedMessage& damaged) {
+  if (damaged.number == 0 && options_.is_pooled && options_.is_pooled(Tag{damaged.tag})) {
+    // One of these, or another's: copies do no harm.
+    for (const auto& [number, index] : peer.unconfirmed) {
+      if (posts_[index].tag.value == damaged.tag && !posts_[index].in_transport) want_again(peer, index);
+    }
+    return;
+  }
   auto found = peer.unconfirmed.find(damaged.number);
   if (damaged.number == 0) {
     found = std::find_if(peer.unconfirmed.begin(), peer.unconfirmed.end(),
@@ -296,9 +311,13 @@ void CheckedEndpoint::Impl::take_damaged(PeerId from, Peer& peer, const DamagedM
     return;
   }
   if (post.copies > damaged.count) return;  // The next copy is on its way.
-  post.is_wanted_again = true;
-  if (post.in_transport) return;  // As soon as the transport is done with it.
-  post.due = now_;
+  want_again(peer, index);
+}
+
+void CheckedEndpoint::Impl::want_again(Peer& peer, std::size_t index) {
+  posts_[index].is_wanted_again = true;
+  if (posts_[index].in_transport) return;  // As soon as the transport is done with it.
+  posts_[index].due = now_;
   peer.resend_due = now_;
   note_due(now_);
 }
