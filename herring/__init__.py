@@ -35,11 +35,13 @@ from herring._collectives import (
 from herring._context import process as _process
 from herring._errors import (
     CancelledError,
+    CorruptedError,
     HerringError,
     HerringTimeoutError,
     InternalError,
     InvalidArgumentError,
     MismatchError,
+    NotFiniteError,
     PeerLostError,
     ProtocolError,
     ShutdownError,
@@ -51,12 +53,14 @@ from herring._version import __version__
 
 __all__ = [
     "CancelledError",
+    "CorruptedError",
     "Handle",
     "HerringError",
     "HerringTimeoutError",
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
+    "NotFiniteError",
     "PeerLostError",
     "ProtocolError",
     "ReduceOp",

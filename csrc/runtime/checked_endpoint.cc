@@ -104,7 +104,11 @@ std::uint32_t CheckedEndpoint::Impl::crc_of(std::span<const std::byte> head, std
     summed_ = second;
     summed_crc_ = wire::crc32c(second);
   }
-  return wire::crc32c_combine(wire::crc32c(head), summed_crc_, second.size());
+  if (shift_bytes_ != second.size()) {
+    shift_bytes_ = second.size();
+    shift_ = wire::crc32c_shift(shift_bytes_);
+  }
+  return wire::crc32c_combine(wire::crc32c(head), summed_crc_, shift_);
 }
 
 Status CheckedEndpoint::Impl::post_send(PeerId to, Tag tag, std::span<const std::byte> first,

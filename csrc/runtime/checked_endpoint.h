@@ -23,8 +23,8 @@ struct CheckedOptions {
   std::size_t max_head_bytes = 4096;  ///< Largest `first` of a send, and of a receive that has a `second`.
   /// Tags whose receives are a pool that is always refilled: a message there may be sent again at any time.
   std::function<bool(Tag)> is_pooled;
-  Duration ack_delay = std::chrono::milliseconds(1);  ///< What nothing else can carry back waits so long.
-  std::uint32_t ack_every = 16;                       ///< So many arrivals are confirmed at once.
+  Duration ack_delay = std::chrono::milliseconds(5);  ///< What nothing else can carry back waits so long.
+  std::uint32_t ack_every = 32;                       ///< So many arrivals are confirmed at once.
   Duration resend_after = std::chrono::milliseconds(200);  ///< Without an answer; then twice as long, up to
   Duration max_resend_after = std::chrono::seconds(3);     ///< this.
   Duration give_up_after = std::chrono::seconds(30);       ///< A send that nobody confirms fails.

@@ -133,6 +133,8 @@ class CheckedEndpoint::Impl {
   // One result goes to many: its sum is taken once. Valid until something may have come in.
   std::span<const std::byte> summed_;
   std::uint32_t summed_crc_ = 0;
+  std::uint32_t shift_ = 0;  // crc32c_shift(summed_.size()), kept because chunks are mostly of one size.
+  std::size_t shift_bytes_ = 0;
   CheckedStats stats_;
 };
 

@@ -68,6 +68,12 @@ std::uint32_t max_lane_window(const LaneOptions& options) {
   return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
 }
 
+/// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
+std::uint64_t slot_bytes(const LaneOptions& options) {
+  const std::uint64_t windows = std::uint64_t{options.workers} + (options.config.checksum == Toggle::kOn ? 2 : 0);
+  return windows * max_lane_window(options) * options.chunk_bytes;
+}
+
 /// Announces and what takes no credit, of one worker at the same moment.
 std::uint32_t control_messages(const LaneOptions& options) {
   const std::uint32_t messages =
@@ -81,7 +87,8 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
   const std::uint64_t checked = config.checksum == Toggle::kOn ? CheckedEndpoint::kPostBytes : 0;
-  return std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * (options.chunk_bytes + checked) +
+  return slot_bytes(options) +
+         std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * checked +
                                            control_messages(options) * (body + wire::kHeaderBytes + checked) +
                                            limits.eager_window * std::uint64_t{config.eager_bytes});
 }
@@ -90,7 +97,7 @@ LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::En
     : options_(options),
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)),
+      slots_(map_slots(slot_bytes(options))),
       logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
 
 LaneThread::~LaneThread() {
@@ -177,6 +184,7 @@ void LaneThread::serve() {
   engine_config.announce_credits = limits_.announce_credits;
   engine_config.eager_window = limits_.eager_window;
   engine_config.failover = options_.failover;
+  engine_config.check_finite = config.check_finite == Toggle::kOn;
   server::Engine engine(engine_config, slots_);
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;

@@ -73,6 +73,7 @@ Progress::Progress(ProgressOptions options)
       if (neighbours[i] == options_.rank) config.local_rank = i;
       config.arenas.push_back(neighborhood.arena(i));
     }
+    config.check_finite = config_.check_finite == Toggle::kOn;
     config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
     config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
     config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };

@@ -146,6 +146,7 @@ class Runtime::Impl {
     operation->descriptor.op_bytes = request.output.size();
     operation->input = request.input;
     operation->output = request.output;
+    operation->name = request.name.value_or("");
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     {

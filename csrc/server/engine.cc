@@ -87,6 +87,14 @@ void Engine::Impl::settle(Instant now) {
     if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
   }
   schedule(now);
+  // Not where it was found: whoever was granting chunks of the operation then went on with it.
+  while (!not_finite_.empty()) {
+    const auto found = std::exchange(not_finite_, {});
+    for (const auto& [id, status] : found) {
+      if (Op* op = find_op(id); op != nullptr) fail(now, *op, status);
+    }
+    schedule(now);
+  }
 }
 
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {

@@ -26,6 +26,7 @@ struct EngineConfig {
   std::uint32_t eager_window = 4096;   ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
                                        ///< workers * eager_window * max_eager_bytes.
   bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
+  bool check_finite = false;           ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce

@@ -251,6 +251,7 @@ class Engine::Impl {
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
+  Status check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const;
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
   void finish_op(Instant now, Op& op);
   void release_slot(std::uint32_t slot);
@@ -306,6 +307,7 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::unordered_map<GroupId, GroupMembers> groups_;
+  std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;

@@ -84,8 +84,10 @@ std::uint32_t shift_stream(std::uint64_t crc) {
 
 }  // namespace
 
-std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) noexcept {
-  return multiply(zeros(second_bytes), first) ^ second;
+std::uint32_t crc32c_shift(std::uint64_t bytes) noexcept { return zeros(bytes); }
+
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint32_t shift) noexcept {
+  return multiply(shift, first) ^ second;
 }
 
 std::uint32_t crc32c_table(std::span<const std::byte> bytes, std::uint32_t seed) noexcept {

@@ -121,7 +121,8 @@ std::optional<std::vector<std::uint64_t>> decode_list(std::span<const std::byte>
 
 /// CRC32C (Castagnoli), hardware where present. `seed` continues an earlier sum.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0) noexcept;
-/// The sum of two pieces, one behind the other, from their sums.
-std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) noexcept;
+/// The sum of two pieces, one behind the other, from their sums; `shift` is crc32c_shift() of the second's bytes.
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint32_t shift) noexcept;
+std::uint32_t crc32c_shift(std::uint64_t bytes) noexcept;
 
 }  // namespace herring::wire

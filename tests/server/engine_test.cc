@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -165,6 +166,39 @@ TEST(ServerEngine, PostsTheReceivesBeforeTheGrantAndGrantsSeveralChunksAtOnce) {
     EXPECT_EQ(grant.header.count, 3u);
     for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(bench.posted.contains(grant.header.tag + i));
   }
+}
+
+TEST(ServerEngine, NamesWhoseInputIsNotFiniteAndSendsNoResultOfIt) {
+  Bench bench(3);
+  bench.config.check_finite = true;
+  bench.build();
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.send(sender, bench.announce(sender, 2));
+  std::map<std::uint32_t, std::uint64_t> push_tags;
+  for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) push_tags[grant.to.value] = grant.header.tag;
+  const auto put = [&](std::uint32_t sender, std::uint32_t chunk, std::size_t element, float value) {
+    std::byte* const at = bench.posted.at(push_tags[sender] + chunk).payload.data();
+    std::memset(at, 0, kChunk);
+    std::memcpy(at + element * sizeof value, &value, sizeof value);
+  };
+  for (std::uint32_t sender = 0; sender < 3; ++sender) {
+    put(sender, 0, 0, 1.5f);
+    put(sender, 1, 3, sender == 1 ? std::numeric_limits<float>::infinity() : 1.0f);
+  }
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.push(sender, push_tags[sender], 0);
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 3u) << "the first chunk is good";
+  bench.sent_all();
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.push(sender, push_tags[sender] + 1, 1);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 3u);
+  for (const SendAction& error : errors) {
+    EXPECT_EQ(static_cast<Code>(error.body.front()), Code::kNotFinite);
+    // 32 elements of the first chunk come before.
+    EXPECT_NE(Bench::text(error).find("in the input of rank 1 (first seen at element 35)"), std::string::npos)
+        << Bench::text(error);
+  }
+  bench.sent_all();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
 }
 
 TEST(ServerEngine, ReducesInContributorOrderAndSendsToEverybodyAtOnce) {
