@@ -31,6 +31,7 @@ from herring._collectives import (
     empty,
     server_counters,
     stats,
+    stragglers,
 )
 from herring._context import process as _process
 from herring._errors import (
@@ -85,6 +86,7 @@ __all__ = [
     "shutdown",
     "size",
     "stats",
+    "stragglers",
 ]
 
 

@@ -33,6 +33,12 @@ class ServerCounters(TypedDict):
     ops: int
     memory_bound_bytes: int
 
+class Straggler(TypedDict):
+    rank: int
+    announces: int
+    mean_late_s: float
+    last_share: float
+
 class RuntimeStats(TypedDict):
     ops_completed: int
     ops_failed: int
@@ -229,6 +235,7 @@ class Runtime:
     def shutdown(self) -> None: ...
     def stats(self) -> RuntimeStats: ...
     def server_counters(self) -> list[ServerCounters]: ...
+    def stragglers(self) -> list[Straggler]: ...
     def capsule(self) -> CapsuleType:
         """ "herring.runtime": a heap std::shared_ptr<herring::runtime::Runtime>*, for other extensions."""
 

@@ -78,6 +78,20 @@ py::list server_counters(const PyRuntime& self) {
   return rows;
 }
 
+py::list stragglers(const PyRuntime& self) {
+  const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->stragglers(); });
+  py::list rows;
+  for (const Straggler& one : all) {
+    py::dict entry;
+    entry["rank"] = one.rank;
+    entry["announces"] = one.announces;
+    entry["mean_late_s"] = one.mean_late_s;
+    entry["last_share"] = one.last_share;
+    rows.append(entry);
+  }
+  return rows;
+}
+
 py::dict stats(const PyRuntime& self) {
   const runtime::RuntimeStats now = self.owned.get()->stats();
   py::dict result;
@@ -171,6 +185,7 @@ void bind_runtime_class(py::module_& module) {
            [](const PyRuntime& self) { call_interruptibly([runtime = self.owned.get()] { runtime->shutdown(); }); })
       .def("stats", &stats)
       .def("server_counters", &server_counters)
+      .def("stragglers", &stragglers)
       .def("capsule", &make_capsule);
 }
 

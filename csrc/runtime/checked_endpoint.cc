@@ -16,6 +16,7 @@ namespace {
 constexpr std::size_t kSmallBytes = CheckedEndpoint::kPostBytes;
 constexpr std::size_t kPerSlab = 32;
 constexpr std::size_t kPollBatch = 64;
+constexpr Duration kLinger = std::chrono::milliseconds(50);
 constexpr std::size_t kMaxReportReceives = 256;
 
 }  // namespace
@@ -28,6 +29,7 @@ CheckedEndpoint::Impl::Impl(std::unique_ptr<transport::Endpoint> inner, CheckedO
       now_(options_.now ? options_.now() : std::chrono::steady_clock::now()) {}
 
 CheckedEndpoint::Impl::~Impl() {
+  linger();
   // Its user has taken its own posts back; reports are ours.
   for (std::size_t i = 0; i < posts_.size(); ++i) {
     if (posts_[i].in_transport && (posts_[i].kind == Kind::kReceive || posts_[i].kind == Kind::kReportReceive)) {
@@ -47,6 +49,16 @@ CheckedEndpoint::Impl::~Impl() {
   if (!in_transport()) return;
   small_.abandon();
   large_.abandon();
+}
+
+/// What was sent last may have to be sent again.
+void CheckedEndpoint::Impl::linger() {
+  const Instant end = std::chrono::steady_clock::now() + kLinger;
+  const auto waits = [](const auto& entry) { return !entry.second.unconfirmed.empty() || entry.second.owed > 0; };
+  while (!options_.now && std::any_of(peers_.begin(), peers_.end(), waits) && std::chrono::steady_clock::now() < end) {
+    std::array<transport::Completion, kPollBatch> batch;
+    if (poll(batch) == 0) inner_->wait(std::min(end, next_due_), {});
+  }
 }
 
 void CheckedEndpoint::Impl::add_peer(PeerId peer, std::span<const std::byte> address) {
@@ -184,10 +196,15 @@ void CheckedEndpoint::Impl::complete_send(std::size_t index, Status status) {
 }
 
 void CheckedEndpoint::Impl::release_send(std::size_t index) {
+  tell_sent(index);
+  free_post(index);
+}
+
+void CheckedEndpoint::Impl::tell_sent(std::size_t index) {
   Post& post = posts_[index];
+  if (std::exchange(post.is_told, true)) return;
   ready_.push_back({post.token, transport::CompletionKind::kSend, post.head_bytes + post.second.size(),
                     std::move(post.status)});
-  free_post(index);
 }
 
 Status CheckedEndpoint::Impl::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second,
@@ -311,6 +328,8 @@ void CheckedEndpoint::Impl::on_sent(std::size_t index, const Status& status) {
     if (const auto peer = peers_.find(post.peer); peer != peers_.end()) peer->second.unconfirmed.erase(post.number);
   }
   if (post.is_over) return release_send(index);
+  // A copy of all of it is here: nobody needs to wait until it is confirmed.
+  if (post.second.empty()) tell_sent(index);
   Peer& peer = peers_.at(post.peer);
   if (post.copies == 1) post.started = now_;
   post.due = post.is_wanted_again ? now_ : now_ + post.patience;

@@ -43,8 +43,8 @@ struct CheckedStats {
 };
 
 /// An endpoint whose messages arrive as they were sent, once, or not at all: each goes in a frame with CRC32C sums and a
-/// number (docs/wire.md, "Checksums"); what arrives damaged is sent again from where it is, for a send completes when
-/// the receiver has confirmed it. A receive that was damaged max_damaged times completes with kCorrupted, and so does
+/// number (docs/wire.md, "Checksums"); what arrives damaged is sent again from where it is, for a send with a `second`
+/// completes when the receiver has confirmed it; of others a copy is kept so long. A receive that was damaged max_damaged times completes with kCorrupted, and so does
 /// its send. Both ends have to be such endpoints.
 class CheckedEndpoint final : public transport::Endpoint {
  public:

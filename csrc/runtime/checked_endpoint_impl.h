@@ -41,6 +41,7 @@ class CheckedEndpoint::Impl {
     bool is_large = false;
     bool in_transport = false;
     bool is_over = false;  // Nobody waits for it any more but the transport.
+    bool is_told = false;  // The user knows that its memory is free: all of it lies here.
     std::span<std::byte> buffer;
     Token token;  // The user's.
     Tag tag;
@@ -89,6 +90,8 @@ class CheckedEndpoint::Impl {
   Status send_copy(std::size_t index);
   void complete_send(std::size_t index, Status status);
   void release_send(std::size_t index);
+  void tell_sent(std::size_t index);
+  void linger();
   void complete_receive(std::size_t index, transport::CompletionKind kind, std::size_t bytes, Status status);
   Status post_to_inner(std::size_t index);
   void repost(std::size_t index);

@@ -25,6 +25,7 @@ constexpr std::size_t kMinBodyBytes = 2048;
 // Messages of one worker that take no credit (cancels, grants' answers, pings) and may wait at the same moment.
 constexpr std::uint32_t kUncreditedMessages = 24;
 constexpr Duration kIdleWait = std::chrono::seconds(1);
+constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
 std::span<std::byte> map_slots(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -162,6 +163,18 @@ void LaneThread::publish(const server::Engine& engine) {
   stats_ = engine.stats();
 }
 
+/// Once a minute, where anybody was late at all.
+void LaneThread::log_stragglers(Instant now, const server::Engine& engine) {
+  if (now < lateness_due_ || !logger_.is_on(LogLevel::kInfo)) return;
+  const bool is_first = lateness_due_ == Instant{};
+  lateness_due_ = now + kLatenessPeriod;
+  if (is_first) return;
+  lateness_logged_.resize(engine.lateness().size());
+  const std::string text = straggler_text(engine.lateness(), lateness_logged_);
+  lateness_logged_ = engine.lateness();
+  if (!text.empty()) logger_.log(LogLevel::kInfo, text);
+}
+
 void LaneThread::loop() {
   try {
     serve();
@@ -210,6 +223,7 @@ void LaneThread::serve() {
     }
     if (now < busy_until) continue;
     publish(engine);
+    log_stragglers(now, engine);
     endpoint_->wait(std::min(engine.next_deadline(), now + kIdleWait));
   }
   publish(engine);

@@ -532,6 +532,9 @@ void Progress::publish() {
   if (network_) {
     stats.bytes_to_servers = network_->stats().bytes_sent;
     stats.bytes_from_servers = network_->stats().bytes_received;
+    stats.announces = network_->stats().announces;
+    stats.came_last = network_->stats().came_last;
+    stats.late_us = network_->stats().late_us;
   }
   if (messages_) {
     const point_to_point::EngineStats& messages = messages_->stats();

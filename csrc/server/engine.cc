@@ -28,6 +28,7 @@ Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
+const std::vector<Lateness>& Engine::lateness() const { return impl_->lateness(); }
 
 Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
     : config_(config), slots_(slots), window_(config.window, config.max_window) {
@@ -44,6 +45,7 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
   slot_count_ = static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1));
   for (std::uint32_t slot = slot_count_; slot > 0; --slot) free_slots_.push_back(slot - 1);
   workers_.resize(config.workers);
+  lateness_.resize(config.workers);
 }
 
 bool Engine::Impl::is_from_job(const wire::Header& header) const {

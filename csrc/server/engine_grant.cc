@@ -237,6 +237,7 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
     ++op.in_flight.at(chunk).sends;
   }
   header.tag = participant.tag + header.chunk;
+  header.count = participant.late;
   ++participant.results;
   if (participant.has_everything()) retire(participant);
   ++op.sends;

@@ -43,6 +43,8 @@ struct Participant {
   wire::Announce announce;
   std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
+  Instant announced;
+  std::uint32_t late = 0;        // wire::kWasLast
   bool silent = false;           // It gave the operation up without an announce: told nothing.
   bool counted = false;          // In its worker's numbers of unfinished announces.
   bool eager = false;
@@ -197,6 +199,7 @@ class Engine::Impl {
   void take_actions(Actions& out);
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
   const EngineStats& stats() const { return stats_; }
+  const std::vector<Lateness>& lateness() const { return lateness_; }
 
   // engine_settle.cc
   void on_peer_left(Instant now, PeerId worker);
@@ -231,6 +234,7 @@ class Engine::Impl {
                        std::span<const std::byte> data);
   void place_participant(Op& op, std::uint32_t index);
   void after_announce(Instant now, Op& op);
+  void note_lateness(Op& op);
   void make_ready(Instant now, Op& op);
 
   // engine_grant.cc
@@ -307,6 +311,7 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::unordered_map<GroupId, GroupMembers> groups_;
+  std::vector<Lateness> lateness_;                             // By worker.
   std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;

@@ -67,7 +67,7 @@ struct Header {
   std::uint64_t offset = 0;  ///< Push, Result: byte offset of the payload in the part. Grant: the announce's tag.
                              ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
-  std::uint32_t count = 0;   ///< Grant: chunks. Credit: announces. Announce: processes of this contributor. Error,
+  std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this contributor. Error,
                              ///< Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
@@ -97,6 +97,9 @@ struct Announce {
   std::uint32_t timeout_ms = 0;   ///< After this the lane fails the operation and names who is missing.
   friend bool operator==(const Announce&, const Announce&) = default;
 };
+
+/// Result: count says how late the announce came, in microseconds, with this bit where it was the last one.
+inline constexpr std::uint32_t kWasLast = 0x8000'0000;
 
 inline constexpr std::size_t kAnnounceBytes = 160;
 inline constexpr std::size_t kMaxHeldChunks = 8192;  ///< Chunks of an item that moves; bounds the bitmap of kFlagHeld.

@@ -154,6 +154,11 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                     " works (chunk " + std::to_string(receive.chunk) + "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
   }
+  if (receive.chunk == part.owned.first && part.moved_by == 0) {
+    ++stats_.announces;
+    stats_.came_last += (header.count & wire::kWasLast) != 0 ? 1 : 0;
+    stats_.late_us += header.count & ~wire::kWasLast;
+  }
   take_result(op, part, receive, bytes);
 }
 

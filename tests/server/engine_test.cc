@@ -168,6 +168,34 @@ TEST(ServerEngine, PostsTheReceivesBeforeTheGrantAndGrantsSeveralChunksAtOnce) {
   }
 }
 
+TEST(ServerEngine, CountsHowLateEachWorkerComesAndTellsIt) {
+  Bench bench(3);
+  const std::vector<Lateness> before(3);
+  EXPECT_EQ(straggler_text(bench.engine->lateness(), before), "");
+  for (int step = 0; step < 4; ++step) {
+    ++bench.op;
+    bench.send(0, bench.announce(0, 0));
+    bench.now += 1ms;
+    bench.send(2, bench.announce(2, 0));
+    bench.now += 20ms;
+    bench.send(1, bench.announce(1, 0));
+    for (const SendAction& result : bench.sends(wire::MessageType::kResult)) {
+      const std::uint32_t late[] = {0, 21'000 | wire::kWasLast, 1'000};
+      EXPECT_EQ(result.header.count, late[result.to.value]) << "rank " << result.to.value;
+    }
+    bench.sent_all();
+  }
+  const auto& lateness = bench.engine->lateness();
+  EXPECT_EQ(lateness[1].announces, 4u);
+  EXPECT_EQ(lateness[1].last, 4u);
+  EXPECT_EQ(lateness[1].total, 84ms);
+  EXPECT_EQ(lateness[2].last, 0u);
+  EXPECT_EQ(lateness[2].total, 4ms);
+  EXPECT_EQ(straggler_text(lateness, before),
+            "rank 1 came last in 100 % of 4 operations, on average 21.0 ms after the first");
+  EXPECT_EQ(straggler_text(lateness, lateness), "") << "nothing since then";
+}
+
 TEST(ServerEngine, NamesWhoseInputIsNotFiniteAndSendsNoResultOfIt) {
   Bench bench(3);
   bench.config.check_finite = true;
