@@ -81,7 +81,7 @@ py::list server_counters(const PyRuntime& self) {
 py::list stragglers(const PyRuntime& self) {
   const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->stragglers(); });
   py::list rows;
-  for (const Straggler& one : all) {
+  for (const runtime::Straggler& one : all) {
     py::dict entry;
     entry["rank"] = one.rank;
     entry["announces"] = one.announces;

@@ -68,6 +68,13 @@ def sums():
         values = np.full(70_000, rank, np.int32)
         assert herring.broadcast(values, root=1)[-1] == 1
         assert herring.allgather(values).sum() == 70_000 * size * (size - 1) // 2
+    late = herring.stragglers()
+    # Somebody is the last in every operation, and everybody is told the same.
+    assert sorted(one["rank"] for one in late) == list(range(size)), late
+    assert len({one["announces"] for one in late}) == 1, late
+    assert late[0]["announces"] > 0, late
+    assert abs(sum(one["last_share"] for one in late) - 1) < 1e-9, late
+    assert [one["mean_late_s"] for one in late] == sorted((one["mean_late_s"] for one in late), reverse=True), late
     print(f"all sums are right, {herring.stats()['damaged_messages']} damaged", flush=True)
     herring.shutdown()
 
