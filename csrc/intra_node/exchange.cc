@@ -194,7 +194,7 @@ Status check_finite(const Exchange& exchange, const EngineConfig& config) {
   if (exchange.way == Way::kSlots) ranges = operation.owned[exchange.me];
   std::vector<NotFinite> found;
   for (std::uint32_t i = 0; i < exchange.size(); ++i) {
-    const std::span<const std::byte> data = i == exchange.me                ? operation.memory
+    const std::span<const std::byte> data = i == exchange.me               ? operation.memory
                                             : exchange.way == Way::kInline ? std::span(exchange.of(i).data)
                                                                            : slot_of(exchange, i, config);
     for (const ByteSpan& range : ranges) {

@@ -127,11 +127,10 @@ Status CheckedEndpoint::Impl::post_send(PeerId to, Tag tag, std::span<const std:
                                         std::span<const std::byte> second, Token token) {
   const auto found = peers_.find(to);
   if (found == peers_.end() || first.size() > options_.max_head_bytes) {
-    return Status(Code::kInvalidArgument,
-                  found == peers_.end()
-                      ? name_of(to) + " is not known; add_peer() first"
-                      : "a head of " + std::to_string(first.size()) + " bytes; the limit with checksums is " +
-                            std::to_string(options_.max_head_bytes));
+    return Status(Code::kInvalidArgument, found == peers_.end() ? name_of(to) + " is not known; add_peer() first"
+                                                                : "a head of " + std::to_string(first.size()) +
+                                                                      " bytes; the limit with checksums is " +
+                                                                      std::to_string(options_.max_head_bytes));
   }
   Peer& peer = found->second;
   const std::size_t index = add_post(Kind::kSend, first.size());
@@ -203,8 +202,8 @@ void CheckedEndpoint::Impl::release_send(std::size_t index) {
 void CheckedEndpoint::Impl::tell_sent(std::size_t index) {
   Post& post = posts_[index];
   if (std::exchange(post.is_told, true)) return;
-  ready_.push_back({post.token, transport::CompletionKind::kSend, post.head_bytes + post.second.size(),
-                    std::move(post.status)});
+  ready_.push_back(
+      {post.token, transport::CompletionKind::kSend, post.head_bytes + post.second.size(), std::move(post.status)});
 }
 
 Status CheckedEndpoint::Impl::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second,
@@ -350,13 +349,12 @@ void CheckedEndpoint::Impl::on_received(std::size_t index, const transport::Comp
   // Where the bytes behind the frame lie: two pieces of the whole.
   const bool is_split = !is_report && !post.second_out.empty();
   const std::span<std::byte> head = is_report ? post.buffer.subspan(kFrameBytes, bytes)
-                                    : is_split ? post.buffer.subspan(kFrameBytes, std::min(bytes, post.first_out.size()))
-                                               : post.first_out.first(bytes);
+                                    : is_split
+                                        ? post.buffer.subspan(kFrameBytes, std::min(bytes, post.first_out.size()))
+                                        : post.first_out.first(bytes);
   const std::span<std::byte> rest = is_split ? post.second_out.first(bytes - head.size()) : std::span<std::byte>{};
-  const bool is_whole =
-      frame && frame->bytes == bytes && frame->data_crc32c == wire::crc32c(rest, wire::crc32c(head));
-  const bool is_ours = is_whole && frame->job_id == options_.job_id &&
-                       (frame->kind == FrameKind::kReport) == is_report;
+  const bool is_whole = frame && frame->bytes == bytes && frame->data_crc32c == wire::crc32c(rest, wire::crc32c(head));
+  const bool is_ours = is_whole && frame->job_id == options_.job_id && (frame->kind == FrameKind::kReport) == is_report;
   if (is_report) {
     if (is_ours) on_report(*frame, head);
     return repost(index);

@@ -23,8 +23,8 @@ struct CheckedOptions {
   std::size_t max_head_bytes = 4096;  ///< Largest `first` of a send, and of a receive that has a `second`.
   /// Tags whose receives are a pool that is always refilled: a message there may be sent again at any time.
   std::function<bool(Tag)> is_pooled;
-  Duration ack_delay = std::chrono::milliseconds(5);  ///< What nothing else can carry back waits so long.
-  std::uint32_t ack_every = 32;                       ///< So many arrivals are confirmed at once.
+  Duration ack_delay = std::chrono::milliseconds(5);       ///< What nothing else can carry back waits so long.
+  std::uint32_t ack_every = 32;                            ///< So many arrivals are confirmed at once.
   Duration resend_after = std::chrono::milliseconds(200);  ///< Without an answer; then twice as long, up to
   Duration max_resend_after = std::chrono::seconds(3);     ///< this.
   Duration give_up_after = std::chrono::seconds(30);       ///< A send that nobody confirms fails.
@@ -42,10 +42,10 @@ struct CheckedStats {
   std::uint64_t reports = 0;  ///< Sent.
 };
 
-/// An endpoint whose messages arrive as they were sent, once, or not at all: each goes in a frame with CRC32C sums and a
-/// number (docs/wire.md, "Checksums"); what arrives damaged is sent again from where it is, for a send with a `second`
-/// completes when the receiver has confirmed it; of others a copy is kept so long. A receive that was damaged max_damaged times completes with kCorrupted, and so does
-/// its send. Both ends have to be such endpoints.
+/// An endpoint whose messages arrive as they were sent, once, or not at all: each goes in a frame with CRC32C sums and
+/// a number (docs/wire.md, "Checksums"); what arrives damaged is sent again from where it is, for a send with a
+/// `second` completes when the receiver has confirmed it; of others a copy is kept so long. A receive that was damaged
+/// max_damaged times completes with kCorrupted, and so does its send. Both ends have to be such endpoints.
 class CheckedEndpoint final : public transport::Endpoint {
  public:
   static constexpr std::size_t kPostBytes = 320;  ///< Taken for each receive that is posted.

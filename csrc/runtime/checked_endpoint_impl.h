@@ -77,9 +77,9 @@ class CheckedEndpoint::Impl {
     Instant report_due = Instant::max();
 
     // From it.
-    std::uint64_t below = 1;  // All below have arrived ...
-    std::set<std::uint64_t> ahead;  // ... and these.
-    std::uint32_t owed = 0;         // Arrivals since we last told what has arrived.
+    std::uint64_t below = 1;                                 // All below have arrived ...
+    std::set<std::uint64_t> ahead;                           // ... and these.
+    std::uint32_t owed = 0;                                  // Arrivals since we last told what has arrived.
     std::map<std::uint64_t, DamagedMessage> damaged_pooled;  // Without a receive that waits for them.
     std::uint64_t nameless_tag = 0;  // Of a pool where something came that this peer may have sent; 0: none.
   };
@@ -128,7 +128,7 @@ class CheckedEndpoint::Impl {
   std::vector<std::size_t> free_posts_;
   std::unordered_map<std::uint64_t, std::size_t> receives_;  // The user's token -> post.
   std::unordered_map<PeerId, Peer> peers_;
-  std::set<std::size_t> damaged_;    // Receives that had a damaged message.
+  std::set<std::size_t> damaged_;     // Receives that had a damaged message.
   std::deque<std::size_t> unposted_;  // Receives that wait for room in the transport.
   std::deque<transport::Completion> ready_;
   Instant now_{};

@@ -57,10 +57,10 @@ void CheckedEndpoint::Impl::resend_overdue(PeerId id, Peer& peer) {
     if (post.due <= now_) {
       const bool may_repeat = options_.is_pooled && options_.is_pooled(post.tag);
       if (now_ - post.started > options_.give_up_after) {
-        lost.emplace_back(number, Status(Code::kTransport,
-                                         name_of(id) + " has not confirmed a message of " +
-                                             std::to_string(post.head_bytes + post.second.size()) + " bytes, sent " +
-                                             std::to_string(post.copies) + " times"));
+        lost.emplace_back(number,
+                          Status(Code::kTransport, name_of(id) + " has not confirmed a message of " +
+                                                       std::to_string(post.head_bytes + post.second.size()) +
+                                                       " bytes, sent " + std::to_string(post.copies) + " times"));
         continue;
       }
       Status status = Status::ok();
@@ -248,8 +248,8 @@ void CheckedEndpoint::Impl::send_report(PeerId to, Peer& peer) {
   set_confirmations(frame, to);
   const auto head = encode(frame);
   std::memcpy(post.buffer.data(), head.data(), head.size());
-  const Status status = inner_->post_send(to, kReportTag, post.buffer.first(kFrameBytes + body.size()), {},
-                                          Token{index});
+  const Status status =
+      inner_->post_send(to, kReportTag, post.buffer.first(kFrameBytes + body.size()), {}, Token{index});
   if (!status.is_ok()) {
     free_post(index);
     peer.report_due = now_ + (status.is_again() ? options_.ack_delay / 4 : options_.resend_after);
@@ -304,10 +304,10 @@ void CheckedEndpoint::Impl::take_damaged(PeerId from, Peer& peer, const DamagedM
   const bool is_pooled = options_.is_pooled && options_.is_pooled(post.tag);
   if (!is_pooled && damaged.count >= options_.max_damaged) {
     peer.unconfirmed.erase(found);
-    complete_send(index, Status(Code::kCorrupted, "a message of " +
-                                                      std::to_string(post.head_bytes + post.second.size()) +
-                                                      " bytes to " + name_of(from) + " arrived there damaged " +
-                                                      std::to_string(damaged.count) + " times (CRC32C)"));
+    complete_send(index,
+                  Status(Code::kCorrupted, "a message of " + std::to_string(post.head_bytes + post.second.size()) +
+                                               " bytes to " + name_of(from) + " arrived there damaged " +
+                                               std::to_string(damaged.count) + " times (CRC32C)"));
     return;
   }
   if (post.copies > damaged.count) return;  // The next copy is on its way.

@@ -90,7 +90,7 @@ class LaneThread final {
   std::vector<PeerId> departures_;                      // guarded by mutex_
   server::EngineStats stats_;                           // guarded by mutex_
   Logger logger_;
-  Instant lateness_due_{};                          // Only the lane's thread.
+  Instant lateness_due_{};                         // Only the lane's thread.
   std::vector<server::Lateness> lateness_logged_;  // Of it what was logged.
   std::thread thread_;
 };

@@ -44,9 +44,9 @@ struct Participant {
   std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
   Instant announced;
-  std::uint32_t late = 0;        // wire::kWasLast
-  bool silent = false;           // It gave the operation up without an announce: told nothing.
-  bool counted = false;          // In its worker's numbers of unfinished announces.
+  std::uint32_t late = 0;  // wire::kWasLast
+  bool silent = false;     // It gave the operation up without an announce: told nothing.
+  bool counted = false;    // In its worker's numbers of unfinished announces.
   bool eager = false;
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
@@ -311,7 +311,7 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::unordered_map<GroupId, GroupMembers> groups_;
-  std::vector<Lateness> lateness_;                             // By worker.
+  std::vector<Lateness> lateness_;                            // By worker.
   std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;

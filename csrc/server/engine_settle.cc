@@ -127,7 +127,8 @@ void Engine::Impl::settle_op(Instant now, Op& op) {
 void Engine::Impl::tell_settled(Instant now, Op& op) {
   for (const Participant& participant : op.participants) {
     WorkerState& worker = workers_[participant.peer.value];
-    // Where somebody is not waited for any more, whoever has all need not keep it; whoever has not knows by its deadline.
+    // Where somebody is not waited for any more, whoever has all need not keep it; whoever has not knows by its
+    // deadline.
     if (worker.lost || participant.silent || (op.given_up && !participant.receipted)) continue;
     worker.settled.push_back(participant.tag);
     worker.settled_urgent |= op.urgent;

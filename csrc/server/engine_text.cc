@@ -165,8 +165,7 @@ std::string straggler_text(std::span<const Lateness> now, std::span<const Latene
   char numbers[128];
   std::snprintf(numbers, sizeof numbers, " came last in %.0f %% of %llu operations, on average %.1f ms after the first",
                 100.0 * static_cast<double>(most) / static_cast<double>(operations),
-                static_cast<unsigned long long>(operations),
-                std::chrono::duration<double, std::milli>(late).count());
+                static_cast<unsigned long long>(operations), std::chrono::duration<double, std::milli>(late).count());
   return "rank " + std::to_string(worst) + numbers;
 }
 

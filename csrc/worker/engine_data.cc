@@ -151,7 +151,8 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     fail(now, op,
          Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
                 to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
-                    " works (chunk " + std::to_string(receive.chunk) + "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+                    " works (chunk " + std::to_string(receive.chunk) +
+                    "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
   }
   if (receive.chunk == part.owned.first && part.moved_by == 0) {

@@ -33,9 +33,11 @@ Sample floating(DataType dtype) {
 std::vector<Sample> samples() {
   return {floating<float>(DataType::kFloat32),
           floating<double>(DataType::kFloat64),
-          {DataType::kFloat16, bytes_of<std::uint16_t>(0x7BFF),
+          {DataType::kFloat16,
+           bytes_of<std::uint16_t>(0x7BFF),
            {bytes_of<std::uint16_t>(0xFC00), bytes_of<std::uint16_t>(0x7C01)}},
-          {DataType::kBFloat16, bytes_of<std::uint16_t>(0xFF7F),
+          {DataType::kBFloat16,
+           bytes_of<std::uint16_t>(0xFF7F),
            {bytes_of<std::uint16_t>(0x7F80), bytes_of<std::uint16_t>(0xFFC1)}}};
 }
 

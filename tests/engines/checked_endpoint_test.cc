@@ -33,8 +33,7 @@ class CheckedWorld final : public transport::ContractWorld {
  public:
   CheckedWorld(std::size_t count, const SimOptions& options) : network_(20203, options) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      endpoints_.push_back(
-          std::make_unique<CheckedEndpoint>(network_.open_endpoint(), checked_options(i, network_)));
+      endpoints_.push_back(std::make_unique<CheckedEndpoint>(network_.open_endpoint(), checked_options(i, network_)));
     }
     for (auto& from : endpoints_) {
       for (std::uint32_t to = 0; to < count; ++to) from->add_peer(PeerId{to}, endpoints_[to]->address());
@@ -105,8 +104,7 @@ class CheckedPair {
         }
       }
       if (busy) continue;
-      const Instant next =
-          std::min({network_.next_event(), ends_[0]->next_deadline(), ends_[1]->next_deadline()});
+      const Instant next = std::min({network_.next_event(), ends_[0]->next_deadline(), ends_[1]->next_deadline()});
       if (next > end) return;
       network_.advance_to(std::max(next, network_.now()));
     }

@@ -58,7 +58,8 @@ TEST(Crc32c, SumsOfTwoPiecesMakeTheSumOfBoth) {
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
     const auto whole = std::span<const std::byte>(bytes);
     for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, std::size_t{64}, length}) {
-      EXPECT_EQ(crc32c_combine(crc32c(whole.first(cut)), crc32c(whole.subspan(cut)), crc32c_shift(bytes.size() - cut)), crc32c(whole))
+      EXPECT_EQ(crc32c_combine(crc32c(whole.first(cut)), crc32c(whole.subspan(cut)), crc32c_shift(bytes.size() - cut)),
+                crc32c(whole))
           << length << " and 64 bytes, cut at " << cut;
     }
   }
