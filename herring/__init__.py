@@ -31,15 +31,18 @@ from herring._collectives import (
     empty,
     server_counters,
     stats,
+    stragglers,
 )
 from herring._context import process as _process
 from herring._errors import (
     CancelledError,
+    CorruptedError,
     HerringError,
     HerringTimeoutError,
     InternalError,
     InvalidArgumentError,
     MismatchError,
+    NotFiniteError,
     PeerLostError,
     ProtocolError,
     ShutdownError,
@@ -51,12 +54,14 @@ from herring._version import __version__
 
 __all__ = [
     "CancelledError",
+    "CorruptedError",
     "Handle",
     "HerringError",
     "HerringTimeoutError",
     "InternalError",
     "InvalidArgumentError",
     "MismatchError",
+    "NotFiniteError",
     "PeerLostError",
     "ProtocolError",
     "ReduceOp",
@@ -81,6 +86,7 @@ __all__ = [
     "shutdown",
     "size",
     "stats",
+    "stragglers",
 ]
 
 

@@ -237,3 +237,13 @@ def stats() -> _core.RuntimeStats:
 def server_counters() -> list[_core.ServerCounters]:
     """What each server has moved so far. Collective: every rank calls it."""
     return process.current().runtime.server_counters()
+
+
+def stragglers() -> list[_core.Straggler]:
+    """Who is slow, and by how much; the latest rank first, since ``init()``. Collective: every rank calls it.
+
+    For each rank how many announces of operations it sent to servers (``announces``), how much later than the first one
+    of the same operation they came on average (``mean_late_s``, seconds), and the share of them that all others waited
+    for (``last_share``). Operations inside one host that go through no server do not count.
+    """
+    return process.current().runtime.stragglers()

@@ -33,6 +33,12 @@ class ServerCounters(TypedDict):
     ops: int
     memory_bound_bytes: int
 
+class Straggler(TypedDict):
+    rank: int
+    announces: int
+    mean_late_s: float
+    last_share: float
+
 class RuntimeStats(TypedDict):
     ops_completed: int
     ops_failed: int
@@ -40,6 +46,8 @@ class RuntimeStats(TypedDict):
     bytes_from_servers: int
     zero_copy_ops: int
     staged_ops: int
+    damaged_messages: int
+    resent_messages: int
 
 @final
 class Config:
@@ -241,6 +249,7 @@ class Runtime:
     def shutdown(self) -> None: ...
     def stats(self) -> RuntimeStats: ...
     def server_counters(self) -> list[ServerCounters]: ...
+    def stragglers(self) -> list[Straggler]: ...
     def capsule(self) -> CapsuleType:
         """ "herring.runtime": a heap std::shared_ptr<herring::runtime::Runtime>*, for other extensions."""
 

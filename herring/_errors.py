@@ -10,6 +10,8 @@ HerringError (RuntimeError)
 +-- ShutdownError                        before init(), after shutdown(), or in a forked child
 +-- UnavailableError                     something needed is not on this machine
 +-- CancelledError                       given up on purpose
++-- CorruptedError                       data arrived damaged again and again; the message names the peer
++-- NotFiniteError (ArithmeticError)     a tensor holds NaN or infinity; the message names rank and place
 +-- InternalError                        a bug in Herring
 """
 
@@ -56,6 +58,15 @@ class UnavailableError(HerringError):
 
 class CancelledError(HerringError):
     """The operation was given up on purpose by its owner."""
+
+
+class CorruptedError(HerringError):
+    """Data arrived damaged again and again (``HERRING_CHECKSUM``); the message names the peer."""
+
+
+class NotFiniteError(HerringError, ArithmeticError):
+    """A tensor that was to be reduced holds NaN or infinity (``HERRING_CHECK_FINITE``); the message names the ranks,
+    the operation and the element."""
 
 
 class InternalError(HerringError):

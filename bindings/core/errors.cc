@@ -29,6 +29,10 @@ const char* class_name(Code code) {
       return "CancelledError";
     case Code::kInternal:
       return "InternalError";
+    case Code::kCorrupted:
+      return "CorruptedError";
+    case Code::kNotFinite:
+      return "NotFiniteError";
     case Code::kOk:
     case Code::kAgain:
       break;

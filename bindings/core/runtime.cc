@@ -80,6 +80,20 @@ py::list server_counters(const PyRuntime& self) {
   return rows;
 }
 
+py::list stragglers(const PyRuntime& self) {
+  const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->stragglers(); });
+  py::list rows;
+  for (const runtime::Straggler& one : all) {
+    py::dict entry;
+    entry["rank"] = one.rank;
+    entry["announces"] = one.announces;
+    entry["mean_late_s"] = one.mean_late_s;
+    entry["last_share"] = one.last_share;
+    rows.append(entry);
+  }
+  return rows;
+}
+
 py::dict stats(const PyRuntime& self) {
   const runtime::RuntimeStats now = self.owned.get()->stats();
   py::dict result;
@@ -89,6 +103,8 @@ py::dict stats(const PyRuntime& self) {
   result["bytes_from_servers"] = now.bytes_from_servers;
   result["zero_copy_ops"] = now.zero_copy_ops;
   result["staged_ops"] = now.staged_ops;
+  result["damaged_messages"] = now.damaged_messages;
+  result["resent_messages"] = now.resent_messages;
   return result;
 }
 
@@ -181,6 +197,7 @@ void bind_runtime_class(py::module_& module) {
            [](const PyRuntime& self) { call_interruptibly([runtime = self.owned.get()] { runtime->shutdown(); }); })
       .def("stats", &stats)
       .def("server_counters", &server_counters)
+      .def("stragglers", &stragglers)
       .def("capsule", &make_capsule);
 }
 

@@ -29,6 +29,7 @@ constexpr std::uint64_t kTiB = 1024 * 1024 * kMiB;
 constexpr std::uint64_t kWireAlignment = 64;
 
 constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"};
+constexpr std::array<std::string_view, 2> kToggleChoices = {"off", "on"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
 constexpr std::array<std::string_view, 4> kProviderChoices = {"auto", "efa", "verbs", "tcp"};
 constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx2", "scalar"};
@@ -36,7 +37,7 @@ constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx
 enum class Type : std::uint8_t { kBytes, kCount, kMicroseconds, kSeconds, kChoice, kText, kHostPort, kSecret };
 
 using Field = std::variant<std::uint32_t Config::*, std::uint64_t Config::*, double Config::*, std::string Config::*,
-                           Switch Config::*, LogLevel Config::*>;
+                           Switch Config::*, Toggle Config::*, LogLevel Config::*>;
 
 /// One setting: all that reading, checking, logging and documenting it need. Limits are inclusive and in the field's
 /// unit; `zero` says what 0 means where it is taken though it lies below `low`.
@@ -94,6 +95,26 @@ constexpr auto kSettings = std::to_array<Setting>({
      1,
      {},
      kSwitchChoices},
+    {"HERRING_CHECKSUM",
+     Type::kChoice,
+     &Config::checksum,
+     "Whether all that crosses the network carries CRC32C checksums: what arrives damaged is counted, logged and sent "
+     "again; after 8 damaged arrivals the operation fails.",
+     0,
+     0,
+     1,
+     {},
+     kToggleChoices},
+    {"HERRING_CHECK_FINITE",
+     Type::kChoice,
+     &Config::check_finite,
+     "Whether NaN or infinity in what is to be reduced fails the operation on all ranks, naming the ranks that have "
+     "it and where.",
+     0,
+     0,
+     1,
+     {},
+     kToggleChoices},
     {"HERRING_TIMEOUT_S", Type::kSeconds, &Config::timeout_s,
      "Default deadline of an operation; after it, the error names who is missing.", 0.001, kMaxSeconds},
     {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,

@@ -10,6 +10,7 @@
 namespace herring {
 
 enum class Switch : std::uint8_t { kAuto, kOn, kOff };
+enum class Toggle : std::uint8_t { kOff, kOn };
 enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug };
 
 /// Everything that can be set, typed, with its default. Read once by read_config(); passed to what needs it; never
@@ -26,16 +27,18 @@ struct Config {
   std::uint64_t arena_bytes = 0;      ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
   Switch intra_node = Switch::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
   Switch failover = Switch::kAuto;    ///< HERRING_FAILOVER: a lost server's work moves to the others.
-  double timeout_s = 600;             ///< HERRING_TIMEOUT_S: default deadline of an operation.
-  double join_timeout_s = 120;        ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
-  double heartbeat_s = 1;             ///< HERRING_HEARTBEAT_S
-  double dead_after_s = 5;            ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
-  std::uint32_t spin_us = 20;         ///< HERRING_SPIN_US: polling before blocking.
-  std::string libfabric;              ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";      ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
-  std::string interface;              ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
-  std::string simd = "auto";          ///< HERRING_SIMD: auto, avx512, avx2, scalar.
-  std::string secret;                 ///< HERRING_SECRET: authenticates the job's processes to each other.
+  Toggle checksum = Toggle::kOff;     ///< HERRING_CHECKSUM: what crosses the network carries CRC32C and is sent again.
+  Toggle check_finite = Toggle::kOff;  ///< HERRING_CHECK_FINITE: NaN and infinity fail the operation.
+  double timeout_s = 600;              ///< HERRING_TIMEOUT_S: default deadline of an operation.
+  double join_timeout_s = 120;         ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
+  double heartbeat_s = 1;              ///< HERRING_HEARTBEAT_S
+  double dead_after_s = 5;             ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
+  std::uint32_t spin_us = 20;          ///< HERRING_SPIN_US: polling before blocking.
+  std::string libfabric;               ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
+  std::string provider = "auto";       ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
+  std::string interface;               ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
+  std::string simd = "auto";           ///< HERRING_SIMD: auto, avx512, avx2, scalar.
+  std::string secret;                  ///< HERRING_SECRET: authenticates the job's processes to each other.
   std::string hub;  ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
   LogLevel log_level = LogLevel::kWarning;  ///< HERRING_LOG: error, warning, info, debug.
 };

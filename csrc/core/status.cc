@@ -35,6 +35,10 @@ std::string_view name(Code code) noexcept {
       return "cancelled";
     case Code::kInternal:
       return "internal";
+    case Code::kCorrupted:
+      return "corrupted";
+    case Code::kNotFinite:
+      return "not finite";
   }
   return "unknown";
 }

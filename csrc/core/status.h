@@ -22,7 +22,11 @@ enum class Code : std::uint8_t {
   kUnavailable = 9,      ///< Something needed is not on this machine (a library, a device).
   kCancelled = 10,       ///< Given up on purpose by its owner.
   kInternal = 11,        ///< A bug in Herring.
+  kCorrupted = 12,       ///< Data arrived damaged, again and again; the message names the peer.
+  kNotFinite = 13,       ///< A tensor holds NaN or infinity; the message names the rank and where.
 };
+
+inline constexpr Code kLastCode = Code::kNotFinite;
 
 /// "timeout", "mismatch", ...
 std::string_view name(Code code) noexcept;

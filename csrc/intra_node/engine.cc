@@ -149,6 +149,10 @@ void Engine::Impl::gathered(Instant now, Exchange& exchange) {
                 Status(Code::kProtocol, "rank " + std::to_string(exchange.operation.world_ranks[i]) +
                                             " keeps its bytes where they cannot be"));
   }
+  if (config_.check_finite) {
+    const Status status = check_finite(exchange, config_);
+    if (!status.is_ok()) return fail(now, exchange, status);
+  }
   const std::size_t first = actions_.size();
   switch (exchange.way) {
     case Way::kNothing:

@@ -68,7 +68,8 @@ using LocalActions = std::vector<LocalAction>;
 struct EngineConfig {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
-  std::uint32_t inline_bytes = 0;            ///< Parts up to this travel inside the messages themselves.
+  std::uint32_t inline_bytes = 0;  ///< Parts up to this travel inside the messages themselves.
+  bool check_finite = false;       ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
   std::vector<std::span<std::byte>> arenas;  ///< Each local rank's arena as mapped here; [local_rank] is our own.
   /// Staging memory of our own arena; empty span where full (the operation then fails with kUnavailable, naming
   /// HERRING_ARENA_BYTES). Bounded by what the caller has outstanding: the runtime windows the parts of one operation.

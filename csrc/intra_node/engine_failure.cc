@@ -32,8 +32,9 @@ void Engine::Impl::fail(Instant now, Exchange& exchange, const Status& status, b
   exchange.failure = status;
   remember_failure(exchange.key, status);
   std::string text = status.message();
-  if (!relayed && status.code() != Code::kTimeout && status.code() != Code::kPeerLost) {
-    // A time-out says whose it is, and a loss is everybody's.
+  if (!relayed && status.code() != Code::kTimeout && status.code() != Code::kPeerLost &&
+      status.code() != Code::kNotFinite) {
+    // A time-out and what is not finite say whose they are, and a loss is everybody's.
     text = "rank " + std::to_string(exchange.operation.world_ranks[exchange.me]) + " gave it up: " + text;
   }
   const bool exposed = exchange.location == Location::kInPlace || exchange.location == Location::kStaged;

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdio>
 
+#include "core/finite.h"
+
 namespace herring::intra_node {
 namespace {
 
@@ -182,6 +184,28 @@ void copy_in(const Exchange& exchange, LocalActions& out) {
     }
   }
   emit();
+}
+
+Status check_finite(const Exchange& exchange, const EngineConfig& config) {
+  const LocalOperation& operation = exchange.operation;
+  const OpDescriptor& descriptor = operation.descriptor;
+  if (descriptor.collective != Collective::kAllReduce || exchange.way == Way::kNothing) return Status::ok();
+  std::vector<ByteSpan> ranges = {{0, descriptor.part_bytes}};
+  if (exchange.way == Way::kSlots) ranges = operation.owned[exchange.me];
+  std::vector<NotFinite> found;
+  for (std::uint32_t i = 0; i < exchange.size(); ++i) {
+    const std::span<const std::byte> data = i == exchange.me               ? operation.memory
+                                            : exchange.way == Way::kInline ? std::span(exchange.of(i).data)
+                                                                           : slot_of(exchange, i, config);
+    for (const ByteSpan& range : ranges) {
+      const auto element = find_not_finite(descriptor.dtype, data.subspan(range.offset, range.bytes));
+      if (!element) continue;
+      found.push_back({"rank " + std::to_string(operation.world_ranks[i]),
+                       range.offset / element_bytes(descriptor.dtype) + *element});
+      break;
+    }
+  }
+  return found.empty() ? Status::ok() : not_finite_status(descriptor, exchange.key.key, found);
 }
 
 void reduce_inline(const Exchange& exchange, LocalActions& out) {

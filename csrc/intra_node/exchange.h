@@ -83,6 +83,8 @@ std::span<std::byte> slot_of(const Exchange& exchange, std::uint32_t member, con
 
 /// The actions of each phase, appended to `out`.
 void copy_in(const Exchange& exchange, LocalActions& out);
+/// What this member is about to read: kNotFinite naming whose input has NaN or infinity.
+Status check_finite(const Exchange& exchange, const EngineConfig& config);
 void reduce_inline(const Exchange& exchange, LocalActions& out);
 void reduce_own(const Exchange& exchange, const EngineConfig& config, LocalActions& out);
 /// After the network: our range to everybody who does not come for it.

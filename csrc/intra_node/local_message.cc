@@ -126,8 +126,8 @@ bool decode_done(const Head& head, std::span<const std::byte> rest, LocalMessage
 }
 
 bool decode_error(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
-  if (head.detail <= static_cast<std::uint8_t>(Code::kAgain) ||
-      head.detail > static_cast<std::uint8_t>(Code::kInternal) || rest.size() > kMaxTextBytes) {
+  if (head.detail <= static_cast<std::uint8_t>(Code::kAgain) || head.detail > static_cast<std::uint8_t>(kLastCode) ||
+      rest.size() > kMaxTextBytes) {
     return false;
   }
   message.code = static_cast<Code>(head.detail);

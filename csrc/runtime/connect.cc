@@ -3,7 +3,10 @@
 #include <cstring>
 #include <utility>
 
+#include "core/log.h"
 #include "core/status.h"
+#include "runtime/checked_endpoint.h"
+#include "wire/action.h"
 
 namespace herring::runtime {
 namespace {
@@ -17,7 +20,9 @@ std::string settings_that_must_agree(const Config& config) {
          " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
          " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
          " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node)) +
-         " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover));
+         " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover)) +
+         " HERRING_CHECKSUM=" + std::to_string(static_cast<int>(config.checksum)) +
+         " HERRING_CHECK_FINITE=" + std::to_string(static_cast<int>(config.check_finite));
 }
 
 void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
@@ -41,12 +46,42 @@ bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
 }
 
+std::string peer_name(std::uint32_t workers, PeerId peer) {
+  return peer.value < workers ? "rank " + std::to_string(peer.value)
+                              : "server lane " + std::to_string(peer.value - workers);
+}
+
+/// Bytes of the largest message that stands in front of other memory: an announce, an error's text.
+constexpr std::size_t kMaxHeadBytes = wire::kHeaderBytes + 2048;
+
+/// With checksums where they are set.
+std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
+                                                   PeerId self, const std::shared_ptr<DamageCounters>& counters,
+                                                   efa::Fabric& fabric) {
+  std::unique_ptr<transport::Endpoint> endpoint = fabric.open_endpoint();
+  if (config.checksum == Toggle::kOff) return endpoint;
+  CheckedOptions options;
+  options.self = self;
+  options.job_id = hub.job_id();
+  options.max_head_bytes = kMaxHeadBytes;
+  options.is_pooled = [](Tag tag) { return tag == kControlTag; };
+  const Duration dead_after = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.dead_after_s));
+  options.give_up_after = std::max<Duration>(4 * dead_after, std::chrono::seconds(10));
+  options.name_of = [workers](PeerId peer) { return peer_name(workers, peer); };
+  options.counters = counters;
+  options.on_damage = [logger = std::make_shared<Logger>(logger_options(config, peer_name(workers, self)))](
+                          const std::string& text) { logger->log_limited(LogLevel::kWarning, "damaged", text); };
+  return std::make_unique<CheckedEndpoint>(std::move(endpoint), std::move(options));
+}
+
 std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
-                                      HubClient& hub, efa::Fabric& fabric) {
+                                      HubClient& hub, const std::shared_ptr<DamageCounters>& counters,
+                                      efa::Fabric& fabric) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
-  return std::make_unique<LaneThread>(options, fabric.open_endpoint());
+  return std::make_unique<LaneThread>(options,
+                                      open_endpoint(config, placement.workers, hub, lane.peer, counters, fabric));
 }
 
 }  // namespace
@@ -65,15 +100,18 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     options.search.assign(fabric_search.begin(), fabric_search.end());
     result.fabric = std::make_unique<efa::Fabric>(options);
     if (role == Role::kWorker) {
-      result.endpoint = result.fabric->open_endpoint();
+      const auto open = [&] {
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.fabric);
+      };
+      result.endpoint = open();
       append(blob, result.endpoint->address());
       // Its connections are made by the provider when the first message goes.
-      result.peer_endpoint = result.fabric->open_endpoint();
+      result.peer_endpoint = open();
       append(blob, result.peer_endpoint->address());
     }
     for (const LanePlace& lane : placement.lanes) {
       if (!is_own(lane, role, rank)) continue;
-      result.lanes.push_back(open_lane(config, placement, lane, hub, *result.fabric));
+      result.lanes.push_back(open_lane(config, placement, lane, hub, result.damage, *result.fabric));
       append(blob, result.lanes.back()->address());
     }
   }

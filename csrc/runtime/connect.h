@@ -9,6 +9,7 @@
 #include "core/config.h"
 #include "core/types.h"
 #include "efa/fabric.h"
+#include "runtime/checked_endpoint.h"
 #include "runtime/hub.h"
 #include "runtime/lane_thread.h"
 #include "runtime/placement.h"
@@ -22,6 +23,7 @@ struct Connections {
   std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only: to the lanes.
   std::unique_ptr<transport::Endpoint> peer_endpoint;  ///< Workers only: to the other workers, PeerId{rank}.
   std::vector<std::unique_ptr<LaneThread>> lanes;      ///< This process's own lanes, in plan order.
+  std::shared_ptr<DamageCounters> damage = std::make_shared<DamageCounters>();  ///< Of all endpoints.
 };
 
 /// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known

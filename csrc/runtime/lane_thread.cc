@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/status.h"
+#include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
@@ -24,6 +25,7 @@ constexpr std::size_t kMinBodyBytes = 2048;
 // Messages of one worker that take no credit (cancels, grants' answers, pings) and may wait at the same moment.
 constexpr std::uint32_t kUncreditedMessages = 24;
 constexpr Duration kIdleWait = std::chrono::seconds(1);
+constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
 std::span<std::byte> map_slots(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -67,6 +69,12 @@ std::uint32_t max_lane_window(const LaneOptions& options) {
   return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
 }
 
+/// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
+std::uint64_t slot_bytes(const LaneOptions& options) {
+  const std::uint64_t windows = std::uint64_t{options.workers} + (options.config.checksum == Toggle::kOn ? 2 : 0);
+  return windows * max_lane_window(options) * options.chunk_bytes;
+}
+
 /// Announces and what takes no credit, of one worker at the same moment.
 std::uint32_t control_messages(const LaneOptions& options) {
   const std::uint32_t messages =
@@ -79,8 +87,10 @@ std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const Config& config = options.config;
   const ProtocolLimits limits = protocol_limits(config, options.workers);
   const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
-  return std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * options.chunk_bytes +
-                                           control_messages(options) * (body + wire::kHeaderBytes) +
+  const std::uint64_t checked = config.checksum == Toggle::kOn ? CheckedEndpoint::kPostBytes : 0;
+  return slot_bytes(options) +
+         std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * checked +
+                                           control_messages(options) * (body + wire::kHeaderBytes + checked) +
                                            limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
@@ -88,7 +98,7 @@ LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::En
     : options_(options),
       limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(std::size_t{max_lane_window(options)} * options.workers * options.chunk_bytes)),
+      slots_(map_slots(slot_bytes(options))),
       logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
 
 LaneThread::~LaneThread() {
@@ -153,6 +163,18 @@ void LaneThread::publish(const server::Engine& engine) {
   stats_ = engine.stats();
 }
 
+/// Once a minute, where anybody was late at all.
+void LaneThread::log_stragglers(Instant now, const server::Engine& engine) {
+  if (now < lateness_due_ || !logger_.is_on(LogLevel::kInfo)) return;
+  const bool is_first = lateness_due_ == Instant{};
+  lateness_due_ = now + kLatenessPeriod;
+  if (is_first) return;
+  lateness_logged_.resize(engine.lateness().size());
+  const std::string text = straggler_text(engine.lateness(), lateness_logged_);
+  lateness_logged_ = engine.lateness();
+  if (!text.empty()) logger_.log(LogLevel::kInfo, text);
+}
+
 void LaneThread::loop() {
   try {
     serve();
@@ -175,6 +197,7 @@ void LaneThread::serve() {
   engine_config.announce_credits = limits_.announce_credits;
   engine_config.eager_window = limits_.eager_window;
   engine_config.failover = options_.failover;
+  engine_config.check_finite = config.check_finite == Toggle::kOn;
   server::Engine engine(engine_config, slots_);
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
@@ -200,6 +223,7 @@ void LaneThread::serve() {
     }
     if (now < busy_until) continue;
     publish(engine);
+    log_stragglers(now, engine);
     endpoint_->wait(std::min(engine.next_deadline(), now + kIdleWait));
   }
   publish(engine);

@@ -77,6 +77,7 @@ class LaneThread final {
   void serve();
   void deliver_losses(Instant now, server::Engine& engine);
   void publish(const server::Engine& engine);
+  void log_stragglers(Instant now, const server::Engine& engine);
 
   const LaneOptions options_;
   const ProtocolLimits limits_;
@@ -89,6 +90,8 @@ class LaneThread final {
   std::vector<PeerId> departures_;                      // guarded by mutex_
   server::EngineStats stats_;                           // guarded by mutex_
   Logger logger_;
+  Instant lateness_due_{};                         // Only the lane's thread.
+  std::vector<server::Lateness> lateness_logged_;  // Of it what was logged.
   std::thread thread_;
 };
 

@@ -73,6 +73,7 @@ Progress::Progress(ProgressOptions options)
       if (neighbours[i] == options_.rank) config.local_rank = i;
       config.arenas.push_back(neighborhood.arena(i));
     }
+    config.check_finite = config_.check_finite == Toggle::kOn;
     config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
     config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
     config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
@@ -531,6 +532,9 @@ void Progress::publish() {
   if (network_) {
     stats.bytes_to_servers = network_->stats().bytes_sent;
     stats.bytes_from_servers = network_->stats().bytes_received;
+    stats.announces = network_->stats().announces;
+    stats.came_last = network_->stats().came_last;
+    stats.late_us = network_->stats().late_us;
   }
   if (messages_) {
     const point_to_point::EngineStats& messages = messages_->stats();

@@ -51,6 +51,7 @@ struct PendingOperation {
   Instant deadline;
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
+  std::string name;            ///< As Request's; may be empty.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.

@@ -37,6 +37,18 @@ std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, 
   return shares;
 }
 
+/// Servers know the parts of an operation alone.
+Status locate(const PendingOperation& operation, std::uint32_t part, const Status& status) {
+  std::string text = operation.name.empty() ? "" : "'" + operation.name + "': ";
+  text += status.message();
+  if (operation.parts > 1) {
+    const std::uint64_t first = part * operation.part_bytes / element_bytes(operation.descriptor.dtype);
+    text += "; elements are counted within part " + std::to_string(part) + ", which begins at element " +
+            std::to_string(first) + " of the operation";
+  }
+  return Status(status.code(), std::move(text));
+}
+
 }  // namespace
 
 void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& operation) {
@@ -230,6 +242,7 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   --operation->in_flight;
   if (!status.is_ok() && operation->failure.is_ok()) {
     operation->failure = status;
+    if (status.code() == Code::kNotFinite) operation->failure = locate(*operation, key.part, status);
     // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out.
     if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted) {
       network_->abort(now, network_operation(now, *part, {}), status);

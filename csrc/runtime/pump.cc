@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "point_to_point/engine.h"
+#include "runtime/buffer_pool.h"
 #include "server/engine.h"
 #include "worker/engine.h"
 
@@ -22,50 +23,6 @@ constexpr std::size_t kSmallBytes = 256;
 constexpr std::size_t kSmallPerSlab = 64;
 constexpr std::size_t kPollBatch = 64;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
-
-/// Buffers of one size in registered slabs; grows, never shrinks.
-class BufferPool {
- public:
-  BufferPool(transport::Endpoint& endpoint, std::size_t buffer_bytes, std::size_t per_slab)
-      : endpoint_(endpoint), buffer_bytes_(buffer_bytes), per_slab_(std::max<std::size_t>(per_slab, 1)) {}
-
-  std::span<std::byte> take() {
-    if (free_.empty()) grow();
-    std::byte* buffer = free_.back();
-    free_.pop_back();
-    return {buffer, buffer_bytes_};
-  }
-  void give_back(std::span<std::byte> buffer) { free_.push_back(buffer.data()); }
-
-  /// Leaves the memory to a transport that may still write to it.
-  void abandon() {
-    for (Slab& slab : slabs_) {
-      static_cast<void>(slab.memory.release());
-      static_cast<void>(slab.registration.release());
-    }
-  }
-
- private:
-  struct Slab {
-    std::unique_ptr<std::byte[]> memory;
-    std::unique_ptr<transport::Registration> registration;  // Goes before the memory.
-  };
-
-  void grow() {
-    Slab slab;
-    const std::size_t bytes = buffer_bytes_ * per_slab_;
-    slab.memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    if (endpoint_.needs_registration()) slab.registration = endpoint_.register_memory({slab.memory.get(), bytes});
-    for (std::size_t i = per_slab_; i > 0; --i) free_.push_back(slab.memory.get() + (i - 1) * buffer_bytes_);
-    slabs_.push_back(std::move(slab));
-  }
-
-  transport::Endpoint& endpoint_;
-  std::size_t buffer_bytes_;
-  std::size_t per_slab_;
-  std::vector<Slab> slabs_;
-  std::vector<std::byte*> free_;
-};
 
 }  // namespace
 

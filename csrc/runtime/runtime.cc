@@ -69,6 +69,7 @@ class Runtime::Impl {
     Connections connections =
         connect(options.config, placement, *options.hub, Role::kWorker, options.rank, options.fabric_search, deadline);
     lanes = std::move(connections.lanes);
+    damage = connections.damage;
     fabric = std::move(connections.fabric);
     description = describe(connections.endpoint.get());
     std::vector<std::uint32_t> everybody(placement.workers);
@@ -145,6 +146,7 @@ class Runtime::Impl {
     operation->descriptor.op_bytes = request.output.size();
     operation->input = request.input;
     operation->output = request.output;
+    operation->name = request.name.value_or("");
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     {
@@ -266,6 +268,7 @@ class Runtime::Impl {
   std::unique_ptr<efa::Fabric> fabric;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   std::unique_ptr<Progress> progress;
+  std::shared_ptr<DamageCounters> damage;
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
@@ -334,7 +337,48 @@ void Runtime::shutdown() { impl_->shutdown(); }
 
 RuntimeStats Runtime::stats() const {
   const std::scoped_lock lock(impl_->mutex);
-  return impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
+  RuntimeStats stats = impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
+  stats.damaged_messages = impl_->damage->damaged.load();
+  stats.resent_messages = impl_->damage->resent.load();
+  return stats;
+}
+
+namespace {
+
+void sum_over_workers(Runtime& runtime, std::vector<std::int64_t>& values) {
+  Request request;
+  request.descriptor.dtype = DataType::kInt64;
+  request.descriptor.dims = 1;
+  request.descriptor.shape[0] = values.size();
+  request.output = std::as_writable_bytes(std::span(values));
+  request.input = request.output;
+  request.is_waited_for = true;
+  const std::shared_ptr<Work> work = runtime.submit(request);
+  work->wait(Instant::max());
+  work->status().or_throw();
+}
+
+}  // namespace
+
+std::vector<Straggler> Runtime::stragglers() {
+  constexpr std::size_t kFields = 3;
+  std::vector<std::int64_t> values(size() * kFields, 0);
+  const RuntimeStats own = stats();
+  std::int64_t* const mine = &values[rank() * kFields];
+  mine[0] = static_cast<std::int64_t>(own.announces);
+  mine[1] = static_cast<std::int64_t>(own.late_us);
+  mine[2] = static_cast<std::int64_t>(own.came_last);
+  sum_over_workers(*this, values);
+  std::vector<Straggler> all;
+  for (std::uint32_t rank = 0; rank < size(); ++rank) {
+    const std::int64_t* row = &values[rank * kFields];
+    const double announces = std::max<double>(static_cast<double>(row[0]), 1);
+    all.push_back({rank, static_cast<std::uint64_t>(row[0]), static_cast<double>(row[1]) / announces * 1e-6,
+                   static_cast<double>(row[2]) / announces});
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Straggler& a, const Straggler& b) { return a.mean_late_s > b.mean_late_s; });
+  return all;
 }
 
 std::vector<ServerCounters> Runtime::server_counters() {
@@ -352,16 +396,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
       row[2] += static_cast<std::int64_t>(traffic[lane].messages);
     }
   }
-  Request request;
-  request.descriptor.dtype = DataType::kInt64;
-  request.descriptor.dims = 1;
-  request.descriptor.shape[0] = values.size();
-  request.output = std::as_writable_bytes(std::span(values));
-  request.input = request.output;
-  request.is_waited_for = true;
-  const std::shared_ptr<Work> work = submit(request);
-  work->wait(Instant::max());
-  work->status().or_throw();
+  sum_over_workers(*this, values);
   std::vector<ServerCounters> counters;
   for (std::uint32_t server = 0; server < placement.servers; ++server) {
     const std::int64_t* row = &values[server * kFields];

@@ -96,6 +96,19 @@ struct RuntimeStats {
   std::uint64_t messages_received = 0;
   std::uint64_t message_bytes_sent = 0;
   std::uint64_t message_bytes_received = 0;
+  std::uint64_t announces = 0;         ///< To servers: one for each part of an operation at each lane.
+  std::uint64_t came_last = 0;         ///< Those that all others had been waiting for.
+  std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
+  std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
+  std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+};
+
+/// How late one worker is when it comes to the servers.
+struct Straggler {
+  std::uint32_t rank = 0;
+  std::uint64_t announces = 0;
+  double mean_late_s = 0;  ///< After the first one of the same operation.
+  double last_share = 0;   ///< Of its announces those that came last, 0 to 1.
 };
 
 struct RuntimeOptions {
@@ -148,6 +161,9 @@ class Runtime final {
   void shutdown();
 
   RuntimeStats stats() const;
+  /// How late every worker is, the latest first: a collective over all workers. Counts since the start, of what went
+  /// through servers. Throws Error.
+  std::vector<Straggler> stragglers();
   /// Of every server, asked over the hub... collective: every worker calls it.
   std::vector<ServerCounters> server_counters();
 

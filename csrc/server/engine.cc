@@ -28,6 +28,7 @@ Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
+const std::vector<Lateness>& Engine::lateness() const { return impl_->lateness(); }
 
 Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
     : config_(config), slots_(slots), window_(config.window, config.max_window) {
@@ -44,6 +45,7 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
   slot_count_ = static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1));
   for (std::uint32_t slot = slot_count_; slot > 0; --slot) free_slots_.push_back(slot - 1);
   workers_.resize(config.workers);
+  lateness_.resize(config.workers);
 }
 
 bool Engine::Impl::is_from_job(const wire::Header& header) const {
@@ -87,6 +89,14 @@ void Engine::Impl::settle(Instant now) {
     if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
   }
   schedule(now);
+  // Not where it was found: whoever was granting chunks of the operation then went on with it.
+  while (!not_finite_.empty()) {
+    const auto found = std::exchange(not_finite_, {});
+    for (const auto& [id, status] : found) {
+      if (Op* op = find_op(id); op != nullptr) fail(now, *op, status);
+    }
+    schedule(now);
+  }
 }
 
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
@@ -105,7 +115,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   if (!good) {
     ++stats_.messages_rejected;
     Receive again = receive;
-    if (++again.retries <= kMaxRetries) {
+    if (status.code() != Code::kCorrupted && ++again.retries <= kMaxRetries) {
       post(op, again, input.data);
       return;
     }
@@ -117,8 +127,9 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       drain(now, op, false);
     } else {
       fail(now, op,
-           Status(Code::kTransport,
-                  "a server could not receive " + std::to_string(input.data.size()) + " bytes from rank " +
+           Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
+                  to_string(op.shape.descriptor) + ": a server could not receive " + std::to_string(input.data.size()) +
+                      " bytes (chunk " + std::to_string(receive.chunk) + ") from rank " +
                       std::to_string(participant.peer.value) + ": " +
                       (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     }

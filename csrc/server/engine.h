@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
@@ -26,6 +28,7 @@ struct EngineConfig {
   std::uint32_t eager_window = 4096;   ///< Unfinished eager announces of one worker, at most; bounds the lane's heap to
                                        ///< workers * eager_window * max_eager_bytes.
   bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
+  bool check_finite = false;           ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
@@ -45,6 +48,18 @@ struct EngineStats {
   std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
   std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.
 };
+
+/// How late a worker's announces came after the first of their operation, over operations that all have announced.
+struct Lateness {
+  std::uint64_t announces = 0;
+  std::uint64_t last = 0;  ///< Of those: nobody came later.
+  Duration total{};
+};
+
+/// "rank 3 came last in 92 % of 1200 operations, on average 12.3 ms after the first": of the worker that came last most
+/// often since `before`, which has as many entries. Empty where there was no operation of several workers, or nobody
+/// came last in more than its fair share and half a millisecond late on average.
+std::string straggler_text(std::span<const Lateness> now, std::span<const Lateness> before);
 
 /// One lane as a pure state machine: (event, now) -> actions. Owns no thread, clock, socket; never blocks. `slots` is
 /// the only memory it receives chunks into: slots.size() / max_chunk_bytes slots, at least one for each worker.
@@ -91,6 +106,8 @@ class Engine final {
   /// True where no operation is known and no send or receive is outstanding.
   bool is_idle() const;
   const EngineStats& stats() const;
+  /// By worker, since the start. Operations of one worker do not count.
+  const std::vector<Lateness>& lateness() const;
 
  private:
   class Impl;

@@ -123,6 +123,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     set_timer(*op, op->deadline);
   }
   add_participant(*op, header, *announce, data);
+  op->participants.back().announced = now;
   if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
   after_announce(now, *op);
 }
@@ -265,6 +266,23 @@ void Engine::Impl::after_announce(Instant now, Op& op) {
   if (op.everyone_announced()) make_ready(now, op);
 }
 
+/// What moved here from a lost lane says nothing about who is slow.
+void Engine::Impl::note_lateness(Op& op) {
+  if (op.participants.size() < 2 || op.moved_by != 0) return;
+  Participant* last = &op.participants.front();
+  for (Participant& participant : op.participants) {
+    const Duration late = participant.announced - op.first_announce;
+    const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(late).count();
+    participant.late = static_cast<std::uint32_t>(std::min<std::int64_t>(microseconds, wire::kWasLast - 1));
+    Lateness& sum = lateness_[participant.peer.value];
+    ++sum.announces;
+    sum.total += late;
+    if (participant.announced >= last->announced) last = &participant;
+  }
+  last->late |= wire::kWasLast;
+  ++lateness_[last->peer.value].last;
+}
+
 void Engine::Impl::make_ready(Instant now, Op& op) {
   GroupMembers ranks;
   for (const auto& owners : op.owners) {
@@ -282,6 +300,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   }
   if (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group)) groups_[op.key.op.group] = std::move(ranks);
   op.state = OpState::kReady;
+  note_lateness(op);
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
       send_result(op, participant, kNone, {});

@@ -1,4 +1,8 @@
 
+#include <utility>
+#include <vector>
+
+#include "core/finite.h"
 #include "server/engine_impl.h"
 
 namespace herring::server {
@@ -187,6 +191,12 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
 void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
   const std::span<std::byte> output = chunk.inputs.front().data;
+  if (config_.check_finite && chunk.source == kNone && op.shape.descriptor.collective == Collective::kAllReduce) {
+    if (Status status = check_finite(op, number, chunk); !status.is_ok()) {
+      not_finite_.emplace_back(op.id, std::move(status));
+      return;  // Its results are never sent.
+    }
+  }
   if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) {
     ReduceAction reduce;
     reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
@@ -205,6 +215,18 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   if (++op.chunks_done == op.chunks) finish_op(now, op);
 }
 
+Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const {
+  const DataType dtype = op.shape.descriptor.dtype;
+  std::vector<NotFinite> found;
+  for (std::uint32_t k = 0; k < chunk.inputs.size(); ++k) {
+    const auto element = find_not_finite(dtype, chunk.inputs[k].data);
+    if (!element) continue;
+    const std::uint64_t before = op.chunk_offset(number) / element_bytes(dtype);
+    found.push_back({rank_list(ranks_of(op.participants[owner_of(op, k, number)])), before + *element});
+  }
+  return found.empty() ? Status::ok() : not_finite_status(op.shape.descriptor, op.key.op, found);
+}
+
 void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t chunk,
                                std::span<const std::byte> payload) {
   wire::Header header = header_to(op.key, wire::MessageType::kResult);
@@ -215,6 +237,7 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
     ++op.in_flight.at(chunk).sends;
   }
   header.tag = participant.tag + header.chunk;
+  header.count = participant.late;
   ++participant.results;
   if (participant.has_everything()) retire(participant);
   ++op.sends;

@@ -43,8 +43,10 @@ struct Participant {
   wire::Announce announce;
   std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
-  bool silent = false;           // It gave the operation up without an announce: told nothing.
-  bool counted = false;          // In its worker's numbers of unfinished announces.
+  Instant announced;
+  std::uint32_t late = 0;  // wire::kWasLast
+  bool silent = false;     // It gave the operation up without an announce: told nothing.
+  bool counted = false;    // In its worker's numbers of unfinished announces.
   bool eager = false;
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
@@ -197,6 +199,7 @@ class Engine::Impl {
   void take_actions(Actions& out);
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
   const EngineStats& stats() const { return stats_; }
+  const std::vector<Lateness>& lateness() const { return lateness_; }
 
   // engine_settle.cc
   void on_peer_left(Instant now, PeerId worker);
@@ -231,6 +234,7 @@ class Engine::Impl {
                        std::span<const std::byte> data);
   void place_participant(Op& op, std::uint32_t index);
   void after_announce(Instant now, Op& op);
+  void note_lateness(Op& op);
   void make_ready(Instant now, Op& op);
 
   // engine_grant.cc
@@ -251,6 +255,7 @@ class Engine::Impl {
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
+  Status check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const;
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
   void finish_op(Instant now, Op& op);
   void release_slot(std::uint32_t slot);
@@ -306,6 +311,8 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::unordered_map<GroupId, GroupMembers> groups_;
+  std::vector<Lateness> lateness_;                            // By worker.
+  std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;

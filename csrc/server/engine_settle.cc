@@ -117,11 +117,8 @@ void Engine::Impl::settle_op(Instant now, Op& op) {
       std::all_of(op.participants.begin(), op.participants.end(), [this](const Participant& participant) {
         return participant.receipted || workers_[participant.peer.value].lost;
       });
-  if (is_settled) {
-    tell_settled(now, op);
-  } else if (!op.given_up) {
-    return;
-  }
+  if (!is_settled && !op.given_up) return;
+  tell_settled(now, op);
   --undrained_;
   --stats_.unsettled;
   erase_op(op.id);
@@ -130,7 +127,9 @@ void Engine::Impl::settle_op(Instant now, Op& op) {
 void Engine::Impl::tell_settled(Instant now, Op& op) {
   for (const Participant& participant : op.participants) {
     WorkerState& worker = workers_[participant.peer.value];
-    if (worker.lost || participant.silent) continue;
+    // Where somebody is not waited for any more, whoever has all need not keep it; whoever has not knows by its
+    // deadline.
+    if (worker.lost || participant.silent || (op.given_up && !participant.receipted)) continue;
     worker.settled.push_back(participant.tag);
     worker.settled_urgent |= op.urgent;
     settled_due_ = std::min(settled_due_, now + kSettledDelay);
@@ -164,7 +163,7 @@ void Engine::Impl::after_sends(Instant now, Op& op) {
   erase_op(op.id);
 }
 
-/// Somebody's Receipt is too late: whoever waits for Settled has a deadline of its own.
+/// Somebody's Receipt is too late: it failed over there, after all had been sent from here.
 void Engine::Impl::stop_waiting(Instant now, Op& op) {
   op.given_up = true;
   settle_op(now, op);

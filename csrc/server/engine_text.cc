@@ -147,4 +147,26 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
                  " had not arrived for " + call + ", though all ranks had called it");
 }
 
+std::string straggler_text(std::span<const Lateness> now, std::span<const Lateness> before) {
+  std::size_t worst = 0;
+  std::uint64_t most = 0;
+  std::uint64_t operations = 0;
+  for (std::size_t rank = 0; rank < now.size(); ++rank) {
+    const std::uint64_t last = now[rank].last - before[rank].last;
+    operations += last;  // Each has one.
+    if (last <= most) continue;
+    most = last;
+    worst = rank;
+  }
+  if (operations == 0) return "";
+  const std::uint64_t announces = now[worst].announces - before[worst].announces;
+  const Duration late = (now[worst].total - before[worst].total) / static_cast<Duration::rep>(announces);
+  if (most * now.size() <= operations || late < std::chrono::microseconds(500)) return "";
+  char numbers[128];
+  std::snprintf(numbers, sizeof numbers, " came last in %.0f %% of %llu operations, on average %.1f ms after the first",
+                100.0 * static_cast<double>(most) / static_cast<double>(operations),
+                static_cast<unsigned long long>(operations), std::chrono::duration<double, std::milli>(late).count());
+  return "rank " + std::to_string(worst) + numbers;
+}
+
 }  // namespace herring::server

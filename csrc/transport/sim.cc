@@ -308,6 +308,7 @@ class SimNetwork::State {
                                                        std::to_string(receive.first.size() + receive.second.size()));
     } else {
       scatter(message, receive);
+      if (message.bytes > 0 && chance(options_.damage_chance)) damage(message.bytes, receive);
       ++stats_.messages;
       stats_.bytes += message.bytes;
     }
@@ -344,6 +345,18 @@ class SimNetwork::State {
         piece = piece.subspan(count);
         position += count;
       }
+    }
+  }
+
+  void damage(std::size_t bytes, const Receive& receive) {
+    ++stats_.damaged;
+    const std::size_t head = std::min(bytes, options_.damage_head_bytes);
+    const std::size_t range = head > 0 && chance(0.5) ? head : bytes;
+    for (std::uint64_t bits = 1 + random_() % 3; bits > 0; --bits) {
+      const std::size_t at = random_() % range;
+      const bool in_first = at < receive.first.size();
+      std::byte& hit = in_first ? receive.first[at] : receive.second[at - receive.first.size()];
+      hit ^= static_cast<std::byte>(1u << (random_() % 8));
     }
   }
 

@@ -23,6 +23,10 @@ struct SimOptions {
   double uplink_bytes_per_second = 0;  ///< Of each endpoint; 0: no limit.
   double downlink_bytes_per_second = 0;
   double buffered_chance = 0.5;  ///< A send with this chance completes before its message is delivered.
+  /// A message with this chance arrives with some of its bits turned over; half of those have one among the first
+  /// damage_head_bytes, where headers are.
+  double damage_chance = 0;
+  std::size_t damage_head_bytes = 64;
 };
 
 struct SimStats {
@@ -31,6 +35,7 @@ struct SimStats {
   std::uint64_t unexpected = 0;  ///< Arrived where no receive was posted for their tag.
   std::uint64_t truncated = 0;   ///< Longer than the receive they met.
   std::uint64_t refused = 0;     ///< Posts answered with kAgain.
+  std::uint64_t damaged = 0;     ///< Delivered with bits turned over.
 };
 
 /// Opens endpoints that reach each other. Endpoints share the network's state and may outlive the SimNetwork object.

@@ -67,8 +67,8 @@ struct Header {
   std::uint64_t offset = 0;  ///< Push, Result: byte offset of the payload in the part. Grant: the announce's tag.
                              ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
-  std::uint32_t count = 0;   ///< Grant: chunks. Credit: announces. Announce: processes of this contributor. Error,
-                             ///< Cancel: Results, Pushes sent.
+  std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this
+                            ///< contributor. Error, Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
   std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
@@ -98,6 +98,9 @@ struct Announce {
   friend bool operator==(const Announce&, const Announce&) = default;
 };
 
+/// Result: count says how late the announce came, in microseconds, with this bit where it was the last one.
+inline constexpr std::uint32_t kWasLast = 0x8000'0000;
+
 inline constexpr std::size_t kAnnounceBytes = 160;
 inline constexpr std::size_t kMaxHeldChunks = 8192;  ///< Chunks of an item that moves; bounds the bitmap of kFlagHeld.
 inline constexpr std::size_t kMaxTagList = 64;       ///< Tags in one Receipt or Settled.
@@ -121,5 +124,8 @@ std::optional<std::vector<std::uint64_t>> decode_list(std::span<const std::byte>
 
 /// CRC32C (Castagnoli), hardware where present. `seed` continues an earlier sum.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t seed = 0) noexcept;
+/// The sum of two pieces, one behind the other, from their sums; `shift` is crc32c_shift() of the second's bytes.
+std::uint32_t crc32c_combine(std::uint32_t first, std::uint32_t second, std::uint32_t shift) noexcept;
+std::uint32_t crc32c_shift(std::uint64_t bytes) noexcept;
 
 }  // namespace herring::wire

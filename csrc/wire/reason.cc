@@ -19,8 +19,7 @@ std::vector<std::byte> encode_reason(const Status& why) {
 Status decode_reason(std::span<const std::byte> body) {
   if (body.empty()) return Status(Code::kProtocol, "the other side gave up without a reason");
   const auto number = std::to_integer<std::uint8_t>(body.front());
-  const bool known =
-      number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(Code::kInternal);
+  const bool known = number > static_cast<std::uint8_t>(Code::kAgain) && number <= static_cast<std::uint8_t>(kLastCode);
   std::string text;
   for (const std::byte b : body.subspan(1, std::min(body.size() - 1, kMaxReasonText))) {
     const auto byte = std::to_integer<std::uint8_t>(b);

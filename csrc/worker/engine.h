@@ -64,6 +64,9 @@ struct EngineStats {
   std::uint64_t messages_rejected = 0;
   std::uint64_t items_moved = 0;     ///< Announced to an heir of a lost lane.
   std::uint64_t bytes_retained = 0;  ///< Copies of results kept at present.
+  std::uint64_t announces = 0;       ///< That all others of the operation followed, or preceded ...
+  std::uint64_t came_last = 0;       ///< ... and nobody followed.
+  std::uint64_t late_us = 0;         ///< Microseconds that they came after the first, over all.
 };
 
 /// Bytes of EngineConfig::bounce that this configuration wants; 0 without failover.

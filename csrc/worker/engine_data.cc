@@ -143,17 +143,23 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                     (!has_chunk || (header.chunk == receive.chunk && header.offset == range.offset));
   if (!good) {
     ++stats_.messages_rejected;
-    if (++receive.retries <= kMaxRetries) {
+    if (status.code() != Code::kCorrupted && ++receive.retries <= kMaxRetries) {
       post(op, receive);
       return;
     }
     part.receives[receive.chunk - part.owned.first] = 0;
     release(lanes_[part.lane], receive.slot);
     fail(now, op,
-         Status(Code::kTransport,
+         Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
                 to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
-                    " works: " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+                    " works (chunk " + std::to_string(receive.chunk) +
+                    "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
+  }
+  if (receive.chunk == part.owned.first && part.moved_by == 0) {
+    ++stats_.announces;
+    stats_.came_last += (header.count & wire::kWasLast) != 0 ? 1 : 0;
+    stats_.late_us += header.count & ~wire::kWasLast;
   }
   take_result(op, part, receive, bytes);
 }

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
 #include "server/engine.h"
 #include "server/reduce.h"
@@ -33,6 +34,8 @@ struct ClusterOptions {
   std::uint32_t eager_window = 4;
   std::uint32_t announce_credits = 8;
   std::uint64_t min_shard_bytes = 0;
+  bool checksum = false;
+  std::uint32_t max_damaged = 8;  ///< runtime::CheckedOptions, same name
   bool failover = false;
   std::uint32_t lane_slots = 1;  ///< With failover: Results of one lane that may be landing on a worker.
   std::uint32_t retain_part_bytes = 0;
@@ -48,7 +51,7 @@ class Cluster {
 
   explicit Cluster(const ClusterOptions& options) : options_(options), network_(options.seed, options.sim) {
     const std::uint32_t peers = options.workers + options.lanes + options.strangers;
-    for (std::uint32_t i = 0; i < peers; ++i) endpoints_.push_back(network_.open_endpoint());
+    for (std::uint32_t i = 0; i < peers; ++i) add_endpoint(i);
     for (std::uint32_t from = 0; from < peers; ++from) {
       for (std::uint32_t to = 0; to < peers; ++to) endpoints_[from]->add_peer(PeerId{to}, endpoints_[to]->address());
     }
@@ -144,6 +147,10 @@ class Cluster {
   const ClusterOptions& options() const { return options_; }
   const worker::Engine& worker(std::uint32_t rank) const { return *workers_[rank]; }
   const server::Engine& lane(std::uint32_t lane) const { return *lanes_[lane]; }
+  /// Zeros without checksums.
+  runtime::CheckedStats checked_stats(std::uint32_t peer) const {
+    return checked_[peer] == nullptr ? runtime::CheckedStats{} : checked_[peer]->stats();
+  }
   const runtime::PumpStats& lane_pump_stats(std::uint32_t lane) const { return lane_pumps_[lane]->stats(); }
   /// Everything that completed on a worker, in order.
   const std::vector<CompleteAction>& completions(std::uint32_t rank) const { return completions_[rank]; }
@@ -153,6 +160,22 @@ class Cluster {
  private:
   using WorkerPump = runtime::Pump<worker::Engine>;
   using LanePump = runtime::Pump<server::Engine>;
+
+  void add_endpoint(std::uint32_t peer) {
+    endpoints_.push_back(network_.open_endpoint());
+    checked_.push_back(nullptr);
+    if (!options_.checksum || peer >= options_.workers + options_.lanes) return;
+    runtime::CheckedOptions checked;
+    checked.self = PeerId{peer};
+    checked.job_id = kJob;
+    checked.max_head_bytes = std::max<std::size_t>(options_.max_eager_bytes + 400, 1300);
+    checked.is_pooled = [](Tag tag) { return tag == kControlTag; };
+    checked.max_damaged = options_.max_damaged;
+    checked.now = [this] { return network_.now(); };
+    auto endpoint = std::make_unique<runtime::CheckedEndpoint>(std::move(endpoints_.back()), checked);
+    checked_.back() = endpoint.get();
+    endpoints_.back() = std::move(endpoint);
+  }
 
   void add_worker(std::uint32_t rank) {
     worker::EngineConfig config = worker_config(rank);
@@ -206,7 +229,10 @@ class Cluster {
         pumps[i]->flush();
         busy = true;
       }
-      if (network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) busy |= pumps[i]->step(now);
+      const bool is_due = checked_[first_peer + i] != nullptr && checked_[first_peer + i]->next_deadline() <= now;
+      if (is_due || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
+        busy |= pumps[i]->step(now) || is_due;
+      }
     }
     return busy;
   }
@@ -248,12 +274,16 @@ class Cluster {
     for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
       if (!is_dead(options_.workers + lane)) next = std::min(next, lanes_[lane]->next_deadline());
     }
+    for (std::uint32_t peer = 0; peer < checked_.size(); ++peer) {
+      if (checked_[peer] != nullptr && !is_dead(peer)) next = std::min(next, checked_[peer]->next_deadline());
+    }
     return next;
   }
 
   ClusterOptions options_;
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
+  std::vector<runtime::CheckedEndpoint*> checked_;  // Null: without.
   std::vector<std::vector<std::byte>> slots_;
   std::deque<std::vector<std::byte>> bounce_;
   std::function<void(std::uint32_t, const CompleteAction&)> on_complete_;

@@ -135,6 +135,8 @@ struct Coverage {
   std::uint64_t deaths = 0;
   std::uint64_t items_moved = 0;    // Announced to an heir.
   std::uint64_t chunks_copied = 0;  // Results that an heir took from who had them.
+  std::uint64_t damaged = 0;        // Messages, on the way between processes that check.
+  std::uint64_t resent = 0;
 };
 
 void count(const Cluster& cluster, const transport::SimStats& network, Coverage& coverage) {
@@ -148,6 +150,10 @@ void count(const Cluster& cluster, const transport::SimStats& network, Coverage&
   for (std::uint32_t rank = 0; rank < cluster.options().workers; ++rank) {
     coverage.items_moved += cluster.worker(rank).stats().items_moved;
   }
+  for (std::uint32_t peer = 0; peer < cluster.options().workers + cluster.options().lanes; ++peer) {
+    coverage.resent += cluster.checked_stats(peer).resent;
+  }
+  coverage.damaged += network.damaged;
   coverage.refused_posts += network.refused;
   coverage.messages += network.messages;
 }
@@ -174,6 +180,13 @@ std::string describe(const Cluster& cluster, const std::vector<Death>& deaths) {
 /// Half of the schedules run with failover, most of them with deaths.
 ClusterOptions schedule_options(Random& random, std::uint64_t seed) {
   ClusterOptions options = random_options(random, seed);
+  // A third of them with checksums, on networks that damage up to every tenth message.
+  options.checksum = seed % 3 == 0;
+  if (options.checksum) {
+    options.max_damaged = 1000;
+    options.sim.damage_head_bytes = 144;
+    if (chance(random, 0.8)) options.sim.damage_chance = static_cast<double>(pick(random, 1, 10)) / 100;
+  }
   if (seed % 2 != 0) return options;
   options.failover = true;
   if (options.lanes == 1 && !options.weights.empty()) options.weights.push_back(1);
@@ -236,13 +249,15 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
             << coverage.messages << " messages, " << coverage.full_lanes << " lanes with every slot in use, "
             << coverage.slotless_lanes << " that needed none, " << coverage.refused_posts << " posts refused, "
             << coverage.deaths << " deaths, " << coverage.items_moved << " items moved, " << coverage.chunks_copied
-            << " chunks copied\n";
+            << " chunks copied, " << coverage.damaged << " messages damaged, " << coverage.resent << " sent again\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);
   EXPECT_GT(coverage.refused_posts, range.count);
   EXPECT_GT(coverage.items_moved, range.count / 2);
   EXPECT_GT(coverage.chunks_copied, range.count / 50);
+  EXPECT_GT(coverage.damaged, range.count);
+  EXPECT_GT(coverage.resent, range.count);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 #include "intra_node/local_cluster.h"
@@ -17,6 +18,8 @@ constexpr std::uint32_t kInlineBytes = 64;
 
 class EngineTest : public ::testing::Test {
  protected:
+  explicit EngineTest(bool check_finite = false) : cluster_(3, 1 << 20, kInlineBytes, check_finite) {}
+
   LocalOperation operation(std::uint32_t rank, std::span<float> values, std::uint64_t op = 1) {
     LocalOperation operation;
     operation.key = {{0}, op, 0};
@@ -48,13 +51,49 @@ class EngineTest : public ::testing::Test {
     }
   }
 
-  LocalCluster cluster_{3, 1 << 20, kInlineBytes};
+  LocalCluster cluster_;
   std::map<std::uint32_t, std::span<std::byte>> memory_of_;
   std::mt19937 random_{1};
   std::vector<float> a_ = std::vector<float>(100, 1.0f);
   std::vector<float> b_ = std::vector<float>(100, 2.0f);
   std::vector<float> c_ = std::vector<float>(100, 3.0f);
 };
+
+class FiniteTest : public EngineTest {
+ protected:
+  FiniteTest() : EngineTest(true) {}
+};
+
+/// Also of the parts that are summed by others: small ones by everybody, large ones by one rank for all.
+TEST_F(FiniteTest, NamesTheRankAndTheElementOnEveryRank) {
+  for (const std::size_t elements : {8u, 100u}) {
+    const std::uint64_t op = elements;
+    std::vector<float> a(elements, 1.0f), b(elements, 2.0f), c(elements, 3.0f);
+    b[5] = std::numeric_limits<float>::quiet_NaN();
+    c[7] = -std::numeric_limits<float>::infinity();
+    cluster_.submit(0, operation(0, a, op));
+    cluster_.submit(1, operation(1, b, op));
+    cluster_.submit(2, operation(2, c, op));
+    cluster_.run(random_);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(status(rank, op).code(), Code::kNotFinite) << "rank " << rank;
+      const std::string text = status(rank, op).message();
+      EXPECT_NE(text.find("rank 11 (first seen at element 5), rank 12 (first seen at element 7)"), std::string::npos)
+          << text;
+    }
+    // The next one is as if nothing had been.
+    std::fill(b.begin(), b.end(), 2.0f);
+    std::fill(c.begin(), c.end(), 3.0f);
+    std::fill(a.begin(), a.end(), 1.0f);
+    cluster_.submit(0, operation(0, a, op + 1000));
+    cluster_.submit(1, operation(1, b, op + 1000));
+    cluster_.submit(2, operation(2, c, op + 1000));
+    cluster_.run(random_);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank, op + 1000).is_ok());
+    EXPECT_EQ(a, std::vector<float>(elements, 6.0f));
+  }
+  expect_idle();
+}
 
 TEST_F(EngineTest, TellsEveryRankWhoSaidWhat) {
   cluster_.submit(0, operation(0, a_));

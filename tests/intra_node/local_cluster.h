@@ -34,7 +34,8 @@ class LocalCluster final {
 
   std::function<void(std::uint32_t rank, const OpKey& key, const Status& status)> on_complete;
 
-  LocalCluster(std::uint32_t size, std::size_t arena_bytes, std::uint32_t inline_bytes) : ranks_(size), links_(size) {
+  LocalCluster(std::uint32_t size, std::size_t arena_bytes, std::uint32_t inline_bytes, bool check_finite = false)
+      : ranks_(size), links_(size) {
     for (Rank& rank : ranks_) {
       // Page-aligned room for offsets; the vector itself need not be.
       rank.arena.resize(arena_bytes);
@@ -46,6 +47,7 @@ class LocalCluster final {
       config.local_rank = r;
       config.local_size = size;
       config.inline_bytes = inline_bytes;
+      config.check_finite = check_finite;
       for (Rank& rank : ranks_) config.arenas.emplace_back(rank.arena);
       config.allocate = [this, r](std::size_t bytes) { return allocate(r, bytes); };
       config.deallocate = [this, r](std::span<std::byte> memory) { deallocate(r, memory); };

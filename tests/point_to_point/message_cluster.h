@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "point_to_point/engine.h"
+#include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
 #include "transport/sim.h"
 
@@ -29,6 +30,7 @@ struct ClusterOptions {
   std::uint32_t max_incoming = 256;
   std::uint32_t max_incoming_of_peer = 4;
   Duration grace = std::chrono::seconds(5);
+  bool checksum = false;  ///< Between hosts.
   transport::SimOptions sim = {};
 };
 
@@ -38,7 +40,7 @@ class Cluster {
   static constexpr std::uint32_t kLinks = 2;
 
   explicit Cluster(const ClusterOptions& options) : options_(options), network_(options.seed, options.sim) {
-    for (std::uint32_t i = 0; i < options.workers * kLinks; ++i) endpoints_.push_back(network_.open_endpoint());
+    for (std::uint32_t i = 0; i < options.workers * kLinks; ++i) add_endpoint(i);
     workers_.resize(options.workers);
     for (std::uint32_t rank = 0; rank < options.workers; ++rank) add_worker(rank);
   }
@@ -151,6 +153,21 @@ class Cluster {
     std::vector<std::unique_ptr<LinkPump>> pumps;
   };
 
+  void add_endpoint(std::uint32_t index) {
+    endpoints_.push_back(network_.open_endpoint());
+    checked_.push_back(nullptr);
+    if (!options_.checksum || index % kLinks == 0) return;
+    runtime::CheckedOptions checked;
+    checked.self = PeerId{index / kLinks};
+    checked.job_id = kJob;
+    checked.is_pooled = [](Tag tag) { return tag == kControlTag; };
+    checked.max_damaged = 1000;
+    checked.now = [this] { return network_.now(); };
+    auto endpoint = std::make_unique<runtime::CheckedEndpoint>(std::move(endpoints_.back()), checked);
+    checked_.back() = endpoint.get();
+    endpoints_.back() = std::move(endpoint);
+  }
+
   void add_worker(std::uint32_t rank) {
     Worker& worker = workers_[rank];
     worker.engine = std::make_unique<Engine>(engine_config(rank));
@@ -193,8 +210,10 @@ class Cluster {
         busy = true;
       }
       for (std::uint32_t link = 0; link < kLinks; ++link) {
-        if (network_.has_completions(rank * kLinks + link) || worker.pumps[link]->has_backlog()) {
-          busy |= worker.pumps[link]->step(now);
+        const runtime::CheckedEndpoint* checked = checked_[rank * kLinks + link];
+        const bool is_due = checked != nullptr && checked->next_deadline() <= now;
+        if (is_due || network_.has_completions(rank * kLinks + link) || worker.pumps[link]->has_backlog()) {
+          busy |= worker.pumps[link]->step(now) || is_due;
         }
       }
       flush(rank);
@@ -225,7 +244,12 @@ class Cluster {
       if (event == Instant::max() && has_backlog() && ++fruitless < 1000) continue;
       Instant next = event;
       for (std::uint32_t rank = 0; rank < options_.workers; ++rank) {
-        if (!dead_.contains(rank)) next = std::min(next, workers_[rank].engine->next_deadline());
+        if (dead_.contains(rank)) continue;
+        next = std::min(next, workers_[rank].engine->next_deadline());
+        for (std::uint32_t link = 0; link < kLinks; ++link) {
+          const runtime::CheckedEndpoint* checked = checked_[rank * kLinks + link];
+          if (checked != nullptr) next = std::min(next, checked->next_deadline());
+        }
       }
       if (next > limit) return false;
       if (event <= next) {
@@ -239,6 +263,7 @@ class Cluster {
   ClusterOptions options_;
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
+  std::vector<runtime::CheckedEndpoint*> checked_;  // Null: without.
   std::vector<Worker> workers_;
   std::set<std::uint32_t> dead_;
   std::map<std::uint64_t, std::span<const std::byte>> memory_;  // What each operation lent.

@@ -42,7 +42,27 @@ TEST(Crc32c, HardwareAgreesWithTableForEveryLengthAlignmentAndSeed) {
       ASSERT_EQ(crc32c_hardware(piece, seed), crc32c_table(piece, seed)) << "length " << length << ", start " << start;
     }
   }
-  EXPECT_EQ(crc32c_hardware(bytes, 7), crc32c_table(bytes, 7));
+  // Long ones are summed in three streams.
+  for (const std::size_t length : {4096u, 6143u, 6144u, 6145u, 12287u, 12288u, 20000u, 99999u}) {
+    bytes.resize(length + 3);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    const auto piece = std::span<const std::byte>(bytes).subspan(3);
+    EXPECT_EQ(crc32c_hardware(piece, 7), crc32c_table(piece, 7)) << "length " << length;
+  }
+}
+
+TEST(Crc32c, SumsOfTwoPiecesMakeTheSumOfBoth) {
+  std::mt19937_64 random(32720);
+  for (const std::size_t length : {0u, 1u, 7u, 64u, 1000u, 131072u}) {
+    std::vector<std::byte> bytes(length + 64);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    const auto whole = std::span<const std::byte>(bytes);
+    for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, std::size_t{64}, length}) {
+      EXPECT_EQ(crc32c_combine(crc32c(whole.first(cut)), crc32c(whole.subspan(cut)), crc32c_shift(bytes.size() - cut)),
+                crc32c(whole))
+          << length << " and 64 bytes, cut at " << cut;
+    }
+  }
 }
 
 TEST(Crc32c, SeedContinuesAnEarlierSum) {

@@ -1,0 +1,70 @@
+#include <limits>
+
+#include "server/engine_bench.h"
+
+namespace herring::server {
+namespace {
+
+TEST(ServerEngine, CountsHowLateEachWorkerComesAndTellsIt) {
+  Bench bench(3);
+  const std::vector<Lateness> before(3);
+  EXPECT_EQ(straggler_text(bench.engine->lateness(), before), "");
+  for (int step = 0; step < 4; ++step) {
+    ++bench.op;
+    bench.send(0, bench.announce(0, 0));
+    bench.now += 1ms;
+    bench.send(2, bench.announce(2, 0));
+    bench.now += 20ms;
+    bench.send(1, bench.announce(1, 0));
+    for (const SendAction& result : bench.sends(wire::MessageType::kResult)) {
+      const std::uint32_t late[] = {0, 21'000 | wire::kWasLast, 1'000};
+      EXPECT_EQ(result.header.count, late[result.to.value]) << "rank " << result.to.value;
+    }
+    bench.sent_all();
+  }
+  const auto& lateness = bench.engine->lateness();
+  EXPECT_EQ(lateness[1].announces, 4u);
+  EXPECT_EQ(lateness[1].last, 4u);
+  EXPECT_EQ(lateness[1].total, 84ms);
+  EXPECT_EQ(lateness[2].last, 0u);
+  EXPECT_EQ(lateness[2].total, 4ms);
+  EXPECT_EQ(straggler_text(lateness, before),
+            "rank 1 came last in 100 % of 4 operations, on average 21.0 ms after the first");
+  EXPECT_EQ(straggler_text(lateness, lateness), "") << "nothing since then";
+}
+
+TEST(ServerEngine, NamesWhoseInputIsNotFiniteAndSendsNoResultOfIt) {
+  Bench bench(3);
+  bench.config.check_finite = true;
+  bench.build();
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.send(sender, bench.announce(sender, 2));
+  std::map<std::uint32_t, std::uint64_t> push_tags;
+  for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) push_tags[grant.to.value] = grant.header.tag;
+  const auto put = [&](std::uint32_t sender, std::uint32_t chunk, std::size_t element, float value) {
+    std::byte* const at = bench.posted.at(push_tags[sender] + chunk).payload.data();
+    std::memset(at, 0, kChunk);
+    std::memcpy(at + element * sizeof value, &value, sizeof value);
+  };
+  for (std::uint32_t sender = 0; sender < 3; ++sender) {
+    put(sender, 0, 0, 1.5f);
+    put(sender, 1, 3, sender == 1 ? std::numeric_limits<float>::infinity() : 1.0f);
+  }
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.push(sender, push_tags[sender], 0);
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 3u) << "the first chunk is good";
+  bench.sent_all();
+  for (std::uint32_t sender = 0; sender < 3; ++sender) bench.push(sender, push_tags[sender] + 1, 1);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 3u);
+  for (const SendAction& error : errors) {
+    EXPECT_EQ(static_cast<Code>(error.body.front()), Code::kNotFinite);
+    // 32 elements of the first chunk come before.
+    EXPECT_NE(Bench::text(error).find("in the input of rank 1 (first seen at element 35)"), std::string::npos)
+        << Bench::text(error);
+  }
+  bench.sent_all();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+}
+
+}  // namespace
+}  // namespace herring::server
