@@ -47,6 +47,7 @@ MAY_INCLUDE = {
     "worker": {"core", "wire", "fusion_buffer"},
     "point_to_point": {"core", "wire"},
     "runtime": EVERYTHING,
+    "elastic": {"core", "runtime"},
 }
 FRAMEWORK = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11|tensorflow|tsl|xla|absl)/|Python\.h$|numpy/")
 # Pure engines are told the time and own nothing: no thread, lock, clock, socket or file.

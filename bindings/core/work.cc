@@ -9,7 +9,7 @@ namespace herring::python {
 
 namespace {
 
-using runtime::Runtime;
+using runtime::Communicator;
 using runtime::Work;
 
 ReduceOp parse_op(const std::string& text) {
@@ -108,7 +108,7 @@ std::uint32_t source_of(const PyWork& self) {
 
 }  // namespace
 
-std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
+std::unique_ptr<PyWork> submit(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments) {
   runtime::Request request;
   const Collective collective = parse_collective(arguments.collective);
   const ReduceOp op = parse_op(arguments.op);
@@ -143,7 +143,7 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   return result;
 }
 
-std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
   if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank; there is none named");
   const Buffer data = take_buffer(arguments.memory, Access::kRead, "the message");
   runtime::Send message;
@@ -159,7 +159,7 @@ std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const Mess
   return std::make_unique<PyWork>(std::move(work));
 }
 
-std::unique_ptr<PyWork> receive(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+std::unique_ptr<PyWork> receive(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
   const Buffer memory = take_buffer(arguments.memory, Access::kWrite, "the memory for the message");
   runtime::Receive message;
   message.group = GroupId{arguments.group};

@@ -46,10 +46,10 @@ struct MessageArguments {
 
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
-std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments);
+std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments);
 /// Likewise.
-std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
-std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
 
 void bind_work(py::module_& module);
 
