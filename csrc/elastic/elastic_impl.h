@@ -83,6 +83,7 @@ class ElasticRuntime::Impl final {
   std::optional<Message> await_go(Instant deadline);
   void leave_present(bool at_boundary, const std::string& reason);
   Status join(const Message& go, const std::string& reason, Instant deadline);
+  void mark_start();
   Plan make_common_plan(Generation& next);
   std::vector<Data> deliver(const Generation& next, const Plan& plan);
   void install(Generation next, const Message& go, const Plan& plan, const std::vector<Data>& received,

@@ -185,6 +185,7 @@ std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
 bool ElasticRuntime::Impl::take_outcome(const OperationId& id, Operation& operation) {
   if (const auto root = straddling.find(id); root != straddling.end()) {
     operation.root = root->second;
+    journal.set_root(id, operation.root);
     straddling.erase(root);
   }
   const auto found = outcomes.find(id);
@@ -223,9 +224,14 @@ void ElasticRuntime::Impl::start(const OperationId& id, Operation& operation) {
   const Group& group = groups.at(request.group);
   if (request.descriptor.collective == Collective::kBroadcast) {
     const auto root = std::find(group.members.begin(), group.members.end(), operation.root);
-    // Where the root is gone, the number means what it means to those who call only now.
     if (root != group.members.end()) {
       request.descriptor.root = static_cast<std::uint32_t>(root - group.members.begin());
+    } else if (request.descriptor.root < group.members.size()) {
+      // It is gone, and nobody else had called yet: the number means what it means to those who call only now.
+      operation.root = group.members[request.descriptor.root];
+      journal.set_root(id, operation.root);
+    } else {
+      return end_operation(id, operation, Status(Code::kPeerLost, to_string(request.descriptor) + ": its root is lost"));
     }
   }
   const bool goes_old = is_old(id);
@@ -338,10 +344,11 @@ void ElasticRuntime::Impl::shutdown() {
 }
 
 bool ElasticRuntime::Impl::let_in(Instant deadline) {
+  constexpr std::uint8_t kBusy = 2;  // Some rank has something under way: not now.
   std::uint8_t wanted = 0;
   {
     const std::scoped_lock lock(mutex);
-    wanted = newcomers > 0 ? 1 : 0;
+    wanted = unfinished > 0 ? kBusy : newcomers > 0 ? 1 : 0;
   }
   Request request;
   request.name = "herring.elastic.step";
@@ -354,7 +361,7 @@ bool ElasticRuntime::Impl::let_in(Instant deadline) {
   const std::shared_ptr<Work> asked = submit(request);
   asked->wait(Instant::max());  // It has a deadline of its own.
   asked->status().or_throw();
-  if (wanted == 0) return false;
+  if (wanted != 1) return false;
   std::unique_lock lock(mutex);
   boundary_reached = false;
   boundary_wanted = true;

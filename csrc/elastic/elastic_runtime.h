@@ -59,8 +59,8 @@ class ElasticRuntime final : public runtime::Communicator {
   std::vector<runtime::Member> members() const;    ///< Its workers, by rank.
   std::uint32_t group_size(GroupId id) const;      ///< 0: there is no such group.
   std::uint32_t waiting() const;                   ///< Workers that would come in at a step boundary.
-  /// Collective, at a step boundary: nothing is under way. Where workers wait to come in, takes them in and returns
-  /// true, on all ranks. Throws Error, kTimeout at the deadline.
+  /// Collective, at a step boundary. Where workers wait to come in and nothing is under way on any rank, takes them in
+  /// and returns true, on all ranks. Throws Error, kTimeout at the deadline.
   bool let_in(Instant deadline);
   /// Runs after each change, on a thread that may block. One; empty takes it away.
   void on_change(std::function<void(const Change&)> callback);

@@ -60,7 +60,8 @@ void ElasticRuntime::Impl::supervise() {
       const std::scoped_lock lock(mutex);
       if (!supervises || !ended.is_ok()) break;
       is_due = !unreported.empty();
-      wants_boundary = boundary_wanted && is_stable;
+      // Who leaves before all have what it has takes away what they still need to come to the boundary.
+      wants_boundary = boundary_wanted && is_stable && operations.empty();
     }
     if (wants_boundary) {
       switch_over(true, "");
@@ -211,7 +212,7 @@ void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& re
 Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, Instant deadline) {
   if (go.at_boundary) {
     const std::scoped_lock lock(mutex);
-    if (!journal.is_new()) journal.mark_start();
+    if (!journal.is_new()) mark_start();
     boundary_reached = true;
   }
   Generation next;
@@ -233,6 +234,16 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
     logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + " did not come to be: " + error.what());
     return error.status();
   }
+}
+
+/// Every rank has everything that it has called so far: that is what makes it a boundary.
+void ElasticRuntime::Impl::mark_start() {
+  journal.mark_start();
+  std::vector<OperationId> all;
+  for (const auto& [id, operation] : operations) all.push_back(id);
+  for (const OperationId& id : all) forget(id);
+  outcomes.clear();
+  straddling.clear();
 }
 
 Plan ElasticRuntime::Impl::make_common_plan(Generation& next) {
@@ -279,7 +290,12 @@ void ElasticRuntime::Impl::apply(const Step& step, bool concerns_me, const Data&
   if (!concerns_me) return;
   Outcome outcome;
   if (step.kind == Step::Kind::kRedo) {
-    if (!operations.contains(step.id) && step.root != 0) straddling[step.id] = step.root;
+    if (step.root == 0) return;  // No broadcast.
+    if (const auto found = operations.find(step.id); found != operations.end()) {
+      found->second.root = step.root;
+    } else {
+      straddling[step.id] = step.root;
+    }
     return;
   }
   if (step.kind == Step::Kind::kFail) {

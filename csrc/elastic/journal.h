@@ -30,6 +30,8 @@ class Journal final {
   OperationId submit(const Submission& submission);
   void complete(const OperationId& id) { records_.at(id).state = Record::State::kComplete; }
   void fail(const OperationId& id) { records_.at(id).state = Record::State::kFailed; }
+  /// Broadcast: the worker whose data it is turns out to be another.
+  void set_root(const OperationId& id, std::uint64_t root) { records_.at(id).root = root; }
   /// Everybody has it, or nobody will ask: it is not needed any more.
   void forget(const OperationId& id) { records_.erase(id); }
   const Record* find(const OperationId& id) const;

@@ -145,6 +145,7 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   if (!is_in(is_worker ? current_.workers : current_.servers, id)) return;
   current_.has_shrunk = true;
   last_reason_ = text;
+  left_any_ = left_any_ || (lost.empty() && is_worker);
   if (lost.empty() || !is_worker) return;
   lost_any_ = true;
   if (gone.enter.is_elastic) break_current(text, now);
@@ -168,12 +169,6 @@ void Rendezvous::broken(const Member& member, const Message& message, Instant no
     return cancel_planned(name(member) + ": " + message.text, now);
   }
   if (message.generation != current_.number || current_.is_broken || member.enter.role == Role::kServer) return;
-  if (current_.has_shrunk || now - current_.formed > kPatience) {
-    fruitless_ = 0;
-  } else if (++fruitless_ >= kMaxFruitless) {
-    return end(false, "the job broke " + std::to_string(fruitless_) + " times though no process was lost; the last "
-                          "time at " + name(member) + ": " + message.text);
-  }
   break_current(name(member) + ": " + message.text, now);
 }
 
@@ -269,7 +264,7 @@ void Rendezvous::consider(Instant now) {
   if (current_.number == 0) {
     consider_start(now);
   } else if (present(current_.workers).empty()) {
-    const bool well = !lost_any_ || (elastic_ && !current_.is_broken);
+    const bool well = elastic_ ? left_any_ : !lost_any_;
     end(well, well ? "all workers have finished" : "no worker is left: " + last_reason_);
   } else if (!consider_next(now)) {
     consider_planned(now);
@@ -321,6 +316,13 @@ bool Rendezvous::consider_next(Instant now) {
   if (next.workers.size() < options_.min_workers) {
     end(false, "only " + std::to_string(next.workers.size()) + " workers are left, and at least " +
                    std::to_string(options_.min_workers) + " are needed: " + last_reason_);
+    return true;
+  }
+  const bool was_in_vain = current_.is_broken && !current_.has_shrunk && now - current_.formed < kPatience;
+  fruitless_ = was_in_vain ? fruitless_ + 1 : 0;
+  if (fruitless_ >= kMaxFruitless) {
+    end(false, "the job broke " + std::to_string(fruitless_) +
+                   " times in a row though no process was lost; the last time: " + current_.reason);
     return true;
   }
   tally_.clear();

@@ -136,7 +136,8 @@ class Rendezvous final {
   bool elastic_ = false;  // All workers of the first generation are.
   bool ended_ = false;
   bool ended_well_ = false;
-  bool lost_any_ = false;
+  bool lost_any_ = false;  // Workers.
+  bool left_any_ = false;  // Who said goodbye.
   Instant start_deadline_ = Instant::max();
   Instant plan_after_{};
   Instant next_ping_ = Instant::max();
