@@ -325,6 +325,15 @@ class _Policy:
         return False
 
 
+def _kill_stopped(job: _Job, dead_after_s: float) -> None:
+    """An elastic job goes on without a worker that stands still; it may be started again, but never go on itself."""
+    now = time.monotonic()
+    for process in job.running():
+        if process.is_worker and process.note_stopped(now) > dead_after_s:
+            print(f"herringrun: {process.name} has been stopped (SIGSTOP) for {dead_after_s:g} s", file=sys.stderr)
+            process.popen.kill()
+
+
 def _report_stopped(job: _Job, dead_after_s: float, failover: bool) -> bool:
     """True where a process stood still while others had finished: the job is ended."""
     stopped = _find_stopped(job, dead_after_s, failover)
@@ -361,9 +370,11 @@ def _watch(job: _Job, dead_after_s: float, policy: _Policy) -> int:
     give_up = float("inf")
     some_have_finished, next_look = False, 0.0
     while job.running():
-        if some_have_finished and failed is None and time.monotonic() >= next_look:
+        if (some_have_finished or policy.elastic) and failed is None and time.monotonic() >= next_look:
             next_look = time.monotonic() + STOPPED_CHECK_S
-            if not policy.elastic and _report_stopped(job, dead_after_s, policy.failover):
+            if policy.elastic:
+                _kill_stopped(job, dead_after_s)
+            elif _report_stopped(job, dead_after_s, policy.failover):
                 return 1
         for process in job.poll(0.05):
             some_have_finished = True
