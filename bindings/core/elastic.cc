@@ -138,6 +138,13 @@ void bind_elastic(py::module_& module) {
             return call_interruptibly([runtime = self.get(), deadline] { return runtime->let_in(deadline); });
           },
           py::arg("timeout"))
+      .def(
+          "start_again",
+          [](const PyElasticRuntime& self, double timeout) {
+            const Instant deadline = deadline_after(timeout);
+            call_interruptibly([runtime = self.get(), deadline] { runtime->start_again(deadline); });
+          },
+          py::arg("timeout"))
       .def("on_change", &call_on_change, py::arg("callback"));
   py::class_<PyElasticServer>(module, "ElasticServer")
       .def(py::init(&join_as_server), py::kw_only(), py::arg("config"), py::arg("host"), py::arg("port"),

@@ -59,6 +59,10 @@ class ElasticRuntime::Impl final {
   void abort(const std::string& reason);
   void shutdown();
   bool let_in(Instant deadline);
+  void start_again(Instant deadline);
+  void pass_boundary(std::unique_lock<std::mutex>& lock, Instant deadline);
+  bool is_ready_for_boundary() const;
+  void forget_everything();
   std::shared_ptr<runtime::Runtime> now() const {
     const std::scoped_lock lock(mutex);
     return present.runtime;
@@ -127,6 +131,7 @@ class ElasticRuntime::Impl final {
   std::uint64_t messages_used = 0;
   std::uint32_t newcomers = 0;
   bool boundary_wanted = false;
+  bool starts_again = false;  // At the boundary.
   bool boundary_reached = false;
   std::vector<OperationId> unreported;
   std::map<std::uint32_t, GroupRecord> cutoff;  // Planned switch: what lies below goes through the old generation.

@@ -363,15 +363,48 @@ bool ElasticRuntime::Impl::let_in(Instant deadline) {
   asked->status().or_throw();
   if (wanted != 1) return false;
   std::unique_lock lock(mutex);
+  pass_boundary(lock, deadline);
+  return true;
+}
+
+void ElasticRuntime::Impl::start_again(Instant deadline) {
+  std::unique_lock lock(mutex);
+  starts_again = true;
+  pass_boundary(lock, deadline);
+}
+
+void ElasticRuntime::Impl::pass_boundary(std::unique_lock<std::mutex>& lock, Instant deadline) {
   boundary_reached = false;
   boundary_wanted = true;
   rendezvous->wake();
-  if (!changed.wait_until(lock, deadline, [this] { return !boundary_wanted || !ended.is_ok(); })) {
-    boundary_wanted = false;
-    throw Error(Code::kTimeout, "new workers wait to come in, but not all ranks reached the end of the step in time");
+  const bool in_time = changed.wait_until(lock, deadline, [this] { return !boundary_wanted || !ended.is_ok(); });
+  boundary_wanted = false;
+  starts_again = false;
+  if (!in_time) {
+    throw Error(Code::kTimeout, "the job was to be put together anew, but not all ranks came to the end of the step");
   }
   ended.or_throw();
-  return true;
+}
+
+/// Who leaves before all have what it has takes away what they still need to come to the boundary.
+bool ElasticRuntime::Impl::is_ready_for_boundary() const {
+  if (!boundary_wanted || !is_stable) return false;
+  return operations.size() == (starts_again ? unfinished : 0);
+}
+
+/// Nothing runs any more.
+void ElasticRuntime::Impl::forget_everything() {
+  for (auto& [id, operation] : operations) {
+    if (operation.work->is_done()) continue;
+    --unfinished;
+    operation.work->complete(Status(Code::kCancelled, "the job starts again from an earlier state"));
+  }
+  operations.clear();
+  outcomes.clear();
+  straddling.clear();
+  unreported.clear();
+  kept_bytes = 0;
+  journal.restart();
 }
 
 ElasticRuntime::ElasticRuntime(const Home& home, Instant deadline) : impl_(std::make_unique<Impl>(home, deadline)) {}
@@ -434,6 +467,7 @@ std::uint32_t ElasticRuntime::waiting() const {
 }
 
 bool ElasticRuntime::let_in(Instant deadline) { return impl_->let_in(deadline); }
+void ElasticRuntime::start_again(Instant deadline) { impl_->start_again(deadline); }
 
 void ElasticRuntime::on_change(std::function<void(const Change&)> callback) {
   const std::scoped_lock lock(impl_->mutex);

@@ -62,6 +62,9 @@ class ElasticRuntime final : public runtime::Communicator {
   /// Collective, at a step boundary. Where workers wait to come in and nothing is under way on any rank, takes them in
   /// and returns true, on all ranks. Throws Error, kTimeout at the deadline.
   bool let_in(Instant deadline);
+  /// Collective, for callers who go back to an earlier state together: what is under way is given up (kCancelled), also
+  /// where ranks had got to different calls, and the next ones match again. Lets in as well. Throws Error.
+  void start_again(Instant deadline);
   /// Runs after each change, on a thread that may block. One; empty takes it away.
   void on_change(std::function<void(const Change&)> callback);
 

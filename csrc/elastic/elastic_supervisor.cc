@@ -60,8 +60,7 @@ void ElasticRuntime::Impl::supervise() {
       const std::scoped_lock lock(mutex);
       if (!supervises || !ended.is_ok()) break;
       is_due = !unreported.empty();
-      // Who leaves before all have what it has takes away what they still need to come to the boundary.
-      wants_boundary = boundary_wanted && is_stable && operations.empty();
+      wants_boundary = is_ready_for_boundary();
     }
     if (wants_boundary) {
       switch_over(true, "");
@@ -187,14 +186,16 @@ std::optional<Message> ElasticRuntime::Impl::await_go(Instant deadline) {
 void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& reason) {
   drop_beside();
   Generation draining;
+  bool gives_up = !at_boundary;
   {
     const std::scoped_lock lock(mutex);
+    gives_up = gives_up || starts_again;
     is_stable = false;
     draining = std::exchange(old, {});
     old_unfinished = 0;
   }
   const Status why(Code::kPeerLost, reason);
-  if (!at_boundary) {
+  if (gives_up) {
     present.runtime->give_up(why);
     if (draining.runtime) draining.runtime->give_up(why);
   }
@@ -205,6 +206,7 @@ void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& re
     const std::scoped_lock lock(mutex);
     broken.clear();
     for (auto& [id, operation] : operations) operation.run = 0;
+    if (at_boundary && starts_again) forget_everything();
   }
   send(MessageKind::kReady, present.number, "", at_boundary);
 }

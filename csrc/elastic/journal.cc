@@ -35,6 +35,12 @@ const Record* Journal::find(const OperationId& id) const {
   return found == records_.end() ? nullptr : &found->second;
 }
 
+void Journal::restart() {
+  start_ = groups_.at(0);
+  is_new_ = true;
+  records_.clear();
+}
+
 void Journal::begin_at(const GroupRecord& start) {
   groups_.at(0) = start;
   start_ = start;

@@ -41,6 +41,8 @@ class Journal final {
   bool is_new() const { return is_new_; }
   /// New workers may come in at this point: they will have submitted what this one has.
   void mark_start() { start_ = groups_.at(0); }
+  /// Forgets what was under way: this one begins again, with the others, above what any of them has submitted.
+  void restart();
   /// This one is new: it begins there.
   void begin_at(const GroupRecord& start);
 

@@ -89,10 +89,13 @@ std::vector<Summary> with_start(std::span<const Summary> summaries, const GroupR
   return result;
 }
 
+/// As who was there says; where nobody was (a first generation, or all begin again), above all.
 GroupRecord find_start(std::span<const Summary> summaries) {
+  const bool all_new =
+      std::all_of(summaries.begin(), summaries.end(), [](const Summary& summary) { return summary.is_new; });
   GroupRecord start;
   for (const Summary& summary : summaries) {
-    if (summary.is_new) continue;
+    if (summary.is_new && !all_new) continue;
     start.next = std::max(start.next, summary.start.next);
     for (const auto& [name, uses] : summary.start.uses) start.uses[name] = std::max(start.uses[name], uses);
   }
