@@ -159,15 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
-        if args.command == "server":
-            return _server(args)
-        if args.command == "rendezvous":
-            return _rendezvous(args)
-        if args.command == "doctor":
-            return _doctor(args)
-        if args.command == "bench":
-            return _bench(args)
-        return _config()
+        run = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "bench": _bench}.get(args.command)
+        return _config() if run is None else run(args)
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
         return 1

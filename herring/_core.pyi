@@ -181,7 +181,6 @@ class Memory(Buffer):
 
     def __len__(self) -> int: ...
 
-@final
 class Runtime:
     """A worker's runtime. Every worker and server of the job constructs its own at the same time."""
 
@@ -249,6 +248,7 @@ class ServerProcess:
     def counters(self) -> ServerCounters: ...
     def close(self) -> None: ...
 
+@final
 class ElasticRuntime(Runtime):
     """A worker of a job that may lose and gain processes (csrc/elastic/elastic_runtime.h)."""
 
@@ -262,11 +262,14 @@ class ElasticRuntime(Runtime):
     @property
     def workers(self) -> list[Member]: ...
     @property
+    def server_processes(self) -> list[Member]: ...
+    @property
     def waiting(self) -> int: ...
     def let_in(self, timeout: float) -> bool: ...
     def start_again(self, timeout: float) -> None: ...
     def on_change(self, callback: Callable[[int, int, int, int, int, str], object]) -> None: ...
 
+@final
 class ElasticServer:
     """A server process of such a job."""
 
@@ -278,6 +281,7 @@ class ElasticServer:
     def counters(self) -> ServerCounters: ...
     def close(self) -> None: ...
 
+@final
 class Rendezvous:
     """Puts such a job together (csrc/elastic/rendezvous_server.h)."""
 

@@ -110,6 +110,11 @@ class _ElasticClient:
         """Of the present generation, by rank."""
         return self._runtime.workers
 
+    @property
+    def servers(self) -> list[_core.Member]:
+        """Of the present generation, by rank."""
+        return self._runtime.server_processes
+
     def report_failure(self, reason: str) -> None:
         """The runtime's abort says it."""
 

@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="server processes (default 0: servers are inside the workers)",
     )
-    parser.add_argument(
-        "--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)"
-    )
+    parser.add_argument("--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)")
     parser.add_argument(
         "--min-workers", type=int, default=1, metavar="M", help="--elastic: with fewer the job ends (default 1)"
     )
@@ -439,20 +437,28 @@ def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) ->
         job.send_signal(signal.SIGKILL)
 
 
+def _problem_of(args: argparse.Namespace) -> str:
+    """What is wrong with the numbers; empty for nothing."""
+    if args.num_proc < 1:
+        return f"-np {args.num_proc}: at least one worker is needed"
+    for name in ("servers", "restart_servers", "restart_workers"):
+        if getattr(args, name) < 0:
+            return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
+    if not 1 <= args.min_workers <= args.num_proc:
+        return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
+    if args.restart_workers and not args.elastic:
+        return "--restart-workers: only with --elastic; else a worker's death ends the job"
+    return ""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0."""
     parser = _parser()
     args = parser.parse_args(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if args.num_proc < 1:
-        return _fail(f"-np {args.num_proc}: at least one worker is needed")
-    for name in ("servers", "restart_servers", "restart_workers"):
-        if getattr(args, name) < 0:
-            return _fail(f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more")
-    if args.min_workers < 1 or args.min_workers > args.num_proc:
-        return _fail(f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})")
-    if args.restart_workers and not args.elastic:
-        return _fail("--restart-workers: only with --elastic; else a worker's death ends the job")
+    problem = _problem_of(args)
+    if problem:
+        return _fail(problem)
     if not command:
         return _fail("no program to run; for example: herringrun -np 2 python train.py")
     if shutil.which(command[0]) is None:

@@ -54,8 +54,9 @@ def waiting() -> int:
 def step(timeout: float | timedelta | None = None) -> bool:
     """Says that a step has ended; collective. Where workers wait to come in, takes them in and returns True.
 
-    Call it last in the loop: a new worker begins at the loop's beginning, and the others go on there. Then size() and rank() have changed, and the new ones wait for the state: every rank calls State.sync() (or
-    broadcasts its parameters from rank 0) next. Nothing may be under way meanwhile. In a job that is not elastic: False.
+    Call it last in the loop: a new worker begins at the loop's beginning, and the others go on there. size() and rank()
+    have changed then, and the new ones wait for the state: every rank calls State.sync() (or broadcasts its parameters
+    from rank 0) next. Where something is under way, nobody comes in yet. In a job that is not elastic: False.
 
     Raises HerringTimeoutError where not all ranks come within `timeout` seconds, else the setting join_timeout_s.
     """

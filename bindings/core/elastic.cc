@@ -71,8 +71,7 @@ std::unique_ptr<PyElasticServer> join_as_server(const PyConfig& config, std::str
 }
 
 std::unique_ptr<PyRendezvous> open_rendezvous(const PyConfig& config, std::string listen_host, std::uint16_t port,
-                                              std::uint32_t workers, std::uint32_t servers,
-                                              std::uint32_t min_workers) {
+                                              std::uint32_t workers, std::uint32_t servers, std::uint32_t min_workers) {
   const Config& settings = config.result.config;
   elastic::RendezvousServerOptions options;
   options.listen_host = std::move(listen_host);
@@ -130,6 +129,8 @@ void bind_elastic(py::module_& module) {
       .def_property_readonly("generation", [](const PyElasticRuntime& self) { return self.get()->generation(); })
       .def_property_readonly("job_id", [](const PyElasticRuntime& self) { return self.get()->job_id(); })
       .def_property_readonly("workers", [](const PyElasticRuntime& self) { return self.get()->members(); })
+      .def_property_readonly("server_processes",
+                             [](const PyElasticRuntime& self) { return self.get()->server_processes(); })
       .def_property_readonly("waiting", [](const PyElasticRuntime& self) { return self.get()->waiting(); })
       .def(
           "let_in",

@@ -49,7 +49,8 @@ struct MessageArguments {
 std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments);
 /// Likewise.
 std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
-std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,
+                                const MessageArguments& arguments);
 
 void bind_work(py::module_& module);
 

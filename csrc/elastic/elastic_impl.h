@@ -43,9 +43,9 @@ struct Group {
   std::uint32_t index = 0;             ///< This worker among `ranks`.
 };
 
-/// Three kinds of threads: callers; those of the present Runtime, on which its operations end; and the supervisor, which
-/// listens to the rendezvous and alone goes from one generation to the next. Everything is under one mutex but copying
-/// of data, and what blocks.
+/// Three kinds of threads: callers; those of the present Runtime, on which its operations end; and the supervisor,
+/// which listens to the rendezvous and alone goes from one generation to the next. Everything is under one mutex but
+/// copying of data, and what blocks.
 class ElasticRuntime::Impl final {
  public:
   Impl(const Home& given, Instant deadline);
@@ -120,9 +120,9 @@ class ElasticRuntime::Impl final {
   std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
   std::map<GroupId, Group> groups;
   Generation present;
-  bool is_stable = false;        // Operations start at once.
-  bool holds_messages = false;   // A planned switch is near.
-  bool is_stopping = false;      // Nothing more is submitted.
+  bool is_stable = false;       // Operations start at once.
+  bool holds_messages = false;  // A planned switch is near.
+  bool is_stopping = false;     // Nothing more is submitted.
   bool supervises = true;
   Status ended;                  // Why nothing goes any more.
   std::string broken;            // The present generation failed here.
@@ -144,7 +144,7 @@ class ElasticRuntime::Impl final {
 
   // The supervisor's own.
   std::uint64_t reported_broken = 0;  // The generation.
-  std::optional<Generation> beside;  // Planned: connected, not used yet.
+  std::optional<Generation> beside;   // Planned: connected, not used yet.
   std::future<void> retiring;
 
   std::thread supervisor;

@@ -72,8 +72,9 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     const std::optional<Message> go = await_go(deadline);
     if (!go) {
       ended.or_throw();
-      throw Error(Code::kTimeout, "the rendezvous let this worker into no generation in time: either not all workers "
-                                  "and servers came, or those inside have not called herring.elastic.step()");
+      throw Error(Code::kTimeout,
+                  "the rendezvous let this worker into no generation in time: either not all workers "
+                  "and servers came, or those inside have not called herring.elastic.step()");
     }
     const Status joined = join(*go, go->text, std::min(deadline, Clock::now() + join_timeout));
     if (joined.is_ok()) break;
@@ -129,9 +130,8 @@ void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
   if (!elastic || kept_bytes <= home.config.journal_bytes) return;
   // Others are slower, or the report is still to go; never for ever: they have a deadline for each operation.
   rendezvous->wake();
-  changed.wait_for(lock, seconds(home.config.timeout_s), [this] {
-    return kept_bytes <= home.config.journal_bytes || !ended.is_ok() || is_stopping;
-  });
+  changed.wait_for(lock, seconds(home.config.timeout_s),
+                   [this] { return kept_bytes <= home.config.journal_bytes || !ended.is_ok() || is_stopping; });
 }
 
 std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
@@ -142,8 +142,8 @@ std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
   if (status.is_ok() && is_stopping) status = Status(Code::kShutdown, "herring has been shut down");
   const auto found = groups.find(request.group);
   if (status.is_ok() && found == groups.end()) {
-    status = Status(Code::kInvalidArgument,
-                    "group " + std::to_string(request.group.value) + " does not exist on this rank");
+    status =
+        Status(Code::kInvalidArgument, "group " + std::to_string(request.group.value) + " does not exist on this rank");
   }
   if (status.is_ok()) {
     runtime::GroupRoute route;
@@ -231,7 +231,8 @@ void ElasticRuntime::Impl::start(const OperationId& id, Operation& operation) {
       operation.root = group.members[request.descriptor.root];
       journal.set_root(id, operation.root);
     } else {
-      return end_operation(id, operation, Status(Code::kPeerLost, to_string(request.descriptor) + ": its root is lost"));
+      return end_operation(id, operation,
+                           Status(Code::kPeerLost, to_string(request.descriptor) + ": its root is lost"));
     }
   }
   const bool goes_old = is_old(id);
@@ -421,7 +422,9 @@ std::string ElasticRuntime::description() const {
 void ElasticRuntime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
 void ElasticRuntime::remove_group(GroupId id) { impl_->remove_group(id); }
 std::shared_ptr<Work> ElasticRuntime::submit(const Request& request) { return impl_->submit(request); }
-std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) { return impl_->for_messages()->send(message); }
+std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) {
+  return impl_->for_messages()->send(message);
+}
 std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::receive(const runtime::Receive& message) {
   return impl_->for_messages()->receive(message);
 }
@@ -453,6 +456,11 @@ std::uint64_t ElasticRuntime::job_id() const {
 std::vector<runtime::Member> ElasticRuntime::members() const {
   const std::scoped_lock lock(impl_->mutex);
   return impl_->present.hub->workers();
+}
+
+std::vector<runtime::Member> ElasticRuntime::server_processes() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->present.hub->servers();
 }
 
 std::uint32_t ElasticRuntime::group_size(GroupId id) const {

@@ -55,10 +55,11 @@ class ElasticRuntime final : public runtime::Communicator {
   std::vector<runtime::ServerCounters> server_counters() override;
 
   std::uint64_t generation() const;
-  std::uint64_t job_id() const;                    ///< Of the generation.
-  std::vector<runtime::Member> members() const;    ///< Its workers, by rank.
-  std::uint32_t group_size(GroupId id) const;      ///< 0: there is no such group.
-  std::uint32_t waiting() const;                   ///< Workers that would come in at a step boundary.
+  std::uint64_t job_id() const;                  ///< Of the generation.
+  std::vector<runtime::Member> members() const;  ///< Its workers, by rank.
+  std::vector<runtime::Member> server_processes() const;
+  std::uint32_t group_size(GroupId id) const;  ///< 0: there is no such group.
+  std::uint32_t waiting() const;               ///< Workers that would come in at a step boundary.
   /// Collective, at a step boundary. Where workers wait to come in and nothing is under way on any rank, takes them in
   /// and returns true, on all ranks. Throws Error, kTimeout at the deadline.
   bool let_in(Instant deadline);
@@ -81,7 +82,7 @@ class ElasticServer final {
   ElasticServer(const ElasticServer&) = delete;
   ElasticServer& operator=(const ElasticServer&) = delete;
   Status run();
-  void stop();  ///< Any thread.
+  void stop();                               ///< Any thread.
   runtime::ServerCounters counters() const;  ///< Of all generations.
 
  private:

@@ -41,8 +41,7 @@ std::vector<Summary> decode_all(const std::vector<std::vector<std::byte>>& blobs
 
 }  // namespace
 
-void ElasticRuntime::Impl::send(MessageKind kind, std::uint64_t generation, const std::string& text,
-                                bool at_boundary) {
+void ElasticRuntime::Impl::send(MessageKind kind, std::uint64_t generation, const std::string& text, bool at_boundary) {
   Message message;
   message.kind = kind;
   message.generation = generation;
@@ -368,8 +367,9 @@ void ElasticRuntime::Impl::restart_operations() {
                       operation.request.output.size() == operation.request.input.size() * group.members.size();
     if (!fits) {
       end_operation(id, operation,
-                    Status(Code::kPeerLost, to_string(descriptor) + ": it has a block for each worker, and the group "
-                                            "has others in it now; call it again for those that are there"));
+                    Status(Code::kPeerLost, to_string(descriptor) +
+                                                ": it has a block for each worker, and the group "
+                                                "has others in it now; call it again for those that are there"));
       continue;
     }
     start(id, operation);
@@ -483,8 +483,8 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
   holds_messages = false;
   restart_operations();
   if (present.runtime->rank() == 0) {
-    logger.log(LogLevel::kWarning, "the job goes on with " + std::to_string(present.hub->servers().size()) +
-                                       " server processes");
+    logger.log(LogLevel::kWarning,
+               "the job goes on with " + std::to_string(present.hub->servers().size()) + " server processes");
   }
   send(MessageKind::kSwitched, message.generation);
   changed.notify_all();

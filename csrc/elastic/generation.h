@@ -17,9 +17,9 @@ namespace herring::elastic {
 /// Where this process finds the job.
 struct Home {
   Config config;
-  std::string host;         ///< Of the rendezvous, and of the hubs.
-  std::uint16_t port = 0;   ///< Of the rendezvous.
-  runtime::Member self;     ///< Its rank is a wish.
+  std::string host;        ///< Of the rendezvous, and of the hubs.
+  std::uint16_t port = 0;  ///< Of the rendezvous.
+  runtime::Member self;    ///< Its rank is a wish.
   std::vector<std::string> fabric_search;
 };
 

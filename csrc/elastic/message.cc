@@ -20,8 +20,8 @@ bool is_known(std::uint8_t kind) { return (kind >= 1 && kind <= 7) || (kind >= 1
 
 std::vector<std::byte> encode(const Message& message) {
   BodyWriter writer;
-  const int flags = (message.is_elastic ? kElastic : 0) | (message.at_boundary ? kBoundary : 0) |
-                    (message.is_planned ? kPlanned : 0);
+  const int flags =
+      (message.is_elastic ? kElastic : 0) | (message.at_boundary ? kBoundary : 0) | (message.is_planned ? kPlanned : 0);
   writer.u8(static_cast<std::uint8_t>(message.kind))
       .u8(static_cast<std::uint8_t>(message.role))
       .u8(static_cast<std::uint8_t>(flags))

@@ -10,7 +10,8 @@
 #include "core/operation.h"
 #include "elastic/message.h"
 
-/// What survivors do about the operations that were under way: a pure function, the same on all. docs/adr/0006-elastic.md.
+/// What survivors do about the operations that were under way: a pure function, the same on all.
+/// docs/adr/0006-elastic.md.
 namespace herring::elastic {
 
 /// What one worker remembers of an operation.

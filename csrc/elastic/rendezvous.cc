@@ -304,9 +304,8 @@ bool Rendezvous::consider_next(Instant now) {
   }
   Generation next;
   next.workers = workers;
-  next.at_boundary = std::all_of(workers.begin(), workers.end(), [this](std::uint64_t id) {
-    return members_.at(id).at_boundary;
-  });
+  next.at_boundary =
+      std::all_of(workers.begin(), workers.end(), [this](std::uint64_t id) { return members_.at(id).at_boundary; });
   next.why = current_.is_broken ? current_.reason : "";
   if (next.at_boundary) {
     for (const std::uint64_t id : all(Role::kWorker, State::kNew)) next.workers.push_back(id);
@@ -349,7 +348,10 @@ void Rendezvous::form(Generation generation, Instant now) {
   generation.number = ++last_number_;
   generation.formed = now;
   generation.patience = generation.is_planned ? now + kPatience : Instant::max();
-  actions_.push_back({Action::Kind::kOpenHub, 0, {}, generation.number,
+  actions_.push_back({Action::Kind::kOpenHub,
+                      0,
+                      {},
+                      generation.number,
                       static_cast<std::uint32_t>(generation.workers.size()),
                       static_cast<std::uint32_t>(generation.servers.size())});
   (generation.is_planned ? planned_ : current_) = std::move(generation);

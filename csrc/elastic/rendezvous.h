@@ -9,7 +9,8 @@
 #include "core/types.h"
 #include "elastic/message.h"
 
-/// What the rendezvous decides, without a socket, a clock or a thread: (event, now) -> actions. docs/adr/0006-elastic.md.
+/// What the rendezvous decides, without a socket, a clock or a thread: (event, now) -> actions.
+/// docs/adr/0006-elastic.md.
 namespace herring::elastic {
 
 /// Names one connection; chosen by the caller, never reused. 0 names none.

@@ -83,8 +83,9 @@ class RendezvousClient::Impl final {
     }
     const Digest said = transcript(hello, *challenge);
     if (!equal_constant_time(hub_proof(options.secret, said), challenge->proof)) {
-      throw Error(Code::kInvalidArgument, "the secret differs: the rendezvous at " + place() +
-                                              " has another one. Set HERRING_SECRET to the same value in all processes");
+      throw Error(Code::kInvalidArgument,
+                  "the secret differs: the rendezvous at " + place() +
+                      " has another one. Set HERRING_SECRET to the same value in all processes");
     }
     const SessionKeys keys = session_keys(options.secret, said);
     fresh.seal_with(keys.to_hub, keys.to_member);

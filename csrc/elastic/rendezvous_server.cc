@@ -239,9 +239,9 @@ class RendezvousServer::Impl final {
     auto opened = std::make_unique<runtime::Hub>(hub);
     const std::uint16_t hub_port = opened->port();
     hubs[action.generation] = std::move(opened);
-    log(LogLevel::kInfo, "generation " + std::to_string(action.generation) + " of the job: " +
-                             std::to_string(action.workers) + " workers, " + std::to_string(action.servers) +
-                             " server processes");
+    log(LogLevel::kInfo, "generation " + std::to_string(action.generation) +
+                             " of the job: " + std::to_string(action.workers) + " workers, " +
+                             std::to_string(action.servers) + " server processes");
     rendezvous.hub_opened(action.generation, hub_port, now);
   }
 
@@ -249,8 +249,8 @@ class RendezvousServer::Impl final {
     const auto found = hubs.find(generation);
     if (found == hubs.end()) return;
     // It waits for its members to leave; nobody shall wait for that.
-    closing_hubs.push_back(std::async(std::launch::async,
-                                      [hub = std::shared_ptr(std::move(found->second))]() mutable { hub.reset(); }));
+    closing_hubs.push_back(
+        std::async(std::launch::async, [hub = std::shared_ptr(std::move(found->second))]() mutable { hub.reset(); }));
     hubs.erase(found);
   }
 

@@ -42,8 +42,8 @@ class Work {
 /// One collective call, framework-free. Spans are borrowed until the Work is done.
 struct Request {
   GroupId group;
-  OpDescriptor descriptor;           ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
-  std::optional<std::string> name;   ///< Matched by name (any order on each rank), else by the group's call order.
+  OpDescriptor descriptor;          ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
+  std::optional<std::string> name;  ///< Matched by name (any order on each rank), else by the group's call order.
   /// Instead of both: the operation's own number, the same on all ranks, used once. With kNamedKey it may come in any
   /// order beside those of others.
   std::optional<std::uint64_t> key = {};

@@ -85,7 +85,11 @@ class Groups:
         session = process.session()
         if session is None:
             session = process.start(
-                {}, rank=options.group_rank, size=options.group_size, store=_own_store(options.store), generation=generation
+                {},
+                rank=options.group_rank,
+                size=options.group_size,
+                store=_own_store(options.store),
+                generation=generation,
             )
             self._owns_session = True
             # After the session's own exit handler, so before it: the last registered runs first.

@@ -44,9 +44,9 @@ struct Worker {
   bool has_left = false;
   Stage stage = Stage::kWaiting;
   WorkerId id = 0;
-  Message go;                   // Of the generation it joins.
-  std::uint64_t present = 0;    // The one it was in last,
-  std::vector<WorkerId> crew;   // and who is in it.
+  Message go;                  // Of the generation it joins.
+  std::uint64_t present = 0;   // The one it was in last,
+  std::vector<WorkerId> crew;  // and who is in it.
   bool has_told_broken = false;
   std::deque<Message> inbox;
   std::deque<Message> outbox;
@@ -101,7 +101,6 @@ class World {
   std::string play(std::uint64_t steps, std::uint32_t deaths, std::uint32_t arrivals) {
     steps_ = steps;
     for (std::uint64_t turn = 0; turn < 200'000; ++turn) {
-
       if (deaths > 0 && alive() > 1 && rendezvous_.generation() > 0 && pick(60) == 0) {
         --deaths;
         kill(workers_[pick(workers_.size())]);
@@ -114,7 +113,8 @@ class World {
       const std::size_t first = pick(workers_.size());
       for (std::size_t i = 0; i < workers_.size() && !any; ++i) any = act(workers_[(first + i) % workers_.size()]);
       if (!problem_.empty()) return problem_;
-      if (rendezvous_.has_ended()) return rendezvous_.ended_well() ? check_results() : "the job ended badly: " + last_words_;
+      if (rendezvous_.has_ended())
+        return rendezvous_.ended_well() ? check_results() : "the job ended badly: " + last_words_;
       if (!any) return "deadlock: " + describe();
     }
     return "it never ends: " + describe();
@@ -127,8 +127,9 @@ class World {
 
  private:
   std::size_t alive() const {
-    return static_cast<std::size_t>(
-        std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.is_alive && !worker.has_left && worker.present > 0; }));
+    return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) {
+      return worker.is_alive && !worker.has_left && worker.present > 0;
+    }));
   }
   bool somebody_is_done() const {
     return std::any_of(workers_.begin(), workers_.end(),

@@ -22,9 +22,7 @@ def launch(env, options, *arguments, settings=(), timeout=40):
     """`herringrun` with this file as the program."""
     extra = [f"--env={setting}" for setting in ("HERRING_INTERFACE=lo", "HERRING_DEAD_AFTER_S=1.5", *settings)]
     command = [sys.executable, "-m", "herring._launch", *options, *extra, sys.executable, str(Path(__file__).resolve())]
-    return subprocess.run(
-        [*command, *arguments], env=env, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    return subprocess.run([*command, *arguments], env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def report(done):

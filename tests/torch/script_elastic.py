@@ -7,7 +7,6 @@ import sys
 import torch
 import torch.distributed as dist
 
-import herring.torch
 from herring.torch.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)

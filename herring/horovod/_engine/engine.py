@@ -230,7 +230,9 @@ class Engine:
             return False
         changed = np.array([int(runtime.generation != self._generation)], np.int64)
         # Who has contributed 1 is in the next generation, and so is who has got it.
-        self.run("elastic", "changed", GLOBAL_SET, lambda call: collectives.all_reduce(call, [changed], [changed], "max"))
+        self.run(
+            "elastic", "changed", GLOBAL_SET, lambda call: collectives.all_reduce(call, [changed], [changed], "max")
+        )
         return runtime.let_in(self.session.config.join_timeout_s) or bool(changed[0])
 
     def drop_sets(self) -> None:

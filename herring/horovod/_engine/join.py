@@ -80,7 +80,9 @@ class Joins:
         """
         engine = self._engine
         if engine.session.elastic is not None:
-            raise InvalidArgumentError("join() does not work in an elastic job: let the ranks have equally many batches")
+            raise InvalidArgumentError(
+                "join() does not work in an elastic job: let the ranks have equally many batches"
+            )
         if engine.size == 1:
             return 0
         with engine.lock:
