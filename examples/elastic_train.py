@@ -53,7 +53,7 @@ def main() -> None:
         gradient = herring.allreduce(gradient)  # The average of those who are there.
         loss = herring.allreduce(np.array([np.mean(errors**2)]))[0]
         state.momentum = 0.9 * state.momentum + gradient
-        state.weights = state.weights - 0.002 * state.momentum
+        state.weights = state.weights - 0.0002 * state.momentum
         if herring.rank() == 0 and state.step % (steps // 10) == 0:
             print(f"step {state.step}: loss {loss:.5f} with {herring.size()} workers")
         state.step += 1
