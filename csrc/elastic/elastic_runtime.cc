@@ -336,7 +336,12 @@ void ElasticRuntime::Impl::shutdown() {
   drop_beside();
   if (old.runtime) old.runtime->shutdown();
   if (present.runtime) present.runtime->shutdown();
-  if (ended.is_ok()) {
+  bool is_well = false;
+  {
+    const std::scoped_lock lock(mutex);
+    is_well = ended.is_ok();
+  }
+  if (is_well) {
     send(MessageKind::kLeave, present.number);
     give_up(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
   }
