@@ -50,6 +50,8 @@ from herring._errors import (
     UnavailableError,
 )
 from herring._handle import Handle, to_seconds
+from herring._membership import Callback, MembershipChange
+from herring._membership import listeners as _listeners
 from herring._version import __version__
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "HerringTimeoutError",
     "InternalError",
     "InvalidArgumentError",
+    "MembershipChange",
     "MismatchError",
     "NotFiniteError",
     "PeerLostError",
@@ -81,6 +84,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "on_membership_change",
     "rank",
     "server_counters",
     "shutdown",
@@ -126,12 +130,12 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This worker's rank, 0 .. size()-1."""
+    """This worker's rank, 0 .. size()-1. In an elastic job it may change where size() does."""
     return _process.current().job.rank
 
 
 def size() -> int:
-    """Number of workers."""
+    """Number of workers; in an elastic job, now."""
     return _process.current().job.size
 
 
@@ -143,6 +147,15 @@ def local_rank() -> int:
 def local_size() -> int:
     """Number of workers on this host."""
     return _process.current().local_size
+
+
+def on_membership_change(callback: Callback) -> Callback:
+    """Calls `callback(MembershipChange)` each time an elastic job has lost or gained workers; also as a decorator.
+
+    On a thread of its own, after rank() and size() have changed. docs/reliability.md, "Elastic jobs".
+    """
+    _listeners.add(callback)
+    return callback
 
 
 def description() -> str:

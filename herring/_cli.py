@@ -1,4 +1,4 @@
-"""The `herring` command: server, doctor, config, bench."""
+"""The `herring` command: server, rendezvous, doctor, config, bench."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--rank", type=int, required=True, help="0 to HERRING_SERVERS - 1, each once")
     server.add_argument("--quiet", action="store_true", help="do not print what was served at the end")
 
+    rendezvous = commands.add_parser(
+        "rendezvous",
+        help="hold together a job that may lose and gain processes",
+        description="Elastic jobs by hand: run one of these, and set HERRING_RENDEZVOUS=host:port (and HERRING_SECRET) "
+        "for it, every worker and every server; HERRING_ELASTIC=on for the workers. Ends with the job; exit status 0 "
+        "where it went well. herringrun --elastic does all this by itself.",
+    )
+    rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="workers to begin with")
+    rendezvous.add_argument("--servers", type=int, default=0, metavar="K", help="server processes to begin with")
+    rendezvous.add_argument(
+        "--min-workers", type=int, default=1, metavar="M", help="with fewer the job ends (default 1)"
+    )
+
     doctor = commands.add_parser(
         "doctor",
         help="what this machine has, and what Herring would choose and why",
@@ -54,10 +67,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server(args: argparse.Namespace) -> int:
-    from herring._job import join_as_server
+    from herring._job import is_elastic, join_as_server, join_elastic_as_server, read_settings
 
-    job = join_as_server(args.rank)
-    process = job.start()
+    config = read_settings({})
+    job = None if is_elastic(config) else join_as_server(args.rank, config)
+    process = join_elastic_as_server(args.rank, config) if job is None else job.start()
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -77,7 +91,8 @@ def _server(args: argparse.Namespace) -> int:
     finally:
         counters = process.counters()
         process.close()
-        job.close()
+        if job is not None:
+            job.close()
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
@@ -87,6 +102,35 @@ def _server(args: argparse.Namespace) -> int:
             f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most\n"
         )
     return 0
+
+
+def _rendezvous(args: argparse.Namespace) -> int:
+    from herring import _core
+    from herring._job import read_settings
+    from herring._rendezvous import from_hub_setting
+
+    config = read_settings({})
+    if not config.rendezvous:
+        print("herring rendezvous: set HERRING_RENDEZVOUS=host:port, as for the workers", file=sys.stderr)
+        return 2
+    place = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
+    rendezvous = _core.Rendezvous(
+        config=config,
+        listen_host=place.host,
+        port=place.ports[0],
+        workers=args.workers,
+        servers=args.servers,
+        min_workers=args.min_workers,
+    )
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        return 0 if rendezvous.wait() else 1
+    finally:
+        rendezvous.close()
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -115,13 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
-        if args.command == "server":
-            return _server(args)
-        if args.command == "doctor":
-            return _doctor(args)
-        if args.command == "bench":
-            return _bench(args)
-        return _config()
+        run = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "bench": _bench}.get(args.command)
+        return _config() if run is None else run(args)
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,8 @@ from types import TracebackType
 
 from herring import _core
 from herring._errors import HerringError, InvalidArgumentError, ShutdownError
-from herring._job import WorkerJob, join_as_worker, read_settings
+from herring._job import ElasticJob, WorkerJob, is_elastic, join_as_worker, join_elastic, read_settings
+from herring._membership import listeners
 from herring._rendezvous import Store
 
 _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -23,7 +24,7 @@ _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None
 class Session:
     """A worker from init() to shutdown()."""
 
-    job: WorkerJob
+    job: WorkerJob | ElasticJob
     runtime: _core.Runtime
 
     @property
@@ -32,16 +33,22 @@ class Session:
         return self.job.config
 
     @property
+    def elastic(self) -> _core.ElasticRuntime | None:
+        """The runtime where the job may lose and gain workers."""
+        job = self.job
+        return job.runtime if isinstance(job, ElasticJob) and job.config.elastic == "on" else None
+
+    @property
     def local_rank(self) -> int:
         """As the launcher counts, else as the runtime does (workers that share this host's memory)."""
         told = self.job.placement.local_rank
-        return self.runtime.local_rank if told is None else told
+        return self.runtime.local_rank if told is None or self.elastic else told
 
     @property
     def local_size(self) -> int:
         """Workers on this host, counted likewise."""
         told = self.job.placement.local_size
-        return self.runtime.local_size if told is None else told
+        return self.runtime.local_size if told is None or self.elastic else told
 
 
 class Process:
@@ -84,7 +91,12 @@ class Process:
             if self._session is not None:
                 _check_same(self._session, settings, rank, size)
                 return self._session
-            job = join_as_worker(read_settings(settings), rank=rank, size=size, store=store, generation=generation)
+            config = read_settings(settings)
+            job: WorkerJob | ElasticJob
+            if is_elastic(config):
+                job = join_elastic(config, rank=rank, size=size)
+            else:
+                job = join_as_worker(config, rank=rank, size=size, store=store, generation=generation)
             try:
                 runtime = job.start_runtime()
             except BaseException as error:
@@ -94,6 +106,8 @@ class Process:
                 job.close()
                 raise
             self._session = Session(job, runtime)
+            if self._session.elastic is not None:
+                listeners.listen_to(self._session.elastic)
             self._ended = False
             self._install_hooks()
             return self._session

@@ -94,6 +94,65 @@ class ServerJob:
         self.client.leave()
 
 
+class _ElasticClient:
+    """What others ask of a job's hub client, in an elastic job."""
+
+    def __init__(self, runtime: _core.ElasticRuntime) -> None:
+        self._runtime = runtime
+
+    @property
+    def job_id(self) -> int:
+        """Of the present generation."""
+        return self._runtime.job_id
+
+    @property
+    def workers(self) -> list[_core.Member]:
+        """Of the present generation, by rank."""
+        return self._runtime.workers
+
+    @property
+    def servers(self) -> list[_core.Member]:
+        """Of the present generation, by rank."""
+        return self._runtime.server_processes
+
+    def report_failure(self, reason: str) -> None:
+        """The runtime's abort says it."""
+
+    def leave(self) -> None:
+        """The runtime's shutdown does."""
+
+
+@dataclass
+class ElasticJob:
+    """A worker of a job that has a rendezvous: others may come and go (csrc/elastic)."""
+
+    config: _core.Config
+    placement: Placement
+    runtime: _core.ElasticRuntime
+
+    @property
+    def client(self) -> _ElasticClient:
+        """Who else is here."""
+        return _ElasticClient(self.runtime)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+        return self.runtime.rank
+
+    @property
+    def size(self) -> int:
+        """Number of workers now."""
+        return self.runtime.size
+
+    def start_runtime(self) -> _core.Runtime:
+        """It runs already."""
+        return self.runtime
+
+    def close(self) -> None:
+        """Nothing beyond the runtime's shutdown."""
+
+
 def read_settings(settings: Mapping[str, object]) -> _core.Config:
     """HERRING_* and the API's settings, which win: `chunk_bytes="64KB"` is HERRING_CHUNK_BYTES=64KB.
 
@@ -106,6 +165,44 @@ def read_settings(settings: Mapping[str, object]) -> _core.Config:
         text = ("on" if value else "off") if isinstance(value, bool) else str(value)
         overrides["HERRING_" + name.upper()] = text
     return _core.read_config(overrides)
+
+
+def is_elastic(config: _core.Config) -> bool:
+    """Whether this process finds its job through a rendezvous. Raises where it would need one and has none."""
+    if config.elastic == "on" and not config.rendezvous:
+        raise InvalidArgumentError(
+            "an elastic job needs a rendezvous: start it with `herringrun --elastic`, or run `herring rendezvous` and "
+            "set HERRING_RENDEZVOUS=host:port for every process"
+        )
+    return bool(config.rendezvous)
+
+
+def join_elastic(config: _core.Config, *, rank: int | None = None, size: int | None = None) -> ElasticJob:
+    """Enters the rendezvous and waits to be let into the job, at most HERRING_JOIN_TIMEOUT_S."""
+    placement = find_placement(rank, size, os.environ)
+    meeting = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
+    runtime = _core.ElasticRuntime(
+        config=config,
+        host=meeting.host,
+        port=meeting.ports[0],
+        rank=placement.rank,
+        fabric_search=fabric_search(),
+        timeout=config.join_timeout_s,
+    )
+    return ElasticJob(config, placement, runtime)
+
+
+def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServer:
+    """Likewise; the servers' ranks follow from the order of these where they start together."""
+    meeting = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
+    return _core.ElasticServer(
+        config=config,
+        host=meeting.host,
+        port=meeting.ports[0],
+        rank=rank,
+        fabric_search=fabric_search(),
+        timeout=config.join_timeout_s,
+    )
 
 
 def join_as_worker(

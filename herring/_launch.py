@@ -34,6 +34,7 @@ EPILOG = """\
 examples:
   herringrun -np 4 python train.py
   herringrun -np 2 --servers 2 python train.py --epochs 3
+  herringrun -np 4 --elastic --restart-workers 3 python train.py
 
 Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 Several machines: start the workers with torchrun or mpirun, and servers with `herring server` (see docs/launching.md).
@@ -60,6 +61,10 @@ class _Process:
     def is_server(self) -> bool:
         return self.name.startswith("server ")
 
+    @property
+    def is_worker(self) -> bool:
+        return self.name.startswith("rank ")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -72,6 +77,24 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="server processes (default 0: servers are inside the workers)",
+    )
+    parser.add_argument("--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)")
+    parser.add_argument(
+        "--min-workers", type=int, default=1, metavar="M", help="--elastic: with fewer the job ends (default 1)"
+    )
+    parser.add_argument(
+        "--restart-workers",
+        type=int,
+        default=0,
+        metavar="R",
+        help="--elastic: start a worker that died again, so often in all (default 0)",
+    )
+    parser.add_argument(
+        "--restart-servers",
+        type=int,
+        default=0,
+        metavar="R",
+        help="start a server that died again, so often in all (default 0); training goes on meanwhile",
     )
     parser.add_argument("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
     parser.add_argument(
@@ -203,6 +226,10 @@ def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _has_rendezvous(args: argparse.Namespace) -> bool:
+    return bool(args.elastic or args.restart_servers)
+
+
 def _environments(args: argparse.Namespace, extra: dict[str, str]) -> tuple[list[dict[str, str]], dict[str, str]]:
     base = dict(os.environ)
     base.update(extra)
@@ -211,6 +238,9 @@ def _environments(args: argparse.Namespace, extra: dict[str, str]) -> tuple[list
     base["WORLD_SIZE"] = str(args.num_proc)
     base["HERRING_SERVERS"] = str(args.servers)
     base["HERRING_HUB"] = f"127.0.0.1:{_free_port()}"
+    if _has_rendezvous(args):
+        base["HERRING_RENDEZVOUS"] = f"127.0.0.1:{_free_port()}"
+        base["HERRING_ELASTIC"] = "on" if args.elastic else "off"
     base.setdefault("HERRING_SECRET", secrets.token_hex(16))
     cores = len(os.sched_getaffinity(0))
     base.setdefault("OMP_NUM_THREADS", str(max(1, cores // args.num_proc)))
@@ -249,41 +279,110 @@ def _dead_after_s(env: Mapping[str, str]) -> float:
         return DEAD_AFTER_S  # The workers say that it is bad.
 
 
-def _may_go_on(process: _Process, running: list[_Process], failover: bool) -> bool:
-    """Whether the workers can do without it."""
-    return failover and process.is_server and (not running or any(other.is_server for other in running))
+@dataclass
+class _Policy:
+    """What the job can do without, and who is started again."""
+
+    failover: bool
+    elastic: bool
+    min_workers: int
+    restart_workers: int
+    restart_servers: int
+    commands: dict[str, tuple[list[str], dict[str, str]]]  # By name: how it was started.
+    finished: int = 0  # Workers that ended well.
+
+    def note(self, process: _Process) -> None:
+        """It has ended."""
+        if process.is_worker and process.code == 0:
+            self.finished += 1
+
+    def may_go_on(self, process: _Process, running: list[_Process]) -> str:
+        """With whom the workers can do without it; empty where they cannot."""
+        if process.is_worker and self.elastic:
+            left = sum(other.is_worker for other in running)
+            # Where some have finished, who is left goes on by itself.
+            if self.finished or left >= self.min_workers:
+                return f"the other {left} workers" if left else "nobody: the others have finished"
+        if process.is_server and (self.failover or self.restart_servers or self.elastic):
+            if not running or any(other.is_server for other in running):
+                return "the other servers" if self.failover else "servers that come back"
+            if self.elastic or self.restart_servers:
+                return "servers inside the workers" if self.elastic else ""
+        return ""
+
+    def takes_back(self, process: _Process, running: list[_Process]) -> bool:
+        """Whether to start it again; counts."""
+        if not any(other.is_worker for other in running):
+            return False
+        if process.is_server and self.restart_servers > 0:
+            self.restart_servers -= 1
+            return True
+        if process.is_worker and self.elastic and self.restart_workers > 0 and not self.finished:
+            self.restart_workers -= 1
+            return True
+        return False
 
 
-def _watch(job: _Job, dead_after_s: float, failover: bool) -> int:
+def _kill_stopped(job: _Job, dead_after_s: float) -> None:
+    """An elastic job goes on without a worker that stands still; it may be started again, but never go on itself."""
+    now = time.monotonic()
+    for process in job.running():
+        if process.is_worker and process.note_stopped(now) > dead_after_s:
+            print(f"herringrun: {process.name} has been stopped (SIGSTOP) for {dead_after_s:g} s", file=sys.stderr)
+            process.popen.kill()
+
+
+def _report_stopped(job: _Job, dead_after_s: float, failover: bool) -> bool:
+    """True where a process stood still while others had finished: the job is ended."""
+    stopped = _find_stopped(job, dead_after_s, failover)
+    if stopped is None:
+        return False
+    print(
+        f"herringrun: {stopped.name} has been stopped (SIGSTOP) for {dead_after_s:g} s while others have finished; "
+        "ending the job",
+        file=sys.stderr,
+    )
+    job.stop()
+    job.drain_output()
+    return True
+
+
+def _goes_on(job: _Job, process: _Process, policy: _Policy) -> bool:
+    """Whether the job goes on though this process failed; starts it again where that is wanted."""
+    how = _how_it_ended(process.code or 0)
+    running = job.running()
+    whom = policy.may_go_on(process, running)
+    if not whom:
+        return False
+    again = policy.takes_back(process, running)
+    more = "; it is started again" if again else ""
+    print(f"herringrun: {process.name} {how}; the job goes on with {whom}{more}", file=sys.stderr)
+    if again:
+        job.start(process.name, *policy.commands[process.name])
+    return True
+
+
+def _watch(job: _Job, dead_after_s: float, policy: _Policy) -> int:
     """Until all are gone; ends the job when one fails that is needed. Returns the exit code."""
     failed: _Process | None = None
     give_up = float("inf")
     some_have_finished, next_look = False, 0.0
     while job.running():
-        if some_have_finished and failed is None and time.monotonic() >= next_look:
+        if (some_have_finished or policy.elastic) and failed is None and time.monotonic() >= next_look:
             next_look = time.monotonic() + STOPPED_CHECK_S
-            stopped = _find_stopped(job, dead_after_s, failover)
-            if stopped is not None:
-                print(
-                    f"herringrun: {stopped.name} has been stopped (SIGSTOP) for {dead_after_s:g} s while others have "
-                    "finished; ending the job",
-                    file=sys.stderr,
-                )
-                job.stop()
-                job.drain_output()
+            if policy.elastic:
+                _kill_stopped(job, dead_after_s)
+            elif _report_stopped(job, dead_after_s, policy.failover):
                 return 1
         for process in job.poll(0.05):
             some_have_finished = True
-            if process.code == 0 or failed is not None:
-                continue
-            how = _how_it_ended(process.code or 0)
-            if _may_go_on(process, job.running(), failover):
-                print(f"herringrun: {process.name} {how}; the job goes on with the other servers", file=sys.stderr)
+            policy.note(process)
+            if process.code == 0 or failed is not None or _goes_on(job, process, policy):
                 continue
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S
-            print(f"herringrun: {process.name} {how}; ending the job", file=sys.stderr)
-        if give_up == float("inf") and all(process.is_server for process in job.running()):
+            print(f"herringrun: {process.name} {_how_it_ended(process.code or 0)}; ending the job", file=sys.stderr)
+        if give_up == float("inf") and not any(process.is_worker for process in job.running()):
             # Servers leave when the last worker has; one that is stopped never would.
             give_up = time.monotonic() + FAILURE_GRACE_S
         if time.monotonic() > give_up and job.running():
@@ -294,18 +393,40 @@ def _watch(job: _Job, dead_after_s: float, failover: bool) -> int:
     return 0 if failed is None else _exit_code(failed.code or 0)
 
 
+def _commands(
+    args: argparse.Namespace, extra: dict[str, str], command: list[str]
+) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """How each process is started, by its name, in order."""
+    worker_envs, server_env = _environments(args, extra)
+    herring = [sys.executable, "-m", "herring._cli"]
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {}
+    if _has_rendezvous(args):
+        sizes = ["--workers", str(args.num_proc), "--servers", str(args.servers)]
+        least = ["--min-workers", str(args.min_workers)]
+        commands["rendezvous"] = ([*herring, "rendezvous", *sizes, *least], server_env)
+    for rank, env in enumerate(worker_envs):
+        commands[f"rank {rank}"] = (command, env)
+    for index in range(args.servers):
+        commands[f"server {index}"] = ([*herring, "server", "--rank", str(index)], server_env)
+    return commands
+
+
 def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) -> int:
     job = _Job(args.tag_output, args.verbose)
-    worker_envs, server_env = _environments(args, extra)
+    commands = _commands(args, extra, command)
     try:
-        for rank, env in enumerate(worker_envs):
-            job.start(f"rank {rank}", command, env)
-        for index in range(args.servers):
-            job.start(
-                f"server {index}", [sys.executable, "-m", "herring._cli", "server", "--rank", str(index)], server_env
-            )
-        failover = args.servers > 1 and server_env.get("HERRING_FAILOVER", "auto").lower() != "off"
-        return _watch(job, _dead_after_s(server_env), failover)
+        for name, (arguments, env) in commands.items():
+            job.start(name, arguments, env)
+        env = next(iter(commands.values()))[1]
+        policy = _Policy(
+            failover=args.servers > 1 and env.get("HERRING_FAILOVER", "auto").lower() != "off",
+            elastic=args.elastic,
+            min_workers=args.min_workers,
+            restart_workers=args.restart_workers,
+            restart_servers=args.restart_servers,
+            commands=commands,
+        )
+        return _watch(job, _dead_after_s(env), policy)
     except _Interrupted as interrupted:
         print(f"herringrun: {signal.Signals(interrupted.number).name}: stopping the job", file=sys.stderr)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -316,15 +437,28 @@ def _run(args: argparse.Namespace, extra: dict[str, str], command: list[str]) ->
         job.send_signal(signal.SIGKILL)
 
 
+def _problem_of(args: argparse.Namespace) -> str:
+    """What is wrong with the numbers; empty for nothing."""
+    if args.num_proc < 1:
+        return f"-np {args.num_proc}: at least one worker is needed"
+    for name in ("servers", "restart_servers", "restart_workers"):
+        if getattr(args, name) < 0:
+            return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
+    if not 1 <= args.min_workers <= args.num_proc:
+        return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
+    if args.restart_workers and not args.elastic:
+        return "--restart-workers: only with --elastic; else a worker's death ends the job"
+    return ""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0."""
     parser = _parser()
     args = parser.parse_args(argv)
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if args.num_proc < 1:
-        return _fail(f"-np {args.num_proc}: at least one worker is needed")
-    if args.servers < 0:
-        return _fail(f"--servers {args.servers}: a number of processes, 0 or more")
+    problem = _problem_of(args)
+    if problem:
+        return _fail(problem)
     if not command:
         return _fail("no program to run; for example: herringrun -np 2 python train.py")
     if shutil.which(command[0]) is None:

@@ -78,12 +78,12 @@ def derived_ports(master_port: int) -> tuple[int, ...]:
     return tuple(_FIRST_PORT + (master_port - _FIRST_PORT + _PORT_STEP * step) % span for step in steps)
 
 
-def from_hub_setting(hub: str, secret: str) -> Meeting:
+def from_hub_setting(hub: str, secret: str, setting: str = "HERRING_HUB") -> Meeting:
     """HERRING_HUB's host:port; IPv6 addresses in brackets. Raises InvalidArgumentError."""
     host, separator, port = hub.rpartition(":")
     if not separator or not host:
-        raise InvalidArgumentError(f"HERRING_HUB is {hub!r}; it must be host:port")
-    return Meeting(host.strip("[]"), (_port(port, "HERRING_HUB"),), secret)
+        raise InvalidArgumentError(f"{setting} is {hub!r}; it must be host:port")
+    return Meeting(host.strip("[]"), (_port(port, setting),), secret)
 
 
 def from_master(environment: Mapping[str, str], secret: str) -> Meeting | None:

@@ -47,6 +47,7 @@ MAY_INCLUDE = {
     "worker": {"core", "wire", "fusion_buffer"},
     "point_to_point": {"core", "wire"},
     "runtime": EVERYTHING,
+    "elastic": {"core", "runtime"},
 }
 FRAMEWORK = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11|tensorflow|tsl|xla|absl)/|Python\.h$|numpy/")
 # Pure engines are told the time and own nothing: no thread, lock, clock, socket or file.
@@ -79,8 +80,10 @@ def name_of(path: Path) -> str:
 
 def is_engine(path: Path) -> bool:
     folder = path.relative_to(CSRC).parts[0]
-    return folder in {"wire", "worker", "point_to_point"} or (
-        folder in {"server", "intra_node"} and path.name.startswith("engine")
+    return (
+        folder in {"wire", "worker", "point_to_point"}
+        or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
+        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous"})
     )
 
 
@@ -308,7 +311,7 @@ def test_the_reduction_is_used_by_server_and_runtime_alone() -> None:
 
 
 def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
-    open_to_bindings = {"core", "runtime", "efa", "intra_node", "fusion_buffer"}
+    open_to_bindings = {"core", "runtime", "elastic", "efa", "intra_node", "fusion_buffer"}
     problems = [
         f"{name_of(path)} includes {name}"
         for path in cpp_files(BINDINGS)

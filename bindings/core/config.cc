@@ -23,6 +23,8 @@ const char* text(Switch value) {
   return "off";
 }
 
+const char* text(Toggle value) { return value == Toggle::kOn ? "on" : "off"; }
+
 const char* text(LogLevel level) {
   switch (level) {
     case LogLevel::kError:
@@ -95,6 +97,9 @@ void bind_config(py::module_& module) {
       .def_property_readonly("simd", reader(&Config::simd))
       .def_property_readonly("secret", reader(&Config::secret))
       .def_property_readonly("hub", reader(&Config::hub))
+      .def_property_readonly("elastic", [](const PyConfig& self) { return text(self.result.config.elastic); })
+      .def_property_readonly("rendezvous", reader(&Config::rendezvous))
+      .def_property_readonly("journal_bytes", reader(&Config::journal_bytes))
       .def_property_readonly("log_level", [](const PyConfig& self) { return text(self.result.config.log_level); })
       .def_property_readonly("origins", &origins)
       .def("with_secret",

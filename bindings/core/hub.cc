@@ -6,10 +6,17 @@
 
 #include "bindings/core/py_config.h"
 #include "bindings/core/py_hub.h"
+#include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "intra_node/neighborhood.h"
 
 namespace herring::python {
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof name - 1) == 0 ? std::string(name) : std::string("unknown host");
+}
+
 namespace {
 
 using runtime::Hub;
@@ -45,11 +52,6 @@ Role parse_role(const std::string& role) {
   if (role == "worker") return Role::kWorker;
   if (role == "server") return Role::kServer;
   throw Error(Code::kInvalidArgument, "a role is 'worker' or 'server', not '" + role + "'");
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? std::string(name) : std::string("unknown host");
 }
 
 std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> ports, const std::string& role,

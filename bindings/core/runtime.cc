@@ -3,25 +3,33 @@
 #include "bindings/core/buffer.h"
 #include "bindings/core/py_config.h"
 #include "bindings/core/py_hub.h"
+#include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "bindings/core/work.h"
 
 namespace herring::python {
+
+py::dict to_dict(const runtime::ServerCounters& counters) {
+  py::dict entry;
+  entry["server"] = counters.server;
+  entry["place"] = counters.place;
+  entry["bytes_received"] = counters.bytes_received;
+  entry["bytes_sent"] = counters.bytes_sent;
+  entry["ops"] = counters.ops;
+  entry["memory_bound_bytes"] = counters.memory_bound_bytes;
+  return entry;
+}
+
 namespace {
 
+using runtime::Communicator;
 using runtime::Runtime;
 using runtime::ServerCounters;
 using runtime::ServerProcess;
 
 /// The name of the capsule, and the contract with every other extension that opens it: a heap
-/// std::shared_ptr<herring::runtime::Runtime>*, which the capsule frees.
+/// std::shared_ptr<herring::runtime::Communicator>*, which the capsule frees.
 constexpr const char* kCapsuleName = "herring.runtime";
-
-struct PyRuntime {
-  PyRuntime(std::shared_ptr<Runtime> runtime, double timeout) : owned(std::move(runtime)), timeout_s(timeout) {}
-  ProcessOwned<Runtime> owned;
-  double timeout_s;  ///< Of operations that say none.
-};
 
 /// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
 struct PyMemory {
@@ -46,10 +54,10 @@ std::unique_ptr<PyRuntime> make_runtime(const PyConfig& config, const PyHubClien
 }
 
 py::capsule make_capsule(const PyRuntime& self) {
-  auto holder = std::make_unique<std::shared_ptr<Runtime>>(self.owned.get());
+  auto holder = std::make_unique<std::shared_ptr<Communicator>>(self.owned.get());
   py::capsule capsule(holder.get(), kCapsuleName, [](PyObject* object) {
-    std::unique_ptr<std::shared_ptr<Runtime>> last(
-        static_cast<std::shared_ptr<Runtime>*>(PyCapsule_GetPointer(object, kCapsuleName)));
+    std::unique_ptr<std::shared_ptr<Communicator>> last(
+        static_cast<std::shared_ptr<Communicator>*>(PyCapsule_GetPointer(object, kCapsuleName)));
     py::gil_scoped_release unlocked;
     last.reset();
   });
@@ -60,17 +68,6 @@ py::capsule make_capsule(const PyRuntime& self) {
 std::unique_ptr<PyMemory> allocate(const PyRuntime& self, std::size_t bytes) {
   std::shared_ptr<std::byte> memory = self.owned.get()->allocate(bytes);
   return memory ? std::make_unique<PyMemory>(std::move(memory), bytes) : nullptr;
-}
-
-py::dict to_dict(const ServerCounters& counters) {
-  py::dict entry;
-  entry["server"] = counters.server;
-  entry["place"] = counters.place;
-  entry["bytes_received"] = counters.bytes_received;
-  entry["bytes_sent"] = counters.bytes_sent;
-  entry["ops"] = counters.ops;
-  entry["memory_bound_bytes"] = counters.memory_bound_bytes;
-  return entry;
 }
 
 py::list server_counters(const PyRuntime& self) {

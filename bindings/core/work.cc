@@ -9,7 +9,7 @@ namespace herring::python {
 
 namespace {
 
-using runtime::Runtime;
+using runtime::Communicator;
 using runtime::Work;
 
 ReduceOp parse_op(const std::string& text) {
@@ -152,7 +152,7 @@ runtime::Request make_request(const SubmitArguments& arguments, Arrays& arrays) 
 
 }  // namespace
 
-std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments) {
+std::unique_ptr<PyWork> submit(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments) {
   Arrays arrays;
   const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
@@ -167,7 +167,7 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Runtime>& runtime, const Su
   return result;
 }
 
-void run(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& arguments, double default_timeout) {
+void run(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments, double default_timeout) {
   // An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
   constexpr double kGrace = 60;
   const Instant deadline = deadline_after(arguments.timeout.value_or(default_timeout) + kGrace);
@@ -192,7 +192,7 @@ void run(const std::shared_ptr<Runtime>& runtime, const SubmitArguments& argumen
   work->status().or_throw();
 }
 
-std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
   if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank; there is none named");
   const Buffer data = take_buffer(arguments.memory, Access::kRead, "the message");
   runtime::Send message;
@@ -208,7 +208,7 @@ std::unique_ptr<PyWork> send(const std::shared_ptr<Runtime>& runtime, const Mess
   return std::make_unique<PyWork>(std::move(work));
 }
 
-std::unique_ptr<PyWork> receive(const std::shared_ptr<Runtime>& runtime, const MessageArguments& arguments) {
+std::unique_ptr<PyWork> receive(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
   const Buffer memory = take_buffer(arguments.memory, Access::kWrite, "the memory for the message");
   runtime::Receive message;
   message.group = GroupId{arguments.group};

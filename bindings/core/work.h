@@ -46,13 +46,15 @@ struct MessageArguments {
 
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
-std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments);
+std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments);
 /// submit() and wait in one, without what only a call that goes on needs: for small arrays that is most of the time.
 /// Throws what the operation failed with. `default_timeout` in seconds, where the arguments have none.
-void run(const std::shared_ptr<runtime::Runtime>& runtime, const SubmitArguments& arguments, double default_timeout);
+void run(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments,
+         double default_timeout);
 /// Likewise.
-std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
-std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Runtime>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
+std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,
+                                const MessageArguments& arguments);
 
 void bind_work(py::module_& module);
 

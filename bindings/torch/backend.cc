@@ -48,7 +48,7 @@ struct Backend::Pending {
   };
 };
 
-Process::Process(std::shared_ptr<runtime::Runtime> shared_runtime)
+Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime)
     : runtime(std::move(shared_runtime)), pid(getpid()) {}
 
 Process::~Process() {
@@ -58,7 +58,7 @@ Process::~Process() {
     return;
   }
   // A forked child: the threads that destructors would wait for exist in the parent only. Leaked on purpose.
-  static_cast<void>(new std::shared_ptr<runtime::Runtime>(std::move(runtime)));
+  static_cast<void>(new std::shared_ptr<runtime::Communicator>(std::move(runtime)));
 }
 
 void append(Step& step, std::function<void()> then) {

@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "runtime/runtime.h"
+#include "runtime/communicator.h"
 #include "tensors.h"
 #include "work.h"
 
@@ -22,12 +22,12 @@ namespace herring::torch_binding {
 
 /// What all groups of a process share.
 struct Process {
-  explicit Process(std::shared_ptr<runtime::Runtime> shared_runtime);
+  explicit Process(std::shared_ptr<runtime::Communicator> shared_runtime);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  std::shared_ptr<runtime::Runtime> runtime;
+  std::shared_ptr<runtime::Communicator> runtime;
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 

@@ -17,12 +17,12 @@ namespace {
 constexpr const char* kCapsuleName = "herring.runtime";
 
 /// herring._core has another pybind11, whose types this module cannot see: the runtime comes in a capsule that holds a
-/// std::shared_ptr<runtime::Runtime>*.
+/// std::shared_ptr<runtime::Communicator>*.
 std::shared_ptr<Process> make_process(const py::capsule& capsule) {
   const char* const name = capsule.name();
   TORCH_CHECK_VALUE(name != nullptr && std::string_view(name) == kCapsuleName, "herring: expected a capsule named '",
                     kCapsuleName, "', got '", name == nullptr ? "" : name, "'");
-  return std::make_shared<Process>(*capsule.get_pointer<std::shared_ptr<runtime::Runtime>>());
+  return std::make_shared<Process>(*capsule.get_pointer<std::shared_ptr<runtime::Communicator>>());
 }
 
 /// A Python callable that may be called and dropped on any thread, with or without the GIL.

@@ -25,7 +25,7 @@ std::exception_ptr to_exception(const char* title, const Status& status) {
   return std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, text));
 }
 
-Work::Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime)
+Work::Work(WorkInfo info, std::shared_ptr<runtime::Communicator> runtime)
     : c10d::Work(info.rank, info.op_type, info.title, info.inputs),
       info_(std::move(info)),
       runtime_(std::move(runtime)) {}
@@ -41,7 +41,7 @@ Work::~Work() {
   for (const std::shared_ptr<runtime::Work>& part : parts_) part->on_done([kept](const Status&) {});
 }
 
-c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime) {
+c10::intrusive_ptr<Work> Work::start(WorkInfo info, Step first, std::shared_ptr<runtime::Communicator> runtime) {
   const bool is_async = info.is_async;
   auto work = c10::make_intrusive<Work>(std::move(info), std::move(runtime));
   work->enter(std::move(first));

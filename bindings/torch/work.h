@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#include "runtime/runtime.h"
+#include "runtime/communicator.h"
 
 namespace herring::torch_binding {
 
@@ -50,8 +50,8 @@ struct WorkInfo {
 class Work final : public c10d::Work {
  public:
   /// Submits `first`. Use this, not the constructor.
-  static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Runtime> runtime);
-  Work(WorkInfo info, std::shared_ptr<runtime::Runtime> runtime);
+  static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Communicator> runtime);
+  Work(WorkInfo info, std::shared_ptr<runtime::Communicator> runtime);
   ~Work() override;
 
   bool isCompleted() override;
@@ -82,7 +82,7 @@ class Work final : public c10d::Work {
   [[noreturn]] void throw_wait_timed_out(std::chrono::milliseconds timeout) const;
 
   WorkInfo info_;
-  const std::shared_ptr<runtime::Runtime> runtime_;
+  const std::shared_ptr<runtime::Communicator> runtime_;
   const at::ThreadLocalState caller_state_;  ///< Profiler, grad and inference mode of the caller.
   // Guarded by mutex_ (c10d::Work's):
   Parts parts_;                                    ///< Of the current step.

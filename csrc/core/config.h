@@ -39,7 +39,10 @@ struct Config {
   std::string interface;               ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
   std::string simd = "auto";           ///< HERRING_SIMD: auto, avx512, avx2, scalar.
   std::string secret;                  ///< HERRING_SECRET: authenticates the job's processes to each other.
-  std::string hub;  ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
+  std::string hub;                ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
+  Toggle elastic = Toggle::kOff;  ///< HERRING_ELASTIC: a worker's death does not end the job.
+  std::string rendezvous;         ///< HERRING_RENDEZVOUS: host:port of the launcher's rendezvous.
+  std::uint64_t journal_bytes = 256 << 20;  ///< HERRING_JOURNAL_BYTES: results kept for others in elastic jobs.
   LogLevel log_level = LogLevel::kWarning;  ///< HERRING_LOG: error, warning, info, debug.
 };
 

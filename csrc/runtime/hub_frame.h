@@ -43,8 +43,9 @@ enum class FrameType : std::uint8_t {
   kFail = 15,
   kLeave = 16,
   kClosing = 17,
+  kRendezvous = 18,  ///< Between workers, servers and the rendezvous of a job (elastic/message.h).
 };
-inline constexpr std::uint8_t kLastFrameType = 17;
+inline constexpr std::uint8_t kLastFrameType = 18;
 
 struct Frame {
   FrameType type = FrameType::kHello;

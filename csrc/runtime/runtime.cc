@@ -22,7 +22,6 @@ namespace herring::runtime {
 namespace {
 
 constexpr std::uint32_t kRingBytes = 256 << 10;
-constexpr std::uint64_t kNamedBit = std::uint64_t{1} << 63;
 // How long an orderly shutdown waits: for what is pending here, and for the others to have got everything that this
 // process's lanes owe them.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
@@ -33,21 +32,8 @@ Duration seconds(double value) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
 }
 
-/// FNV-1a: the same on every rank; the top bit keeps names apart from sequence numbers.
-std::uint64_t name_key(std::string_view name) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return hash | kNamedBit;
-}
-
-/// The key of the n-th use of a name. With failover no key is used twice: an operation that has ended on this rank may
-/// still be moving from a lost server on another.
-std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
-  return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedBit;
-}
-
 std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
-  return job_id ^ (name_key(host) & ~kNamedBit);
+  return job_id ^ (name_key(host) & ~kNamedKey);
 }
 
 std::shared_ptr<std::byte> map_private(std::size_t bytes) {
@@ -58,6 +44,18 @@ std::shared_ptr<std::byte> map_private(std::size_t bytes) {
 }
 
 }  // namespace
+
+std::uint64_t name_key(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash | kNamedKey;
+}
+
+// With failover no key is used twice: an operation that has ended on this rank may still be moving from a lost server
+// on another.
+std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
+  return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedKey;
+}
 
 class Runtime::Impl {
  public:
@@ -167,7 +165,7 @@ class Runtime::Impl {
         work->complete(valid);
         return work;
       }
-      operation->op = request.name ? key_of_name(*operation->group, *request.name) : operation->group->next_op++;
+      operation->op = key_of(*operation->group, request);
       if (operation->group->route.path != GroupRoute::Path::kAlone) {
         operation->is_waited_for = request.is_waited_for;
         progress->submit(operation);  // Under the lock, so that call order and sequence numbers agree.
@@ -182,8 +180,10 @@ class Runtime::Impl {
   }
 
   /// The caller holds the lock.
-  std::uint64_t key_of_name(Group& group, std::string_view name) const {
-    const std::uint64_t key = name_key(name);
+  std::uint64_t key_of(Group& group, const Request& request) const {
+    if (request.key) return *request.key;
+    if (!request.name) return group.next_op++;
+    const std::uint64_t key = name_key(*request.name);
     return placement.failover ? use_key(key, group.name_uses[key]++) : key;
   }
 
@@ -333,6 +333,11 @@ void Runtime::abort(const std::string& reason) {
   impl_->options.hub->report_failure(reason);
 }
 
+void Runtime::give_up(const Status& status) {
+  const std::scoped_lock lock(impl_->mutex);
+  if (!impl_->stopped) impl_->progress->fail(status);
+}
+
 void Runtime::shutdown() { impl_->shutdown(); }
 
 RuntimeStats Runtime::stats() const {
@@ -345,8 +350,11 @@ RuntimeStats Runtime::stats() const {
 
 namespace {
 
-void sum_over_workers(Runtime& runtime, std::vector<std::int64_t>& values) {
+/// By name, so that no numbered operation of the caller shifts against those of workers that call this at another
+/// point.
+void sum_over_workers(Runtime& runtime, const char* name, std::vector<std::int64_t>& values) {
   Request request;
+  request.name = name;
   request.descriptor.dtype = DataType::kInt64;
   request.descriptor.dims = 1;
   request.descriptor.shape[0] = values.size();
@@ -368,7 +376,7 @@ std::vector<Straggler> Runtime::stragglers() {
   mine[0] = static_cast<std::int64_t>(own.announces);
   mine[1] = static_cast<std::int64_t>(own.late_us);
   mine[2] = static_cast<std::int64_t>(own.came_last);
-  sum_over_workers(*this, values);
+  sum_over_workers(*this, "herring.stragglers", values);
   std::vector<Straggler> all;
   for (std::uint32_t rank = 0; rank < size(); ++rank) {
     const std::int64_t* row = &values[rank * kFields];
@@ -396,7 +404,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
       row[2] += static_cast<std::int64_t>(traffic[lane].messages);
     }
   }
-  sum_over_workers(*this, values);
+  sum_over_workers(*this, "herring.server_counters", values);
   std::vector<ServerCounters> counters;
   for (std::uint32_t server = 0; server < placement.servers; ++server) {
     const std::int64_t* row = &values[server * kFields];

@@ -85,7 +85,11 @@ class Groups:
         session = process.session()
         if session is None:
             session = process.start(
-                {}, rank=options.group_rank, size=options.group_size, store=options.store, generation=generation
+                {},
+                rank=options.group_rank,
+                size=options.group_size,
+                store=_own_store(options.store),
+                generation=generation,
             )
             self._owns_session = True
             # After the session's own exit handler, so before it: the last registered runs first.
@@ -117,27 +121,34 @@ class Groups:
             "rank": None if session is None else session.job.rank,
             "next": self._next_id,
         }
+        store = _own_store(options.store)
         if options.group_size == 1:
-            return _decide([mine], name, options.store)
+            return _decide([mine], name, store)
         prefix = f"herring/group/{generation}/"
-        options.store.set(f"{prefix}{options.group_rank}", json.dumps(mine))
+        store.set(f"{prefix}{options.group_rank}", json.dumps(mine))
         if options.group_rank == 0:
             keys = [f"{prefix}{rank}" for rank in range(options.group_size)]
-            _wait_for(options.store, keys, name)
-            said = [json.loads(value) for value in _get_all(options.store, keys)]
+            _wait_for(store, keys, name)
+            said = [json.loads(value) for value in _get_all(store, keys)]
             try:
-                agreement = _decide(said, name, options.store)
+                agreement = _decide(said, name, store)
             except InvalidArgumentError as error:
-                options.store.set(f"{prefix}verdict", json.dumps({"error": str(error)}))
+                store.set(f"{prefix}verdict", json.dumps({"error": str(error)}))
                 raise
             verdict = {"id": agreement.group_id, "ranks": agreement.job_ranks, "new": agreement.is_new_job}
-            options.store.set(f"{prefix}verdict", json.dumps(verdict))
+            store.set(f"{prefix}verdict", json.dumps(verdict))
             return agreement
-        _wait_for(options.store, [f"{prefix}verdict"], name)
-        verdict = json.loads(options.store.get(f"{prefix}verdict"))
+        _wait_for(store, [f"{prefix}verdict"], name)
+        verdict = json.loads(store.get(f"{prefix}verdict"))
         if "error" in verdict:
             raise InvalidArgumentError(verdict["error"])
         return _Agreement(verdict["id"], verdict["ranks"], verdict["new"])
+
+
+def _own_store(store: Any) -> Any:
+    """torchrun's agent lends one store to all rounds of a job that it starts again: each has keys of its own."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return store if attempt == "0" else PrefixStore(f"herring/attempt/{attempt}", store)
 
 
 def _decide(said: list[dict[str, Any]], name: str, store: Any) -> _Agreement:

@@ -1,7 +1,7 @@
-"""Elastic training's names: states that can be saved, restored and sent around, and the loop around training.
+"""Elastic training: states that can be saved, restored and sent around, and the loop around training.
 
-A job does not change its size yet: a lost process ends it. What run_fn does until then: it sends the state around
-before training, and where a collective fails it restores the last commit and says that the job cannot go on.
+In an elastic job (herringrun --elastic) a lost process costs no collective that the others can do; at the next commit()
+all ranks begin again with the size that there is then. In other jobs a lost process ends the job.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from herring._errors import UnavailableError
+from herring.horovod._engine.engine import home
 from herring.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 ResultT = TypeVar("ResultT")
@@ -41,7 +42,9 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt where the set of hosts has changed. It never has yet: a job keeps its size."""
+        """Raises HostsUpdatedInterrupt, on all ranks, where processes have gone or wait to come in. Collective."""
+        if home.current().has_changed():
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         """Keeps a copy of everything."""
@@ -85,8 +88,9 @@ class ObjectState(State):
 def run_fn(func: Callable[..., ResultT], reset: Callable[[], None]) -> Callable[..., ResultT]:
     """The loop of elastic training: func(state, ...) with the state the same on all ranks.
 
-    `reset` leaves and joins the job, which HostsUpdatedInterrupt (raised by the user's own code so far) asks for. Where
-    a collective fails, the state goes back to its last commit and UnavailableError says that the job cannot go on.
+    Where processes have come or gone, `reset` begins again with those that are there, and the state is sent around from
+    rank 0. Where a collective fails, the state goes back to its last commit before that; in a job that is not elastic
+    UnavailableError says that it cannot go on.
     """
 
     @functools.wraps(func)
@@ -99,10 +103,15 @@ def run_fn(func: Callable[..., ResultT], reset: Callable[[], None]) -> Callable[
                 return func(state, *args, **kwargs)
             except HorovodInternalError as error:
                 state.restore()
-                raise UnavailableError(
-                    f"a collective failed ({error}); the state is back at its last commit, but a job cannot go on "
-                    "with fewer processes yet: save a checkpoint and start it again"
-                ) from error
+                if home.current().session.elastic is None:
+                    raise UnavailableError(
+                        f"a collective failed ({error}); the state is back at its last commit, but only an elastic job "
+                        "(herringrun --elastic) goes on with fewer processes: save a checkpoint and start it again"
+                    ) from error
+                skip_sync = False
+                home.restart(failed=True)
+                state.on_reset()
+                continue
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
             reset()

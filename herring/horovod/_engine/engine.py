@@ -49,6 +49,7 @@ class Engine:
         self._next_unnamed: dict[int, int] = {}
         self._uses: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], tuple[Operation, Announcement]] = {}
+        self._generation = 0 if session.elastic is None else session.elastic.generation
         self.joins = Joins(self)
 
     # -- operations ---------------------------------------------------------------------------------------------
@@ -219,6 +220,28 @@ class Engine:
             told = ", ".join(f"rank {rank}: {table[rank].tolist()}" for rank in range(self.size))
             raise HorovodInternalError(f"{what}: ranks ask for different process sets: {told}")
 
+    # -- elastic jobs -------------------------------------------------------------------------------------------
+
+    def has_changed(self) -> bool:
+        """Whether the job has others in it than when this engine began, or will have now. Collective, in elastic jobs:
+        the same on all ranks; new workers have come in where it returns True."""
+        runtime = self.session.elastic
+        if runtime is None:
+            return False
+        changed = np.array([int(runtime.generation != self._generation)], np.int64)
+        # Who has contributed 1 is in the next generation, and so is who has got it.
+        self.run(
+            "elastic", "changed", GLOBAL_SET, lambda call: collectives.all_reduce(call, [changed], [changed], "max")
+        )
+        return runtime.let_in(self.session.config.join_timeout_s) or bool(changed[0])
+
+    def drop_sets(self) -> None:
+        """Process sets go with the engine."""
+        with self._lock:
+            for members in self._sets.values():
+                if members.set_id != GLOBAL_SET and members.index is not None:
+                    self.runtime.remove_group(members.set_id)
+
     # -- life ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -249,6 +272,23 @@ class Home:
                 if path and path.upper() != "DYNAMIC":  # Horovod's word for "may be started later", as it may always.
                     engine.timeline = Timeline(path, engine.rank)
             return engine
+
+    def restart(self, failed: bool) -> None:
+        """Begins again in the same job, with the ranks that are there now. Collective, in elastic jobs.
+
+        `failed`: operations may have been under way, and not the same on all ranks.
+        """
+        with self._lock:
+            engine = self.current()
+            runtime = engine.session.elastic
+            if runtime is None:
+                raise InvalidArgumentError("only an elastic job can begin again (herringrun --elastic)")
+            if failed:
+                runtime.start_again(engine.session.config.join_timeout_s)
+            engine.drop_sets()
+            engine.joins.close()
+            self._engine = Engine(engine.session, engine._owns_session)
+            self._engine.timeline = engine.timeline
 
     def peek(self) -> Engine | None:
         """The engine, if there is one whose session still runs."""

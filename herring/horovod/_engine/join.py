@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from herring import _core
-from herring._errors import HerringTimeoutError
+from herring._errors import HerringTimeoutError, InvalidArgumentError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.operation import Steps
@@ -59,7 +59,7 @@ class Joins:
         self._last_heard = time.monotonic()
         self._failure: Exception | None = None
         self._closed = False
-        if engine.size > 1:
+        if engine.size > 1 and engine.session.elastic is None:
             self._listen()
 
     def joined(self) -> set[int]:
@@ -79,6 +79,10 @@ class Joins:
         operation or joined; HorovodInternalError where the job has failed.
         """
         engine = self._engine
+        if engine.session.elastic is not None:
+            raise InvalidArgumentError(
+                "join() does not work in an elastic job: let the ranks have equally many batches"
+            )
         if engine.size == 1:
             return 0
         with engine.lock:

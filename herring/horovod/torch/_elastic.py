@@ -11,6 +11,7 @@ import torch
 
 from herring.horovod._engine import info
 from herring.horovod._engine.elastic import ObjectState, run_fn
+from herring.horovod._engine.engine import home
 from herring.horovod.torch._calls import shutdown
 from herring.horovod.torch._functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -23,6 +24,9 @@ def run(func: Callable[..., ResultT]) -> Callable[..., ResultT]:
 
 
 def _rejoin() -> None:
+    if home.current().session.elastic is not None:
+        home.restart(failed=False)
+        return
     shutdown()
     info.init()
 

@@ -20,6 +20,16 @@ __all__ = ["WireDtype", "wire_dtype_hook"]
 _WIRE_DTYPES = (torch.bfloat16, torch.float16)
 
 
+def average_hook(group: Any, bucket: GradBucket) -> Future[torch.Tensor]:
+    """Communication hook: the average over those who contribute, where DDP itself divides by the group's first size.
+
+    In an elastic job they are fewer when a worker is lost. `group` is the model's process group.
+    """
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
+    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
 class WireDtype:
     """State of `wire_dtype_hook`: one for each DDP model.
 

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as _TorchDDP
 
+from herring._context import process
 from herring.torch._launch import prepare_environment
 from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
-from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
+from herring.torch.parallel.compression import WireDtype, average_hook, wire_dtype_hook
 
 __all__ = ["DistributedDataParallel"]
 
@@ -34,6 +35,9 @@ class DistributedDataParallel(_TorchDDP):
 
     `wire_dtype` (torch.bfloat16 or torch.float16; Herring's own argument) sends float32 gradients in 16 bits; servers
     add them in float32 and round once. It is a communication hook: no other one can be registered beside it.
+
+    In an elastic job (herringrun --elastic) gradients are averaged over the workers that are left; that, too, is a
+    communication hook.
 
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
@@ -55,12 +59,16 @@ class DistributedDataParallel(_TorchDDP):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A pickle holds no hooks: this one is registered again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._comm_hooks = [each for each in self._comm_hooks if each[0] is not wire_dtype_hook]
+        own = (wire_dtype_hook, average_hook)
+        self._comm_hooks = [each for each in self._comm_hooks if each[0] not in own]
         self._register_wire_dtype()
 
     def _register_wire_dtype(self) -> None:
+        session = process.session()
         if self._wire_dtype is not None:
             self.register_comm_hook(WireDtype(self._wire_dtype, self.process_group), wire_dtype_hook)
+        elif session is not None and session.elastic is not None and dist.get_backend(self.process_group) == NAME:
+            self.register_comm_hook(self.process_group, average_hook)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it."""

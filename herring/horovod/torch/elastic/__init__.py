@@ -1,4 +1,4 @@
-"""horovod.torch.elastic's names. A job keeps its size so far: see herring.horovod._engine.elastic."""
+"""horovod.torch.elastic's names. See herring.horovod._engine.elastic."""
 
 from herring.horovod.torch._elastic import ElasticSampler, TorchState, run
 

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/log.h"
+#include "elastic/elastic_runtime.h"
+#include "elastic/journal.h"
+#include "elastic/rendezvous_client.h"
+#include "runtime/pending.h"
+
+namespace herring::elastic {
+
+using Data = std::shared_ptr<const std::vector<std::byte>>;
+
+/// An operation as its caller gave it, and what is kept of its data.
+struct Operation {
+  runtime::Request request;
+  std::vector<std::byte> source;  ///< Elastic, in place: what the memory held.
+  Data result;                    ///< Elastic: once complete, until settled.
+  std::shared_ptr<runtime::PendingWork> work;
+  std::uint64_t root = 0;  ///< Broadcast: id of the worker.
+  std::uint64_t run = 0;   ///< The generation that it runs in; 0: in none.
+};
+
+/// What becomes of an operation that this rank has not submitted yet, where that was settled without it.
+struct Outcome {
+  Status status;
+  Data result;
+};
+
+struct Group {
+  GroupId id;
+  std::vector<std::uint64_t> members;  ///< Ids, in group order.
+  std::vector<std::uint32_t> ranks;    ///< Of those in the present generation.
+  std::uint32_t index = 0;             ///< This worker among `ranks`.
+};
+
+/// Three kinds of threads: callers; those of the present Runtime, on which its operations end; and the supervisor,
+/// which listens to the rendezvous and alone goes from one generation to the next. Everything is under one mutex but
+/// copying of data, and what blocks.
+class ElasticRuntime::Impl final {
+ public:
+  Impl(const Home& given, Instant deadline);
+  ~Impl() { shutdown(); }
+
+  void add_group(GroupId id, std::span<const std::uint32_t> ranks);
+  void remove_group(GroupId id);
+  std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
+  /// The runtime that messages go through; null where `ended`. Waits for the end of a switch.
+  std::shared_ptr<runtime::Runtime> for_messages();
+  void abort(const std::string& reason);
+  void shutdown();
+  bool let_in(Instant deadline);
+  void start_again(Instant deadline);
+  void pass_boundary(std::unique_lock<std::mutex>& lock, Instant deadline);
+  bool is_ready_for_boundary() const;
+  void forget_everything();
+  std::shared_ptr<runtime::Runtime> now() const {
+    const std::scoped_lock lock(mutex);
+    return present.runtime;
+  }
+
+  // Operations; `lock` is of mutex, held.
+  void wait_for_room(std::unique_lock<std::mutex>& lock);
+  void start(const OperationId& id, Operation& operation);
+  bool take_outcome(const OperationId& id, Operation& operation);
+  void finished(const OperationId& id, std::uint64_t run, const Status& status);
+  void end_operation(const OperationId& id, Operation& operation, const Status& status);
+  void forget(const OperationId& id);
+  bool is_old(const OperationId& id) const;
+
+  // The supervisor.
+  void supervise();
+  void handle(const Message& message);
+  void settle(const Message& message);
+  void report_completed();
+  void report_broken();
+  void switch_over(bool at_boundary, const std::string& reason);
+  std::optional<Message> await_go(Instant deadline);
+  void leave_present(bool at_boundary, const std::string& reason);
+  Status join(const Message& go, const std::string& reason, Instant deadline);
+  void mark_start();
+  Plan make_common_plan(Generation& next);
+  std::vector<Data> deliver(const Generation& next, const Plan& plan);
+  void install(Generation next, const Message& go, const Plan& plan, const std::vector<Data>& received,
+               const std::string& reason);
+  void apply(const Step& step, bool concerns_me, const Data& received);
+  void adopt(Generation next);
+  void restart_operations();
+  void tell_change(const Message& go, const std::vector<std::uint64_t>& before, const std::string& reason);
+  void give_up(const Status& status);
+  void build_beside(const Message& go);
+  void drop_beside();
+  void go_over(const Message& message);
+  void retire_if_drained();
+  void wait_for_retired();
+  void send(MessageKind kind, std::uint64_t generation, const std::string& text = "", bool at_boundary = false);
+
+  const Home home;
+  const bool elastic;
+  const Duration join_timeout;
+  std::shared_ptr<runtime::CallbackPool> callbacks = std::make_shared<runtime::CallbackPool>();
+  Logger logger;
+  std::unique_ptr<RendezvousClient> rendezvous;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  // Guarded by mutex.
+  Journal journal;
+  std::map<OperationId, Operation> operations;  // Those of the journal.
+  std::map<OperationId, Outcome> outcomes;
+  std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
+  std::map<GroupId, Group> groups;
+  Generation present;
+  bool is_stable = false;       // Operations start at once.
+  bool holds_messages = false;  // A planned switch is near.
+  bool is_stopping = false;     // Nothing more is submitted.
+  bool supervises = true;
+  Status ended;                  // Why nothing goes any more.
+  std::string broken;            // The present generation failed here.
+  std::size_t unfinished = 0;    // Operations that have not ended.
+  std::uint64_t kept_bytes = 0;  // Of results.
+  std::uint64_t messages_used = 0;
+  std::uint32_t newcomers = 0;
+  bool boundary_wanted = false;
+  bool starts_again = false;  // At the boundary.
+  bool boundary_reached = false;
+  std::vector<OperationId> unreported;
+  std::map<std::uint32_t, GroupRecord> cutoff;  // Planned switch: what lies below goes through the old generation.
+  Generation old;                               // It, while it drains.
+  std::size_t old_unfinished = 0;
+  runtime::RuntimeStats past;  // Of generations that are over.
+  std::function<void(const Change&)> change_callback;
+
+  std::uint64_t own_id = 0;
+
+  // The supervisor's own.
+  std::uint64_t reported_broken = 0;  // The generation.
+  std::optional<Generation> beside;   // Planned: connected, not used yet.
+  std::future<void> retiring;
+
+  std::thread supervisor;
+};
+
+}  // namespace herring::elastic

@@ -1,0 +1,497 @@
+// The callers' side: operations, groups, messages.
+
+#include "elastic/elastic_runtime.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/status.h"
+#include "elastic/elastic_impl.h"
+#include "runtime/validate.h"
+
+namespace herring::elastic {
+namespace {
+
+using runtime::Request;
+using runtime::Work;
+using Clock = std::chrono::steady_clock;
+
+// An orderly end waits so long for what is pending, and then for others to have what they may still ask for.
+constexpr Duration kGoodbye = std::chrono::seconds(30);
+constexpr Duration kSettling = std::chrono::seconds(10);
+constexpr Duration kLastCallbacks = std::chrono::seconds(10);
+
+Duration seconds(double value) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
+}
+
+bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
+}
+
+/// What ends with one of these was cut short by the end of its generation; it is nobody's fault who called.
+bool is_break(Code code) {
+  return code == Code::kPeerLost || code == Code::kTransport || code == Code::kShutdown || code == Code::kCancelled;
+}
+
+runtime::RuntimeStats sum(runtime::RuntimeStats a, const runtime::RuntimeStats& b) {
+  a.ops_completed += b.ops_completed;
+  a.ops_failed += b.ops_failed;
+  a.bytes_to_servers += b.bytes_to_servers;
+  a.bytes_from_servers += b.bytes_from_servers;
+  a.zero_copy_ops += b.zero_copy_ops;
+  a.staged_ops += b.staged_ops;
+  a.messages_sent += b.messages_sent;
+  a.messages_received += b.messages_received;
+  a.message_bytes_sent += b.message_bytes_sent;
+  a.message_bytes_received += b.message_bytes_received;
+  a.announces += b.announces;
+  a.came_last += b.came_last;
+  a.late_us += b.late_us;
+  a.damaged_messages += b.damaged_messages;
+  a.resent_messages += b.resent_messages;
+  return a;
+}
+
+}  // namespace
+
+ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
+    : home(given),
+      elastic(given.config.elastic == Toggle::kOn),
+      join_timeout(seconds(given.config.join_timeout_s)),
+      logger(logger_options(given.config, "elastic")) {
+  groups[GroupId{0}] = Group{GroupId{0}, {}, {}, 0};
+  RendezvousClientOptions options;
+  options.host = home.host;
+  options.port = home.port;
+  options.secret = home.config.secret;
+  options.dead_after = seconds(home.config.dead_after_s);
+  options.enter.role = runtime::Role::kWorker;
+  options.enter.rank = home.self.rank;
+  options.enter.pid = home.self.pid;
+  options.enter.host = home.self.host_name;
+  options.enter.is_elastic = elastic;
+  rendezvous = std::make_unique<RendezvousClient>(options, deadline);
+  while (!is_stable) {
+    const std::optional<Message> go = await_go(deadline);
+    if (!go) {
+      ended.or_throw();
+      throw Error(Code::kTimeout,
+                  "the rendezvous let this worker into no generation in time: either not all workers "
+                  "and servers came, or those inside have not called herring.elastic.step()");
+    }
+    const Status joined = join(*go, go->text, std::min(deadline, Clock::now() + join_timeout));
+    if (joined.is_ok()) break;
+    if (!elastic) throw Error(joined);
+    send(MessageKind::kBroken, go->generation, joined.message());
+    send(MessageKind::kReady, go->generation);
+  }
+  supervisor = std::thread([this] { supervise(); });
+}
+
+void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> ranks) {
+  const std::scoped_lock lock(mutex);
+  if (groups.contains(id)) {
+    throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
+  }
+  Group group{id, {}, {ranks.begin(), ranks.end()}, 0};
+  for (const std::uint32_t rank : ranks) {
+    if (rank >= present.members.size()) {
+      throw Error(Code::kInvalidArgument, "there is no rank " + std::to_string(rank) + "; the job has " +
+                                              std::to_string(present.members.size()) + " workers now");
+    }
+    group.members.push_back(present.members[rank]);
+    if (present.members[rank] == own_id) group.index = static_cast<std::uint32_t>(group.members.size() - 1);
+  }
+  if (is_stable) present.runtime->add_group(id, ranks);  // Else the next generation gets it.
+  if (old.runtime) old.runtime->add_group(id, ranks);
+  groups.emplace(id, std::move(group));
+  journal.add_group(id.value);
+}
+
+void ElasticRuntime::Impl::remove_group(GroupId id) {
+  const std::scoped_lock lock(mutex);
+  if (id.value == 0 || groups.erase(id) == 0) return;
+  if (is_stable) present.runtime->remove_group(id);
+  if (old.runtime) old.runtime->remove_group(id);
+  for (auto it = operations.begin(); it != operations.end();) {
+    if (it->first.group != id.value) {
+      ++it;
+      continue;
+    }
+    Operation& operation = it->second;
+    if (!operation.work->is_done()) {
+      --unfinished;
+      operation.work->complete(Status(Code::kCancelled, "its group was removed"));
+    }
+    if (operation.result) kept_bytes -= operation.result->size();
+    it = operations.erase(it);
+  }
+  journal.remove_group(id.value);
+}
+
+void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
+  if (!elastic || kept_bytes <= home.config.journal_bytes) return;
+  // Others are slower, or the report is still to go; never for ever: they have a deadline for each operation.
+  rendezvous->wake();
+  changed.wait_for(lock, seconds(home.config.timeout_s),
+                   [this] { return kept_bytes <= home.config.journal_bytes || !ended.is_ok() || is_stopping; });
+}
+
+std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
+  auto work = std::make_shared<runtime::PendingWork>(callbacks);
+  std::unique_lock lock(mutex);
+  wait_for_room(lock);
+  Status status = ended;
+  if (status.is_ok() && is_stopping) status = Status(Code::kShutdown, "herring has been shut down");
+  const auto found = groups.find(request.group);
+  if (status.is_ok() && found == groups.end()) {
+    status =
+        Status(Code::kInvalidArgument, "group " + std::to_string(request.group.value) + " does not exist on this rank");
+  }
+  if (status.is_ok()) {
+    runtime::GroupRoute route;
+    route.ranks = found->second.ranks;
+    route.index = found->second.index;
+    status = runtime::validate(request, route);
+  }
+  if (!status.is_ok()) {
+    work->complete(status);
+    return work;
+  }
+  Operation operation;
+  operation.request = request;
+  operation.request.name.reset();
+  operation.request.is_waited_for = false;
+  operation.work = work;
+  const Group& group = found->second;
+  if (request.descriptor.collective == Collective::kBroadcast) {
+    operation.root = group.members[request.descriptor.root];
+  }
+  if (elastic && !request.input.empty() && overlap(request.input, request.output)) {
+    operation.source.assign(request.input.begin(), request.input.end());
+  }
+  Journal::Submission submission;
+  submission.group = request.group.value;
+  if (request.name) submission.name = *request.name;
+  submission.collective = request.descriptor.collective;
+  submission.bytes = request.output.size();
+  submission.root = operation.root;
+  submission.members = static_cast<std::uint32_t>(group.members.size());
+  const OperationId id = journal.submit(submission);
+  Operation& kept = operations.insert_or_assign(id, std::move(operation)).first->second;
+  ++unfinished;
+  if (!take_outcome(id, kept) && is_stable) start(id, kept);
+  return work;
+}
+
+/// True where it was settled before this rank called it.
+bool ElasticRuntime::Impl::take_outcome(const OperationId& id, Operation& operation) {
+  if (const auto root = straddling.find(id); root != straddling.end()) {
+    operation.root = root->second;
+    journal.set_root(id, operation.root);
+    straddling.erase(root);
+  }
+  const auto found = outcomes.find(id);
+  if (found == outcomes.end()) return false;
+  Outcome outcome = std::move(found->second);
+  outcomes.erase(found);
+  const std::size_t bytes = outcome.result ? outcome.result->size() : 0;
+  if (outcome.status.is_ok() && bytes != operation.request.output.size()) {
+    outcome.status = Status(Code::kMismatch, to_string(operation.request.descriptor) + ": on other ranks it has " +
+                                                 std::to_string(bytes) + " bytes, here " +
+                                                 std::to_string(operation.request.output.size()));
+  }
+  if (outcome.status.is_ok()) {
+    if (bytes > 0) std::memcpy(operation.request.output.data(), outcome.result->data(), bytes);
+    operation.result = outcome.result;
+    kept_bytes += bytes;
+  }
+  end_operation(id, operation, outcome.status);
+  return true;
+}
+
+bool ElasticRuntime::Impl::is_old(const OperationId& id) const {
+  if (!old.runtime) return false;
+  const auto group = cutoff.find(id.group);
+  const Record* record = journal.find(id);
+  if (group == cutoff.end() || record == nullptr) return false;
+  if (record->name == 0) return id.key < group->second.next;
+  const auto uses = group->second.uses.find(record->name);
+  return uses != group->second.uses.end() && record->use < uses->second;
+}
+
+void ElasticRuntime::Impl::start(const OperationId& id, Operation& operation) {
+  Request request = operation.request;
+  request.key = id.key;
+  if (!operation.source.empty()) request.input = operation.source;
+  const Group& group = groups.at(request.group);
+  if (request.descriptor.collective == Collective::kBroadcast) {
+    const auto root = std::find(group.members.begin(), group.members.end(), operation.root);
+    if (root != group.members.end()) {
+      request.descriptor.root = static_cast<std::uint32_t>(root - group.members.begin());
+    } else if (request.descriptor.root < group.members.size()) {
+      // It is gone, and nobody else had called yet: the number means what it means to those who call only now.
+      operation.root = group.members[request.descriptor.root];
+      journal.set_root(id, operation.root);
+    } else {
+      return end_operation(id, operation,
+                           Status(Code::kPeerLost, to_string(request.descriptor) + ": its root is lost"));
+    }
+  }
+  const bool goes_old = is_old(id);
+  const Generation& generation = goes_old ? old : present;
+  if (goes_old) ++old_unfinished;
+  const std::uint64_t run = generation.number;
+  operation.run = run;
+  generation.runtime->submit(request)->on_done([this, id, run](const Status& status) { finished(id, run, status); });
+}
+
+/// On a thread of the generation's runtime.
+void ElasticRuntime::Impl::finished(const OperationId& id, std::uint64_t run, const Status& status) {
+  std::span<const std::byte> output;
+  {
+    const std::scoped_lock lock(mutex);
+    const auto found = operations.find(id);
+    if (found == operations.end() || found->second.run != run) return;
+    output = found->second.request.output;
+  }
+  // Its caller does not know yet that it is done: nobody else touches the memory.
+  Data result;
+  if (status.is_ok() && elastic) result = std::make_shared<std::vector<std::byte>>(output.begin(), output.end());
+  const std::scoped_lock lock(mutex);
+  const auto found = operations.find(id);
+  if (found == operations.end() || found->second.run != run) return;
+  Operation& operation = found->second;
+  if (run == old.number && old_unfinished > 0) --old_unfinished;
+  if (elastic && ended.is_ok() && !status.is_ok() && is_break(status.code())) {
+    operation.run = 0;
+    if (broken.empty()) broken = status.message();
+    rendezvous->wake();
+    return;
+  }
+  if (result) {
+    kept_bytes += result->size();
+    operation.result = std::move(result);
+  }
+  end_operation(id, operation, status);
+}
+
+void ElasticRuntime::Impl::end_operation(const OperationId& id, Operation& operation, const Status& status) {
+  --unfinished;
+  operation.run = 0;
+  operation.source = {};
+  operation.work->complete(status);
+  if (status.is_ok()) {
+    journal.complete(id);
+  } else {
+    journal.fail(id);
+  }
+  if (elastic) {
+    if (unreported.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
+    unreported.push_back(id);
+  } else {
+    forget(id);
+    if (old.runtime) rendezvous->wake();
+  }
+  changed.notify_all();
+}
+
+void ElasticRuntime::Impl::forget(const OperationId& id) {
+  const auto found = operations.find(id);
+  if (found == operations.end() || !found->second.work->is_done()) return;
+  if (found->second.result) kept_bytes -= found->second.result->size();
+  operations.erase(found);
+  journal.forget(id);
+}
+
+std::shared_ptr<runtime::Runtime> ElasticRuntime::Impl::for_messages() {
+  std::unique_lock lock(mutex);
+  ++messages_used;
+  changed.wait(lock, [this] { return (is_stable && !holds_messages) || !ended.is_ok() || is_stopping; });
+  return present.runtime;
+}
+
+void ElasticRuntime::Impl::abort(const std::string& reason) {
+  std::shared_ptr<runtime::Runtime> runtime;
+  {
+    const std::scoped_lock lock(mutex);
+    if (!ended.is_ok() || is_stopping) return;
+    runtime = present.runtime;
+  }
+  give_up(Status(Code::kCancelled, reason));
+  runtime->abort(reason);
+  rendezvous->wake();
+}
+
+void ElasticRuntime::Impl::shutdown() {
+  {
+    std::unique_lock lock(mutex);
+    if (std::exchange(is_stopping, true)) return;
+    changed.wait_for(lock, kGoodbye, [this] { return unfinished == 0 || !ended.is_ok(); });
+    // Others may have died before they told: what this one has, those left may still need.
+    rendezvous->wake();
+    changed.wait_for(lock, kSettling, [this] { return operations.empty() || !ended.is_ok(); });
+    supervises = false;
+  }
+  rendezvous->wake();
+  if (supervisor.joinable()) supervisor.join();
+  wait_for_retired();
+  drop_beside();
+  if (old.runtime) old.runtime->shutdown();
+  if (present.runtime) present.runtime->shutdown();
+  bool is_well = false;
+  {
+    const std::scoped_lock lock(mutex);
+    is_well = ended.is_ok();
+  }
+  if (is_well) {
+    send(MessageKind::kLeave, present.number);
+    give_up(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
+  }
+  rendezvous->close();
+  callbacks->close(Clock::now() + kLastCallbacks);
+}
+
+bool ElasticRuntime::Impl::let_in(Instant deadline) {
+  constexpr std::uint8_t kBusy = 2;  // Some rank has something under way: not now.
+  std::uint8_t wanted = 0;
+  {
+    const std::scoped_lock lock(mutex);
+    wanted = unfinished > 0 ? kBusy : newcomers > 0 ? 1 : 0;
+  }
+  Request request;
+  request.name = "herring.elastic.step";
+  request.descriptor.dtype = DataType::kUInt8;
+  request.descriptor.reduce = ReduceOp::kMax;
+  request.descriptor.dims = 1;
+  request.descriptor.shape[0] = 1;
+  request.input = std::as_bytes(std::span(&wanted, 1));
+  request.output = std::as_writable_bytes(std::span(&wanted, 1));
+  const std::shared_ptr<Work> asked = submit(request);
+  asked->wait(Instant::max());  // It has a deadline of its own.
+  asked->status().or_throw();
+  if (wanted != 1) return false;
+  std::unique_lock lock(mutex);
+  pass_boundary(lock, deadline);
+  return true;
+}
+
+void ElasticRuntime::Impl::start_again(Instant deadline) {
+  std::unique_lock lock(mutex);
+  starts_again = true;
+  pass_boundary(lock, deadline);
+}
+
+void ElasticRuntime::Impl::pass_boundary(std::unique_lock<std::mutex>& lock, Instant deadline) {
+  boundary_reached = false;
+  boundary_wanted = true;
+  rendezvous->wake();
+  const bool in_time = changed.wait_until(lock, deadline, [this] { return !boundary_wanted || !ended.is_ok(); });
+  boundary_wanted = false;
+  starts_again = false;
+  if (!in_time) {
+    throw Error(Code::kTimeout, "the job was to be put together anew, but not all ranks came to the end of the step");
+  }
+  ended.or_throw();
+}
+
+/// Who leaves before all have what it has takes away what they still need to come to the boundary.
+bool ElasticRuntime::Impl::is_ready_for_boundary() const {
+  if (!boundary_wanted || !is_stable) return false;
+  return operations.size() == (starts_again ? unfinished : 0);
+}
+
+/// Nothing runs any more.
+void ElasticRuntime::Impl::forget_everything() {
+  for (auto& [id, operation] : operations) {
+    if (operation.work->is_done()) continue;
+    --unfinished;
+    operation.work->complete(Status(Code::kCancelled, "the job starts again from an earlier state"));
+  }
+  operations.clear();
+  outcomes.clear();
+  straddling.clear();
+  unreported.clear();
+  kept_bytes = 0;
+  journal.restart();
+}
+
+ElasticRuntime::ElasticRuntime(const Home& home, Instant deadline) : impl_(std::make_unique<Impl>(home, deadline)) {}
+ElasticRuntime::~ElasticRuntime() = default;
+
+std::uint32_t ElasticRuntime::rank() const { return impl_->now()->rank(); }
+std::uint32_t ElasticRuntime::size() const { return impl_->now()->size(); }
+std::uint32_t ElasticRuntime::local_rank() const { return impl_->now()->local_rank(); }
+std::uint32_t ElasticRuntime::local_size() const { return impl_->now()->local_size(); }
+std::uint32_t ElasticRuntime::servers() const { return impl_->now()->servers(); }
+std::string ElasticRuntime::description() const {
+  return impl_->now()->description() + (impl_->elastic ? ", elastic" : "");
+}
+void ElasticRuntime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
+void ElasticRuntime::remove_group(GroupId id) { impl_->remove_group(id); }
+std::shared_ptr<Work> ElasticRuntime::submit(const Request& request) { return impl_->submit(request); }
+std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) {
+  return impl_->for_messages()->send(message);
+}
+std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::receive(const runtime::Receive& message) {
+  return impl_->for_messages()->receive(message);
+}
+std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->now()->allocate(bytes); }
+void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
+void ElasticRuntime::shutdown() { impl_->shutdown(); }
+
+runtime::RuntimeStats ElasticRuntime::stats() const {
+  runtime::RuntimeStats past;
+  {
+    const std::scoped_lock lock(impl_->mutex);
+    past = impl_->past;
+  }
+  return sum(past, impl_->now()->stats());
+}
+
+std::vector<runtime::Straggler> ElasticRuntime::stragglers() { return impl_->now()->stragglers(); }
+
+std::vector<runtime::ServerCounters> ElasticRuntime::server_counters() { return impl_->now()->server_counters(); }
+
+std::uint64_t ElasticRuntime::generation() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->present.number;
+}
+
+std::uint64_t ElasticRuntime::job_id() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->present.hub->job_id();
+}
+
+std::vector<runtime::Member> ElasticRuntime::members() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->present.hub->workers();
+}
+
+std::vector<runtime::Member> ElasticRuntime::server_processes() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->present.hub->servers();
+}
+
+std::uint32_t ElasticRuntime::group_size(GroupId id) const {
+  const std::scoped_lock lock(impl_->mutex);
+  const auto found = impl_->groups.find(id);
+  return found == impl_->groups.end() ? 0 : static_cast<std::uint32_t>(found->second.members.size());
+}
+
+std::uint32_t ElasticRuntime::waiting() const {
+  const std::scoped_lock lock(impl_->mutex);
+  return impl_->newcomers;
+}
+
+bool ElasticRuntime::let_in(Instant deadline) { return impl_->let_in(deadline); }
+void ElasticRuntime::start_again(Instant deadline) { impl_->start_again(deadline); }
+
+void ElasticRuntime::on_change(std::function<void(const Change&)> callback) {
+  const std::scoped_lock lock(impl_->mutex);
+  impl_->change_callback = std::move(callback);
+}
+
+}  // namespace herring::elastic

@@ -1,0 +1,233 @@
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "elastic/elastic_runtime.h"
+#include "elastic/rendezvous_client.h"
+
+namespace herring::elastic {
+namespace {
+
+using runtime::ServerCounters;
+using runtime::ServerProcess;
+using Clock = std::chrono::steady_clock;
+
+Duration seconds(double value) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
+}
+
+void add(ServerCounters& all, const ServerCounters& one) {
+  all.server = one.server;
+  all.place = one.place;
+  all.bytes_received += one.bytes_received;
+  all.bytes_sent += one.bytes_sent;
+  all.ops += one.ops;
+  all.memory_bound_bytes = std::max(all.memory_bound_bytes, one.memory_bound_bytes);
+}
+
+}  // namespace
+
+/// Each generation is served by a thread of its own: in a planned switch one drains while the next begins.
+class ElasticServer::Impl final {
+ public:
+  Impl(const Home& given, Instant deadline) : home(given), logger(logger_options(given.config, "server")) {
+    RendezvousClientOptions options;
+    options.host = home.host;
+    options.port = home.port;
+    options.secret = home.config.secret;
+    options.dead_after = seconds(home.config.dead_after_s);
+    options.enter.role = runtime::Role::kServer;
+    options.enter.rank = home.self.rank;
+    options.enter.pid = home.self.pid;
+    options.enter.host = home.self.host_name;
+    rendezvous = std::make_unique<RendezvousClient>(options, deadline);
+  }
+
+  ~Impl() { end_all(); }
+
+  Status run() {
+    while (!is_stopped()) {
+      Message message;
+      if (rendezvous->next(message, Clock::now() + std::chrono::seconds(60)) && handle(message)) break;
+      collect();
+    }
+    end_all();
+    rendezvous->close();
+    if (is_stopped()) return Status(Code::kCancelled, "the server was stopped");
+    return outcome;
+  }
+
+  void stop() {
+    {
+      const std::scoped_lock lock(mutex);
+      stopped = true;
+    }
+    rendezvous->wake();
+  }
+
+  bool is_stopped() const {
+    const std::scoped_lock lock(mutex);
+    return stopped;
+  }
+
+  ServerCounters counters() const {
+    const std::scoped_lock lock(mutex);
+    ServerCounters all = past;
+    for (const auto& [number, serving] : serves) {
+      if (serving->process) add(all, serving->process->counters());
+    }
+    return all;
+  }
+
+ private:
+  struct Serving {
+    std::thread thread;
+    std::unique_ptr<ServerProcess> process;  // Guarded by mutex, as all below.
+    bool is_over = false;
+    bool is_unwanted = false;
+    bool is_planned = false;
+  };
+
+  /// True where the job is over.
+  bool handle(const Message& message) {
+    switch (message.kind) {
+      case MessageKind::kGo:
+        begin(message);
+        return false;
+      case MessageKind::kBreak: {
+        end_one(message.generation);
+        if (!message.is_planned) ready(message.generation);
+        return false;
+      }
+      case MessageKind::kSwitch:
+        current = message.generation;
+        return false;
+      case MessageKind::kEnd:
+        if (!message.is_elastic) outcome = Status(Code::kPeerLost, message.text);
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  void ready(std::uint64_t generation) {
+    Message message;
+    message.kind = MessageKind::kReady;
+    message.generation = generation;
+    rendezvous->send(std::move(message));
+  }
+
+  void begin(const Message& go) {
+    if (!go.is_planned) current = go.generation;
+    auto serving = std::make_shared<Serving>();
+    serving->is_planned = go.is_planned;
+    {
+      const std::scoped_lock lock(mutex);
+      serves[go.generation] = serving;
+    }
+    serving->thread = std::thread([this, go, serving] { serve(go, *serving); });
+  }
+
+  void serve(const Message& go, Serving& serving) {
+    std::string failure;
+    try {
+      const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
+      ServerProcess::Options options{config_of(home, go), join_hub(home, runtime::Role::kServer, go, deadline), go.rank,
+                                     home.fabric_search};
+      auto process = std::make_unique<ServerProcess>(std::move(options), deadline);
+      ServerProcess* const own = process.get();
+      bool is_wanted = false;
+      {
+        const std::scoped_lock lock(mutex);
+        serving.process = std::move(process);
+        is_wanted = !serving.is_unwanted;
+      }
+      if (is_wanted) failure = own->run().message();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    if (!failure.empty()) logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + ": " + failure);
+    {
+      const std::scoped_lock lock(mutex);
+      serving.is_over = true;
+      if (serving.process) add(past, serving.process->counters());
+    }
+    std::unique_ptr<ServerProcess> last;
+    {
+      const std::scoped_lock lock(mutex);
+      last = std::move(serving.process);
+    }
+    last.reset();
+    if (serving.is_planned && !failure.empty()) {
+      Message message;
+      message.kind = MessageKind::kBroken;
+      message.generation = go.generation;
+      message.text = failure;
+      rendezvous->send(std::move(message));
+    }
+    rendezvous->wake();
+  }
+
+  /// Threads that have ended; the present generation's end is told.
+  void collect() {
+    std::map<std::uint64_t, std::shared_ptr<Serving>> over;
+    {
+      const std::scoped_lock lock(mutex);
+      for (const auto& [number, serving] : serves) {
+        if (serving->is_over) over.emplace(number, serving);
+      }
+      for (const auto& [number, serving] : over) serves.erase(number);
+    }
+    for (const auto& [number, serving] : over) {
+      serving->thread.join();
+      if (number == current) ready(number);
+    }
+  }
+
+  void end_one(std::uint64_t generation) {
+    std::shared_ptr<Serving> serving;
+    {
+      const std::scoped_lock lock(mutex);
+      const auto found = serves.find(generation);
+      if (found == serves.end()) return;
+      serving = found->second;
+      serves.erase(found);
+      serving->is_unwanted = true;
+      if (serving->process) serving->process->stop();
+    }
+    serving->thread.join();
+  }
+
+  void end_all() {
+    for (;;) {
+      std::uint64_t generation = 0;
+      {
+        const std::scoped_lock lock(mutex);
+        if (serves.empty()) return;
+        generation = serves.begin()->first;
+      }
+      end_one(generation);
+    }
+  }
+
+  const Home home;
+  Logger logger;
+  std::unique_ptr<RendezvousClient> rendezvous;
+  std::uint64_t current = 0;
+  Status outcome;
+  mutable std::mutex mutex;
+  bool stopped = false;  // Guarded by mutex, as all below.
+  std::map<std::uint64_t, std::shared_ptr<Serving>> serves;
+  ServerCounters past;
+};
+
+ElasticServer::ElasticServer(const Home& home, Instant deadline) : impl_(std::make_unique<Impl>(home, deadline)) {}
+ElasticServer::~ElasticServer() = default;
+Status ElasticServer::run() { return impl_->run(); }
+void ElasticServer::stop() { impl_->stop(); }
+ServerCounters ElasticServer::counters() const { return impl_->counters(); }
+
+}  // namespace herring::elastic

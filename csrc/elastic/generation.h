@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "elastic/message.h"
+#include "runtime/hub.h"
+#include "runtime/runtime.h"
+
+/// One generation of a job: an ordinary job, as the rendezvous put it together.
+namespace herring::elastic {
+
+/// Where this process finds the job.
+struct Home {
+  Config config;
+  std::string host;        ///< Of the rendezvous, and of the hubs.
+  std::uint16_t port = 0;  ///< Of the rendezvous.
+  runtime::Member self;    ///< Its rank is a wish.
+  std::vector<std::string> fabric_search;
+};
+
+struct Generation {
+  std::uint64_t number = 0;
+  std::vector<std::uint64_t> members;  ///< Ids of its workers, by rank.
+  std::shared_ptr<runtime::HubClient> hub;
+  std::shared_ptr<runtime::Runtime> runtime;
+};
+
+/// Joins the hub as the message kGo says. Throws Error.
+std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline);
+/// The settings in a generation.
+Config config_of(const Home& home, const Message& go);
+/// Connects a worker. Throws Error where somebody was lost meanwhile.
+Generation build(const Home& home, const Message& go, Instant deadline);
+
+/// One blob of each worker, by rank, through the generation's own data plane. Throws Error. `name`: the same on all.
+std::vector<std::vector<std::byte>> gather(runtime::Runtime& runtime, const std::string& name,
+                                           std::span<const std::byte> blob);
+
+}  // namespace herring::elastic

@@ -1,0 +1,58 @@
+#include "elastic/journal.h"
+
+#include "runtime/communicator.h"
+
+namespace herring::elastic {
+
+Journal::Journal() { add_group(0); }
+
+void Journal::remove_group(std::uint32_t group) {
+  groups_.erase(group);
+  std::erase_if(records_, [group](const auto& entry) { return entry.first.group == group; });
+}
+
+OperationId Journal::submit(const Submission& submission) {
+  GroupRecord& group = groups_.at(submission.group);
+  Record record;
+  record.id.group = submission.group;
+  record.collective = submission.collective;
+  record.bytes = submission.bytes;
+  record.root = submission.root;
+  record.members = submission.members;
+  if (submission.name) {
+    record.name = runtime::name_key(*submission.name);
+    record.use = group.uses[record.name]++;
+    record.id.key = runtime::use_key(record.name, record.use);
+  } else {
+    record.id.key = group.next++;
+  }
+  records_[record.id] = record;
+  return record.id;
+}
+
+const Record* Journal::find(const OperationId& id) const {
+  const auto found = records_.find(id);
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+void Journal::restart() {
+  start_ = groups_.at(0);
+  is_new_ = true;
+  records_.clear();
+}
+
+void Journal::begin_at(const GroupRecord& start) {
+  groups_.at(0) = start;
+  start_ = start;
+}
+
+Summary Journal::summary() const {
+  Summary summary;
+  summary.is_new = is_new_;
+  summary.start = start_;
+  for (const auto& [id, group] : groups_) summary.groups.push_back(group);
+  for (const auto& [id, record] : records_) summary.operations.push_back(record);
+  return summary;
+}
+
+}  // namespace herring::elastic

@@ -1,0 +1,148 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/types.h"
+#include "elastic/message.h"
+
+/// What the rendezvous decides, without a socket, a clock or a thread: (event, now) -> actions.
+/// docs/adr/0006-elastic.md.
+namespace herring::elastic {
+
+/// Names one connection; chosen by the caller, never reused. 0 names none.
+using ConnectionId = std::uint64_t;
+
+/// Decides who is in which generation of a job. A generation is an ordinary job with a hub of its own; it ends when a
+/// worker is lost, or when all workers ask for others to come in, or servers.
+class Rendezvous final {
+ public:
+  struct Options {
+    std::uint32_t workers = 1;      ///< Of the first generation.
+    std::uint32_t servers = 0;      ///< Likewise.
+    std::uint32_t min_workers = 1;  ///< With fewer the job ends.
+    Duration heartbeat = std::chrono::seconds(1);
+    Duration dead_after = std::chrono::seconds(5);
+    Duration start_within = std::chrono::seconds(100);  ///< Then an elastic job begins with who is there.
+  };
+  struct Action {
+    enum class Kind : std::uint8_t {
+      kSend,       ///< `message` to the connection.
+      kPing,       ///< A sign of life, to be answered.
+      kClose,      ///< Close it when what was sent is out. No disconnected() is expected any more.
+      kOpenHub,    ///< Of `generation`, for so many workers and servers: call hub_opened() before anything else.
+      kCloseHubs,  ///< Of all generations below `generation`.
+      kCloseHub,   ///< Of that generation.
+    };
+    Kind kind = Kind::kSend;
+    ConnectionId connection = 0;
+    Message message;
+    std::uint64_t generation = 0;
+    std::uint32_t workers = 0;
+    std::uint32_t servers = 0;
+  };
+
+  explicit Rendezvous(const Options& options) : options_(options) {}
+
+  /// An authenticated message; the first of a connection is kEnter.
+  void receive(ConnectionId connection, const Message& message, Instant now);
+  /// The process answered a ping.
+  void heard(ConnectionId connection, Instant now);
+  void disconnected(ConnectionId connection, const std::string& reason, Instant now);
+  void hub_opened(std::uint64_t generation, std::uint16_t port, Instant now);
+  /// Call it when next_wakeup() has come; earlier does no harm.
+  void tick(Instant now);
+  Instant next_wakeup() const;
+  /// The rendezvous goes: says so to everybody.
+  void close(const std::string& reason);
+  std::vector<Action> take_actions();
+
+  /// All workers have left, or the job cannot go on.
+  bool has_ended() const { return ended_; }
+  bool ended_well() const { return ended_well_; }
+  std::uint64_t generation() const { return current_.number; }
+  std::size_t connected() const { return members_.size(); }
+
+ private:
+  enum class State : std::uint8_t { kNew, kIn, kReady };
+  struct Member {
+    std::uint64_t id = 0;
+    ConnectionId connection = 0;
+    Message enter;
+    State state = State::kNew;
+    std::uint32_t rank = 0;  // In the generation it is in.
+    bool at_boundary = false;
+    bool built = false;     // Planned switch.
+    bool switched = false;  // Likewise.
+    Instant heard{};
+  };
+  struct Generation {
+    std::uint64_t number = 0;  // 0: none.
+    std::vector<std::uint64_t> workers;
+    std::vector<std::uint64_t> servers;
+    bool at_boundary = false;
+    bool is_planned = false;
+    bool is_broken = false;
+    bool has_shrunk = false;  // Somebody is lost or has left.
+    std::string why;          // It was formed.
+    std::string reason;       // It is broken.
+    Instant formed{};
+    Instant patience = Instant::max();  // Then it has to be left, or (planned) joined.
+  };
+  struct Tally {
+    std::uint32_t complete = 0;
+    std::uint32_t needed = 0;
+  };
+
+  void enter(ConnectionId connection, const Message& message, Instant now);
+  void ready(Member& member, const Message& message, Instant now);
+  void broken(const Member& member, const Message& message, Instant now);
+  void completed(const Message& message);
+  void built(Member& member, const Message& message, Instant now);
+  void switched(Member& member, const Message& message);
+  void remove(std::uint64_t id, const std::string& lost, Instant now);
+  void break_current(const std::string& reason, Instant now);
+  void cancel_planned(const std::string& reason, Instant now);
+  void consider(Instant now);
+  void consider_start(Instant now);
+  bool consider_next(Instant now);
+  void consider_planned(Instant now);
+  void announce_newcomers();
+  void form(Generation generation, Instant now);
+  void end(bool well, const std::string& text);
+  void send(const Member& member, Message message);
+  Member* find(std::uint64_t id);
+  bool is_in(const std::vector<std::uint64_t>& ids, std::uint64_t id) const;
+  std::vector<std::uint64_t> present(const std::vector<std::uint64_t>& ids) const;
+  std::vector<std::uint64_t> all(runtime::Role role, State state) const;
+  bool is_elastic() const;
+  static std::string name(const Member& member);
+
+  const Options options_;
+  std::map<std::uint64_t, Member> members_;  // By id.
+  std::map<ConnectionId, std::uint64_t> id_of_;
+  Generation current_;
+  Generation planned_;
+  std::uint64_t last_number_ = 0;
+  std::uint64_t next_id_ = 1;
+  std::uint64_t tally_since_ = 0;  // The generation that the tally began with.
+  std::map<OperationId, Tally> tally_;
+  std::vector<Action> actions_;
+  std::string last_reason_;
+  std::uint32_t fruitless_ = 0;  // Generations in a row that broke though nobody was lost.
+  std::uint32_t announced_ = 0;
+  bool elastic_ = false;  // All workers of the first generation are.
+  bool ended_ = false;
+  bool ended_well_ = false;
+  bool lost_any_ = false;  // Workers.
+  bool left_any_ = false;  // Who said goodbye.
+  Instant start_deadline_ = Instant::max();
+  Instant plan_after_{};
+  Instant next_ping_ = Instant::max();
+  Instant last_tick_{};
+};
+
+}  // namespace herring::elastic

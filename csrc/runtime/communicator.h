@@ -1,0 +1,168 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/operation.h"
+#include "core/status.h"
+#include "core/types.h"
+
+/// What a worker process can ask of a job: the face of Runtime (a job as it was started) and of elastic::Runtime (a job
+/// that may lose and gain processes).
+namespace herring::runtime {
+
+/// Tells operations that go by their names from those that go by the order of calls.
+inline constexpr std::uint64_t kNamedKey = std::uint64_t{1} << 63;
+/// FNV-1a of the name, and kNamedKey: the same on every rank.
+std::uint64_t name_key(std::string_view name);
+/// The key of a name's use after `use` others.
+std::uint64_t use_key(std::uint64_t name, std::uint64_t use);
+
+/// A pending operation. Safe from any thread.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual bool is_done() const = 0;
+  /// Blocks until done or the deadline; false on the deadline (the operation goes on).
+  virtual bool wait(Instant deadline) = 0;
+  /// Ok or why it failed; meaningful when done.
+  virtual Status status() const = 0;
+  /// Runs when done (at once where it is already), on a thread of the runtime that may block without holding up
+  /// communication. Not more than once a call.
+  virtual void on_done(std::function<void(const Status&)> callback) = 0;
+};
+
+/// One collective call, framework-free. Spans are borrowed until the Work is done.
+struct Request {
+  GroupId group;
+  OpDescriptor descriptor;          ///< op_bytes and shape of this rank's argument; part_bytes is ignored.
+  std::optional<std::string> name;  ///< Matched by name (any order on each rank), else by the group's call order.
+  /// Instead of both: the operation's own number, the same on all ranks, used once. With kNamedKey it may come in any
+  /// order beside those of others.
+  std::optional<std::uint64_t> key = {};
+  std::span<const std::byte> input;  ///< All-gather: this rank's block. Else: the same memory as output, or the source.
+  std::span<std::byte> output;       ///< All-gather: group size x block. Barrier: empty.
+  std::optional<Duration> timeout;   ///< Else Config::timeout_s.
+  bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
+};
+
+/// A message to one rank of a group; done when that rank has received it. Met by a receive of the same group, tag and
+/// size; messages to the same rank with the same tag are received in the order in which they were sent.
+struct Send {
+  GroupId group;
+  std::uint32_t to = 0;                  ///< Rank in the group; may be this one.
+  std::uint64_t tag = 0;                 ///< With the top bit: not met by receives of any tag.
+  std::span<const std::byte> data;       ///< Borrowed until the Work is done.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};    ///< Where both sides say one, it must be the same.
+};
+
+struct Receive {
+  GroupId group;
+  std::optional<std::uint32_t> from;     ///< Rank in the group; none: any.
+  std::optional<std::uint64_t> tag;      ///< None: any whose top bit is clear.
+  std::span<std::byte> memory;           ///< As large as the message. Borrowed until the Work is done.
+  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};
+};
+
+struct Received {
+  std::uint32_t source = 0;  ///< Rank in the group.
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0;
+};
+
+class ReceiveWork : public Work {
+ public:
+  /// What came; meaningful when done and status() is Ok.
+  virtual Received received() const = 0;
+};
+
+struct ServerCounters {  ///< What one server has moved so far, and what it may take.
+  std::uint32_t server = 0;
+  std::string place;  ///< "process 1 on node-b", "embedded in worker 0"
+  std::uint64_t bytes_received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t ops = 0;
+  std::uint64_t memory_bound_bytes = 0;  ///< For chunks and announces of all its lanes, at most.
+};
+
+struct RuntimeStats {
+  std::uint64_t ops_completed = 0;
+  std::uint64_t ops_failed = 0;
+  std::uint64_t bytes_to_servers = 0;
+  std::uint64_t bytes_from_servers = 0;
+  std::uint64_t zero_copy_ops = 0;  ///< Whose memory was in the arena: no copy on this side.
+  std::uint64_t staged_ops = 0;
+  std::uint64_t messages_sent = 0;  ///< Point to point.
+  std::uint64_t messages_received = 0;
+  std::uint64_t message_bytes_sent = 0;
+  std::uint64_t message_bytes_received = 0;
+  std::uint64_t announces = 0;         ///< To servers: one for each part of an operation at each lane.
+  std::uint64_t came_last = 0;         ///< Those that all others had been waiting for.
+  std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
+  std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
+  std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+};
+
+/// How late one worker is when it comes to the servers.
+struct Straggler {
+  std::uint32_t rank = 0;
+  std::uint64_t announces = 0;
+  double mean_late_s = 0;  ///< After the first one of the same operation.
+  double last_share = 0;   ///< Of its announces those that came last, 0 to 1.
+};
+
+/// A worker's place in a job, and what it does there with the others. Safe from any thread.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual std::uint32_t rank() const = 0;
+  virtual std::uint32_t size() const = 0;
+  virtual std::uint32_t local_rank() const = 0;  ///< Among the workers of this host, by rank.
+  virtual std::uint32_t local_size() const = 0;
+  virtual std::uint32_t servers() const = 0;  ///< Servers in the shard plan; 0: everything goes through shared memory.
+  /// "shared memory", "tcp (libfabric 2.5, eth0) via 4 embedded servers": for logs, doctor and benchmarks.
+  virtual std::string description() const = 0;
+
+  /// Makes a group of workers known (world ranks in group order); the id is chosen by the caller, the same on all of
+  /// them. Group 0 exists. Throws kInvalidArgument where this rank is not in it or the id is taken.
+  virtual void add_group(GroupId id, std::span<const std::uint32_t> ranks) = 0;
+  /// Messages of the group that are pending here fail with kCancelled.
+  virtual void remove_group(GroupId id) = 0;
+
+  /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
+  virtual std::shared_ptr<Work> submit(const Request& request) = 0;
+
+  /// Messages between two ranks; never block on the other. Bad arguments come back in the Work. A mismatch of sizes, a
+  /// time-out and a lost rank are errors that name the rank, the bytes and the tag.
+  virtual std::shared_ptr<Work> send(const Send& message) = 0;
+  virtual std::shared_ptr<ReceiveWork> receive(const Receive& message) = 0;
+
+  /// Memory that operations use without a copy (shared with the host's other ranks, registered with the network). Null
+  /// where the arena is full or there is none. Freed when the last reference goes, also after shutdown.
+  virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+
+  /// Fails everything pending with kCancelled and `reason`; later submits fail the same way.
+  virtual void abort(const std::string& reason) = 0;
+  /// Finishes what is pending, but for receives that no message has met (kShutdown); says goodbye, stops all threads.
+  /// Idempotent.
+  virtual void shutdown() = 0;
+
+  virtual RuntimeStats stats() const = 0;
+  /// How late every worker is, the latest first: a collective over all workers. Counts since the start, of what went
+  /// through servers. Throws Error.
+  virtual std::vector<Straggler> stragglers() = 0;
+  /// Of every server, asked over the hub... collective: every worker calls it.
+  virtual std::vector<ServerCounters> server_counters() = 0;
+};
+
+}  // namespace herring::runtime

@@ -1,0 +1,68 @@
+"""Trains on while workers die and come: three workers, one is killed with kill -9, another one comes in later.
+
+herringrun --elastic -np 3 --restart-workers 1 python examples/elastic_train.py
+
+Rank 1 kills itself in step 40. The two others finish that step with the average of two and go on; herringrun starts a
+new worker, which gets parameters, momentum and step from rank 0 at the end of a step, and the loss goes on falling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import herring
+import herring.elastic
+
+FEATURES = 64
+
+
+def batch(step: int, rank: int, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """This worker's part of the data of one step: which part follows from its rank now."""
+    random = np.random.default_rng([step, rank])
+    inputs = random.standard_normal((32, FEATURES))
+    return inputs, inputs @ truth + 0.01 * random.standard_normal(32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--kill-in-step", type=int, default=40)
+    steps, strike = (args := parser.parse_args()).steps, args.kill_in_step
+    # The same for all workers of this job, and for one that is started again.
+    mark = Path(tempfile.gettempdir(), f"herring-elastic-{os.environ.get('MASTER_PORT', 'alone')}")
+
+    herring.on_membership_change(lambda change: print(f"  now {change.size} workers: {change.reason or 'one is new'}"))
+    herring.init()
+    truth = np.random.default_rng(0).standard_normal(FEATURES)
+    state = herring.elastic.State(step=0, weights=np.zeros(FEATURES), momentum=np.zeros(FEATURES))
+    state.sync()  # Who comes later begins where rank 0 is.
+    print(f"worker {herring.rank()} of {herring.size()} begins in step {state.step}")
+    while state.step < steps:
+        inputs, targets = batch(state.step, herring.rank(), truth)
+        errors = inputs @ state.weights - targets
+        gradient = inputs.T @ errors / len(errors)
+        if herring.rank() == 1 and state.step == strike and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        gradient = herring.allreduce(gradient)  # The average of those who are there.
+        loss = herring.allreduce(np.array([np.mean(errors**2)]))[0]
+        state.momentum = 0.9 * state.momentum + gradient
+        state.weights = state.weights - 0.0002 * state.momentum
+        if herring.rank() == 0 and state.step % (steps // 10) == 0:
+            print(f"step {state.step}: loss {loss:.5f} with {herring.size()} workers")
+        state.step += 1
+        state.commit()  # The end of a step: here new workers come in.
+    if herring.rank() == 0:
+        print(f"done: loss {loss:.5f} with {herring.size()} workers")
+        mark.unlink(missing_ok=True)
+    herring.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+#include "elastic/rendezvous.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+namespace herring::elastic {
+namespace {
+
+using namespace std::chrono_literals;
+using Kind = MessageKind;
+
+/// A rendezvous and what it has said on each connection; connections are numbered by the test.
+class RendezvousTest : public testing::Test {
+ protected:
+  void begin(std::uint32_t workers, std::uint32_t servers, bool is_elastic, std::uint32_t min_workers = 1) {
+    Rendezvous::Options options;
+    options.workers = workers;
+    options.servers = servers;
+    options.min_workers = min_workers;
+    rendezvous_.emplace(options);
+    for (std::uint32_t rank = 0; rank < workers; ++rank) enter(1 + rank, runtime::Role::kWorker, rank, is_elastic);
+    for (std::uint32_t rank = 0; rank < servers; ++rank) enter(100 + rank, runtime::Role::kServer, rank, false);
+  }
+
+  void enter(ConnectionId connection, runtime::Role role, std::uint32_t rank, bool is_elastic) {
+    Message message;
+    message.kind = Kind::kEnter;
+    message.role = role;
+    message.rank = rank;
+    message.is_elastic = is_elastic;
+    say(connection, message);
+  }
+
+  void say(ConnectionId connection, Kind kind, std::uint64_t generation, bool at_boundary = false) {
+    Message message;
+    message.kind = kind;
+    message.generation = generation;
+    message.at_boundary = at_boundary;
+    say(connection, message);
+  }
+
+  void say(ConnectionId connection, const Message& message) {
+    rendezvous_->receive(connection, message, now_);
+    carry_out();
+  }
+
+  void lose(ConnectionId connection) {
+    rendezvous_->disconnected(connection, "connection closed", now_);
+    carry_out();
+  }
+
+  void pass(Duration time) {
+    for (const Instant end = now_ + time; now_ < end;) {
+      now_ += 500ms;
+      for (const ConnectionId connection : answering_) rendezvous_->heard(connection, now_);
+      rendezvous_->tick(now_);
+      carry_out();
+    }
+  }
+
+  void carry_out() {
+    for (std::vector<Rendezvous::Action> actions; !(actions = rendezvous_->take_actions()).empty();) {
+      for (const auto& action : actions) {
+        if (action.kind == Rendezvous::Action::Kind::kOpenHub) rendezvous_->hub_opened(action.generation, 4000, now_);
+        if (action.kind == Rendezvous::Action::Kind::kSend) said_[action.connection].push_back(action.message);
+      }
+    }
+  }
+
+  /// The latest message on that connection.
+  const Message& last(ConnectionId connection) { return said_[connection].back(); }
+
+  std::optional<Rendezvous> rendezvous_;
+  std::map<ConnectionId, std::vector<Message>> said_;
+  std::vector<ConnectionId> answering_;
+  Instant now_{};
+};
+
+TEST_F(RendezvousTest, SurvivorsKeepTheirOrderAndServersStay) {
+  begin(3, 1, true);
+  EXPECT_EQ(last(2).kind, Kind::kGo);
+  EXPECT_EQ(last(2).rank, 1U);
+  lose(1);
+  EXPECT_EQ(last(2).kind, Kind::kBreak);
+  EXPECT_EQ(last(100).kind, Kind::kBreak);
+  say(3, Kind::kReady, 1);
+  say(2, Kind::kReady, 1);
+  EXPECT_EQ(last(2).kind, Kind::kBreak) << "a server is still in the old generation";
+  say(100, Kind::kReady, 1);
+  EXPECT_EQ(last(2).kind, Kind::kGo);
+  EXPECT_EQ(last(2).rank, 0U);
+  EXPECT_EQ(last(3).rank, 1U);
+  EXPECT_EQ(last(3).workers, 2U);
+  EXPECT_EQ(last(3).servers, 1U);
+}
+
+TEST_F(RendezvousTest, ASilentWorkerIsLost) {
+  begin(2, 0, true);
+  answering_ = {1};
+  pass(4s);
+  EXPECT_EQ(last(1).kind, Kind::kGo);
+  pass(2s);
+  EXPECT_EQ(last(1).kind, Kind::kBreak);
+  EXPECT_EQ(last(2).kind, Kind::kEnd) << "who was only stopped has to know that it is out";
+}
+
+TEST_F(RendezvousTest, WithTooFewTheJobEnds) {
+  begin(3, 0, true, 3);
+  lose(2);
+  say(1, Kind::kReady, 1);
+  say(3, Kind::kReady, 1);
+  EXPECT_EQ(last(1).kind, Kind::kEnd);
+  EXPECT_FALSE(last(1).is_elastic);
+  EXPECT_NE(last(1).text.find("at least 3"), std::string::npos) << last(1).text;
+  EXPECT_TRUE(rendezvous_->has_ended());
+  EXPECT_FALSE(rendezvous_->ended_well());
+}
+
+TEST_F(RendezvousTest, AJobThatIsNotElasticTakesInNobodyAndBreaksNothing) {
+  begin(2, 0, false);
+  enter(9, runtime::Role::kWorker, 0, true);
+  EXPECT_EQ(last(9).kind, Kind::kEnd);
+  lose(2);
+  EXPECT_EQ(last(1).kind, Kind::kGo) << "its own hub tells it";
+}
+
+TEST_F(RendezvousTest, AServerComesInWhileTrainingGoesOn) {
+  begin(2, 2, false);
+  lose(100);
+  EXPECT_EQ(last(1).kind, Kind::kGo) << "failover is the workers' own";
+  enter(102, runtime::Role::kServer, 0, false);
+  EXPECT_EQ(last(1).kind, Kind::kGo);
+  EXPECT_TRUE(last(1).is_planned);
+  EXPECT_EQ(last(1).servers, 2U);
+  say(1, Kind::kBuilt, 2);
+  EXPECT_TRUE(last(1).is_planned) << "not before all are connected";
+  say(2, Kind::kBuilt, 2);
+  EXPECT_EQ(last(1).kind, Kind::kSwitch);
+  EXPECT_EQ(last(102).kind, Kind::kSwitch);
+  EXPECT_EQ(rendezvous_->generation(), 2U);
+}
+
+TEST_F(RendezvousTest, AServerThatDiesOnItsWayInCostsNothing) {
+  begin(2, 2, false);
+  lose(100);
+  enter(102, runtime::Role::kServer, 0, false);
+  say(1, Kind::kBuilt, 2);
+  lose(102);
+  EXPECT_EQ(last(1).kind, Kind::kBreak);
+  EXPECT_TRUE(last(1).is_planned) << "the present generation goes on";
+  EXPECT_EQ(rendezvous_->generation(), 1U);
+  answering_ = {1, 2, 101, 103};
+  enter(103, runtime::Role::kServer, 0, false);
+  pass(3s);
+  EXPECT_EQ(last(1).kind, Kind::kGo) << "the next one is tried a little later";
+  EXPECT_EQ(last(1).generation, 3U);
+}
+
+TEST_F(RendezvousTest, GenerationsThatBreakWithoutALossEndTheJob) {
+  begin(2, 0, true);
+  for (std::uint64_t generation = 1; generation <= 4; ++generation) {
+    ASSERT_EQ(last(1).kind, Kind::kGo) << generation;
+    say(1, Kind::kBroken, generation);
+    say(1, Kind::kReady, generation);
+    say(2, Kind::kReady, generation);
+  }
+  EXPECT_EQ(last(2).kind, Kind::kEnd);
+  EXPECT_NE(last(2).text.find("no process was lost"), std::string::npos) << last(2).text;
+}
+
+}  // namespace
+}  // namespace herring::elastic
