@@ -68,7 +68,7 @@ struct Header {
                              ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
   std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this
-                            ///< contributor. Error, Cancel: Results, Pushes sent.
+                             ///< contributor. Error, Cancel: Results, Pushes sent.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
   std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
