@@ -85,6 +85,8 @@ void bind_config(py::module_& module) {
       .def_property_readonly("local_part_bytes", reader(&Config::local_part_bytes))
       .def_property_readonly("arena_bytes", reader(&Config::arena_bytes))
       .def_property_readonly("failover", [](const PyConfig& self) { return text(self.result.config.failover); })
+      .def_property_readonly("checksum", [](const PyConfig& self) { return text(self.result.config.checksum); })
+      .def_property_readonly("check_finite", [](const PyConfig& self) { return text(self.result.config.check_finite); })
       .def_property_readonly("intra_node", [](const PyConfig& self) { return text(self.result.config.intra_node); })
       .def_property_readonly("timeout_s", reader(&Config::timeout_s))
       .def_property_readonly("join_timeout_s", reader(&Config::join_timeout_s))

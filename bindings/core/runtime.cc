@@ -118,33 +118,8 @@ void run_server(const PyServerProcess& self) {
   call_interruptibly([server] { return server->run(); }, [server] { server->stop(); }).or_throw();
 }
 
-void bind_runtime_class(py::module_& module) {
-  py::class_<PyRuntime>(module, "Runtime")
-      .def(py::init(&make_runtime), py::kw_only(), py::arg("config"), py::arg("hub"), py::arg("rank"),
-           py::arg("fabric_search"), py::arg("timeout"))
-      .def_property_readonly("rank", [](const PyRuntime& self) { return self.owned.get()->rank(); })
-      .def_property_readonly("size", [](const PyRuntime& self) { return self.owned.get()->size(); })
-      .def_property_readonly("local_rank", [](const PyRuntime& self) { return self.owned.get()->local_rank(); })
-      .def_property_readonly("local_size", [](const PyRuntime& self) { return self.owned.get()->local_size(); })
-      .def_property_readonly("servers", [](const PyRuntime& self) { return self.owned.get()->servers(); })
-      .def("description", [](const PyRuntime& self) { return self.owned.get()->description(); })
-      .def(
-          "add_group",
-          [](const PyRuntime& self, std::uint32_t id, const std::vector<std::uint32_t>& ranks) {
-            const auto runtime = self.owned.get();
-            py::gil_scoped_release unlocked;
-            runtime->add_group(GroupId{id}, ranks);
-          },
-          py::arg("group"), py::arg("ranks"))
-      .def(
-          "remove_group",
-          [](const PyRuntime& self, std::uint32_t id) {
-            const auto runtime = self.owned.get();
-            py::gil_scoped_release unlocked;
-            runtime->remove_group(GroupId{id});
-          },
-          py::arg("group"))
-      .def(
+void bind_operations(py::class_<PyRuntime>& type) {
+  type.def(
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
              const std::string& op, std::uint32_t root, std::uint32_t group, std::optional<std::string> name,
@@ -180,7 +155,35 @@ void bind_runtime_class(py::module_& module) {
             return receive(self.owned.get(), {memory, source, tag, group, timeout});
           },
           py::arg("memory"), py::kw_only(), py::arg("source") = py::none(), py::arg("tag"), py::arg("group") = 0,
-          py::arg("timeout") = py::none())
+          py::arg("timeout") = py::none());
+}
+
+void bind_runtime_class(py::module_& module) {
+  py::class_<PyRuntime> type(module, "Runtime");
+  type.def(py::init(&make_runtime), py::kw_only(), py::arg("config"), py::arg("hub"), py::arg("rank"),
+           py::arg("fabric_search"), py::arg("timeout"))
+      .def_property_readonly("rank", [](const PyRuntime& self) { return self.owned.get()->rank(); })
+      .def_property_readonly("size", [](const PyRuntime& self) { return self.owned.get()->size(); })
+      .def_property_readonly("local_rank", [](const PyRuntime& self) { return self.owned.get()->local_rank(); })
+      .def_property_readonly("local_size", [](const PyRuntime& self) { return self.owned.get()->local_size(); })
+      .def_property_readonly("servers", [](const PyRuntime& self) { return self.owned.get()->servers(); })
+      .def("description", [](const PyRuntime& self) { return self.owned.get()->description(); })
+      .def(
+          "add_group",
+          [](const PyRuntime& self, std::uint32_t id, const std::vector<std::uint32_t>& ranks) {
+            const auto runtime = self.owned.get();
+            py::gil_scoped_release unlocked;
+            runtime->add_group(GroupId{id}, ranks);
+          },
+          py::arg("group"), py::arg("ranks"))
+      .def(
+          "remove_group",
+          [](const PyRuntime& self, std::uint32_t id) {
+            const auto runtime = self.owned.get();
+            py::gil_scoped_release unlocked;
+            runtime->remove_group(GroupId{id});
+          },
+          py::arg("group"))
       .def("allocate", &allocate, py::arg("bytes"))
       .def(
           "abort",
@@ -196,6 +199,7 @@ void bind_runtime_class(py::module_& module) {
       .def("server_counters", &server_counters)
       .def("stragglers", &stragglers)
       .def("capsule", &make_capsule);
+  bind_operations(type);
 }
 
 }  // namespace
