@@ -189,7 +189,8 @@ void Engine::Impl::on_tick(Instant now) {
     for (std::uint32_t worker = 0; worker < config_.workers; ++worker) flush_settled(PeerId{worker}, true);
   }
   while (!timers_.empty() && timers_.begin()->first <= now) {
-    Op& op = *find_op(timers_.begin()->second);
+    const std::uint64_t id = timers_.begin()->second;
+    Op& op = *find_op(id);
     if (op.state == OpState::kFinishing) {
       set_timer(op, Instant::max());
       stop_waiting(now, op);
@@ -199,7 +200,7 @@ void Engine::Impl::on_tick(Instant now) {
       } else {
         // A worker that should have said how many pushes it sent did not: its receives are withdrawn.
         drain(now, op, true);
-        if (Op* left = find_op(op.id); left != nullptr && !left->drained) set_timer(*left, Instant::max());
+        if (Op* left = find_op(id); left != nullptr && !left->drained) set_timer(*left, Instant::max());
       }
     } else if (op.disagreed) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));

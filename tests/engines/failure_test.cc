@@ -344,12 +344,13 @@ TEST(EngineFailures, TheFailedKeyWorksAgain) {
 
 TEST(EngineFailures, ALostWorkerFailsWhatNeedsItAndNothingElse) {
   for_each_seed(600, [](Random& random, std::uint64_t seed) {
+    TestOp all, some, later, doomed;  // Before the cluster: the dead worker's operations never end.
     Cluster cluster(failure_options(random, seed));
     const auto dead = static_cast<std::uint32_t>(pick(random, 0, cluster.options().workers - 1));
     std::vector<std::uint32_t> others = everybody(cluster);
     std::erase(others, dead);
-    TestOp all = all_reduce(random, cluster, everybody(cluster), 0, 1);
-    TestOp some = all_reduce(random, cluster, others, 5, 1);
+    all = all_reduce(random, cluster, everybody(cluster), 0, 1);
+    some = all_reduce(random, cluster, others, 5, 1);
     const bool dead_submits = chance(random, 0.6);
     for (std::size_t i = 0; i < all.ranks.size(); ++i) {
       if (all.ranks[i] != dead || dead_submits) submit_at(cluster, soon(random, cluster), all, i);
@@ -371,8 +372,8 @@ TEST(EngineFailures, ALostWorkerFailsWhatNeedsItAndNothingElse) {
       }
     }
     expect_good(cluster, some);
-    TestOp later = all_reduce(random, cluster, others, 5, 2);
-    TestOp doomed = all_reduce(random, cluster, everybody(cluster), 0, 2);
+    later = all_reduce(random, cluster, others, 5, 2);
+    doomed = all_reduce(random, cluster, everybody(cluster), 0, 2);
     for (std::size_t i = 0; i < others.size(); ++i) {
       cluster.submit(others[i], later.operation(i));
       cluster.submit(others[i], doomed.operation(others[i]));
