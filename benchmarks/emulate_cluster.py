@@ -36,6 +36,7 @@ CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 PR_SET_PDEATHSIG = 1
 MASTER_PORT = 29500
+DEFAULT_CONGESTION = "cubic"
 STOP_GRACE_S = 5.0
 FAILURE_GRACE_S = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -128,11 +129,24 @@ def start_host(name: str, address: str) -> Host:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins each host to the switch: rate as tc writes it, "none" for unlimited."""
+    """What joins each host to the switch: rate as tc writes it, "none" for unlimited; TCP's congestion control on the
+    host, none for this machine's."""
 
     rate: str = "none"
     burst_kb: int = 256
     queue_kb: int = 4096
+    congestion: str | None = None
+
+
+def choose_congestion_control(wanted: str | None) -> str:
+    """A name that this kernel has."""
+    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    offered = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if wanted is None:
+        return DEFAULT_CONGESTION if DEFAULT_CONGESTION in offered else setting
+    if wanted not in ("host", *offered):
+        raise EmulationError(f"--congestion {wanted}: this kernel has {', '.join(offered)} (host: leave it as it is)")
+    return setting if wanted == "host" else wanted
 
 
 def connect(host: Host, index: int, link: Link) -> None:
@@ -148,6 +162,10 @@ def connect(host: Host, index: int, link: Link) -> None:
         ["ip", "link", "set", "lo", "up"],
     ):
         subprocess.run([*within, *command], check=True)
+    if link.congestion is not None:
+        # By the route: a namespace's sysctl takes only what the machine allows to everybody.
+        route = ["ip", "route", "change", "10.77.0.0/16", "dev", "eth0", "proto", "kernel", "scope", "link"]
+        subprocess.run([*within, *route, "src", host.address, "congctl", link.congestion], check=True)
     if link.rate != "none":
         shape(outside, link.rate, link.burst_kb, link.queue_kb)
         tbf = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", link.rate]
@@ -167,6 +185,7 @@ def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
         "server_hosts": args.servers,
         "rate": args.rate,
         "burst_bytes": args.burst_kb << 10,
+        "congestion_control": args.congestion,
         "worker_addresses": [host.address for host in workers],
         "launch_agent": str(Path(__file__).resolve().with_name("enter_host.sh")),
     }
@@ -267,6 +286,8 @@ def end_host(host: Host) -> None:
 def run(args: argparse.Namespace) -> int:
     """As the first process of the cluster's own process namespace."""
     make_switch()
+    args.congestion = choose_congestion_control(args.congestion)
+    link = Link(args.rate, args.burst_kb, args.queue_kb, args.congestion)
     hosts: list[Host] = []
     processes: list[tuple[str, subprocess.Popen[bytes]]] = []
     try:
@@ -274,7 +295,7 @@ def run(args: argparse.Namespace) -> int:
             kind = f"worker{index}" if index < args.workers else f"server{index - args.workers}"
             host = start_host(kind, address_of(index))
             hosts.append(host)
-            connect(host, index, Link(args.rate, args.burst_kb, args.queue_kb))
+            connect(host, index, link)
         processes = start_everything(args, hosts)
         code = watch(processes, args.timeout)
         if args.verbose:
@@ -341,6 +362,11 @@ def main() -> int:
         help="token bucket size; less than a millisecond of link starves it (default 256)",
     )
     parser.add_argument("--queue-kb", type=int, default=4096, help="what a link queues before it drops (default 4096)")
+    parser.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP's congestion control on all hosts; host: this machine's (default cubic, which is Linux's)",
+    )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds after which everything is stopped")
     parser.add_argument("--verbose", action="store_true", help="print what the servers did and what crossed each link")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what every worker runs, after --")

@@ -28,7 +28,7 @@
 #include <thread>
 #include <vector>
 
-#include "intra_node/copy.h"
+#include "core/copy.h"
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
 #include "server/reduce.h"
@@ -207,7 +207,7 @@ class RankLoop {
       }
     } else if (const auto* copy = std::get_if<CopyAction>(&action)) {
       if (copy->from.size() >= kFlushBefore) neighborhood_.flush();
-      intra_node::copy_bytes(copy->from, copy->to, copy->bypass_cache);
+      copy_bytes(copy->from, copy->to, copy->bypass_cache);
     } else if (const auto* reduce = std::get_if<ReduceLocal>(&action)) {
       if (reduce->inputs.front().size() >= kFlushBefore) neighborhood_.flush();
       server::reduce(reduce->spec, reduce->inputs, reduce->outputs);

@@ -17,7 +17,7 @@ from typing import Any
 
 from herring._errors import InvalidArgumentError
 from herring._version import __version__
-from herring.bench._bounds import Links, algbw, busbw, lower_bound
+from herring.bench._bounds import Links, algbw, busbw, emulated_cluster, lower_bound
 from herring.bench._measure import Row
 from herring.bench._table import place_name, ratios, times_bound
 
@@ -59,7 +59,7 @@ _FIELDS_OF = {FORMAT: _ROW_FIELDS, REPLAY_FORMAT: _REPLAY_ROW_FIELDS}
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, memory, kernel."""
+    """Processor, cores that this process may use, memory, kernel, and TCP's congestion control on this host."""
     model = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -74,7 +74,19 @@ def machine() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "system": platform.system(),
+        "congestion_control": congestion_control(),
     }
+
+
+def congestion_control() -> str | None:
+    """The emulated cluster's, else Linux's setting; None where it does not say."""
+    told = emulated_cluster(os.environ).get("congestion_control")
+    if told:
+        return str(told)
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return None
 
 
 def commit() -> str | None:

@@ -77,10 +77,19 @@ def test_bench_learns_the_placement_and_the_rate(tmp_path):
     assert process.returncode == 0, output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["links"] == {"worker_hosts": 2, "server_hosts": 1, "rate": 1e9, "burst_bytes": 256 << 10}
+    if "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
+        assert content["machine"]["congestion_control"] == "cubic", "runs would differ by what this machine has set"
     small, _, large, _ = content["rows"]
     assert small["bound_us"] is None, "the token bucket lets 8 bytes pass at once"
     assert large["bound_us"] == pytest.approx((1 << 20) * 8 / 1e9 * 1e6)
     assert all(row["wrong"] == 0 for row in content["rows"])
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_an_error(tmp_path):
+    process = start(["true"], ["--workers", "1", "--congestion", "pigeon"], tmp_path)
+    output = finish(process)
+    assert process.returncode == 1
+    assert "--congestion pigeon: this kernel has" in output
 
 
 def test_a_replay_is_held_against_the_bound(tmp_path):
