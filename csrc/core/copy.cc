@@ -1,4 +1,4 @@
-#include "intra_node/copy.h"
+#include "core/copy.h"
 
 #include <cstdint>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-namespace herring::intra_node {
+namespace herring {
 
 #if defined(__SSE2__)
 namespace {
@@ -46,8 +46,8 @@ void copy_blocks(const std::byte* from, std::byte* to, std::size_t bytes) {
 #endif
 
 void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache) {
-  if (from.size() != to.size()) throw std::invalid_argument("intra_node::copy_bytes: sizes differ");
-  if (from.empty()) return;
+  if (from.size() != to.size()) throw std::invalid_argument("copy_bytes: sizes differ");
+  if (from.empty() || from.data() == to.data()) return;
 #if defined(__SSE2__)
   if (from.size() > kSmall) {
     const std::size_t lead = (kBlock - reinterpret_cast<std::uintptr_t>(to.data()) % kBlock) % kBlock;
@@ -69,4 +69,4 @@ void copy_bytes(std::span<const std::byte> from, std::span<std::byte> to, bool b
   std::memcpy(to.data(), from.data(), from.size());
 }
 
-}  // namespace herring::intra_node
+}  // namespace herring

@@ -3,9 +3,9 @@
 #include "elastic/elastic_runtime.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "core/copy.h"
 #include "core/status.h"
 #include "elastic/elastic_impl.h"
 #include "runtime/validate.h"
@@ -204,7 +204,7 @@ bool ElasticRuntime::Impl::take_outcome(const OperationId& id, Operation& operat
                                                  std::to_string(operation.request.output.size()));
   }
   if (outcome.status.is_ok()) {
-    if (bytes > 0) std::memcpy(operation.request.output.data(), outcome.result->data(), bytes);
+    if (bytes > 0) copy_bytes(*outcome.result, operation.request.output);
     operation.result = outcome.result;
     kept_bytes += bytes;
   }

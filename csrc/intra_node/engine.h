@@ -40,7 +40,7 @@ struct SendLocal {
   std::uint32_t to = 0;  ///< Local rank.
   std::vector<std::byte> bytes;
 };
-/// to[:] = from[:]; copy() of intra_node/copy.h is made for it.
+/// to[:] = from[:]; copy() of core/copy.h is made for it.
 struct CopyAction {
   std::span<const std::byte> from;
   std::span<std::byte> to;

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "core/copy.h"
 #include "core/status.h"
-#include "intra_node/copy.h"
 #include "runtime/poll.h"
 
 namespace herring::runtime {
@@ -152,8 +152,8 @@ bool LocalEndpoint::send_lent(Peer& peer, const Send& send) {
       return true;
     }
     const std::size_t before = first_inside ? 0 : send.first.size();
-    if (before > 0) intra_node::copy_bytes(send.first, lent.staging.first(before));
-    if (!send.second.empty()) intra_node::copy_bytes(send.second, lent.staging.subspan(before));
+    if (before > 0) copy_bytes(send.first, lent.staging.first(before));
+    if (!send.second.empty()) copy_bytes(send.second, lent.staging.subspan(before));
     head.offset = neighborhood_.offset_of(lent.staging);
   }
   Status status;
@@ -238,7 +238,7 @@ void LocalEndpoint::fill(const Receive& receive, std::span<const std::byte> insi
       while (!source.empty()) {
         if (targets[at].empty()) ++at;
         const std::size_t count = std::min(source.size(), targets[at].size());
-        intra_node::copy_bytes(source.first(count), targets[at].first(count));
+        copy_bytes(source.first(count), targets[at].first(count));
         source = source.subspan(count);
         targets[at] = targets[at].subspan(count);
       }

@@ -4,8 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "core/copy.h"
 #include "core/status.h"
-#include "intra_node/copy.h"
 
 namespace herring::runtime {
 namespace {
@@ -105,7 +105,7 @@ point_to_point::EngineConfig Messages::engine_config() const {
                                                      : link.value_or(point_to_point::kNoLink));
   }
   config.grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options_.config.dead_after_s));
-  config.copy = [](std::span<const std::byte> from, std::span<std::byte> to) { intra_node::copy_bytes(from, to); };
+  config.copy = [](std::span<const std::byte> from, std::span<std::byte> to) { copy_bytes(from, to); };
   return config;
 }
 

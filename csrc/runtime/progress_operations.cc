@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/copy.h"
 #include "core/status.h"
 #include "fusion_buffer/fusion_buffer.h"
-#include "intra_node/copy.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
 
@@ -20,10 +20,6 @@ constexpr std::uint32_t kNetworkWindow = 4;
 
 // A copy or sum of this size takes longer than a neighbour's wake-up: it hears first.
 constexpr std::size_t kFlushBytes = 32 << 10;
-
-void copy(std::span<const std::byte> from, std::span<std::byte> to, bool bypass_cache = false) {
-  if (!to.empty() && from.data() != to.data()) intra_node::copy_bytes(from, to, bypass_cache);
-}
 
 std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, std::size_t members) {
   std::vector<std::vector<intra_node::ByteSpan>> shares(members);
@@ -124,7 +120,7 @@ void Progress::start_part(Instant now, const std::shared_ptr<PendingOperation>& 
   const bool has_root =
       whole.descriptor.collective == Collective::kAllGather || whole.descriptor.collective == Collective::kBroadcast;
   if (!has_root || part.descriptor.root == whole.group->route.index) {
-    if (bytes > 0) copy(whole.input.subspan(offset, bytes), part.memory);
+    if (bytes > 0) copy_bytes(whole.input.subspan(offset, bytes), part.memory);
   }
   ++whole.in_flight;
   parts_.emplace(part.key, std::move(owned));
@@ -208,7 +204,7 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
     send_local(*send);
   } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
     if (move->to.size() >= kFlushBytes) options_.neighborhood->flush();
-    copy(move->from, move->to, move->bypass_cache);
+    copy_bytes(move->from, move->to, move->bypass_cache);
   } else if (auto* sum = std::get_if<intra_node::ReduceLocal>(&action)) {
     if (!sum->outputs.empty() && sum->outputs.front().size() >= kFlushBytes) options_.neighborhood->flush();
     server::reduce(sum->spec, sum->inputs, sum->outputs, isa_);

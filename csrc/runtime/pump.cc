@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/copy.h"
 #include "point_to_point/engine.h"
 #include "runtime/buffer_pool.h"
 #include "server/engine.h"
@@ -193,7 +194,7 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(CopyAction& action) {
-    std::memcpy(action.to.data(), action.from.data(), action.from.size());
+    copy_bytes(action.from, action.to);
     return true;
   }
 

@@ -3,11 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "core/copy.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "intra_node/neighborhood.h"
@@ -172,9 +172,7 @@ class Runtime::Impl {
         return work;
       }
     }
-    if (request.input.data() != request.output.data() && !request.input.empty()) {
-      std::memcpy(request.output.data(), request.input.data(), request.output.size());
-    }
+    if (!request.input.empty()) copy_bytes(request.input, request.output);
     work->complete(progress->failure());
     return work;
   }

@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include <cfenv>
 #endif
 
+#include "core/copy.h"
 #include "server/reduce_internal.h"
 
 namespace herring::server {
@@ -198,10 +198,6 @@ void check_spans(DataType dtype, std::span<const std::span<const std::byte>> inp
   }
 }
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
-}
-
 }  // namespace
 
 Isa best_isa() noexcept {
@@ -251,7 +247,7 @@ void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
   }
   const std::size_t total = inputs[0].size();
   if (inputs.size() == 1 && spec.average_over == 1) {
-    for (const std::span<std::byte> output : outputs) copy_bytes(output.data(), inputs[0].data(), total);
+    for (const std::span<std::byte> output : outputs) copy_bytes(inputs[0], output);
     return;
   }
   const DefaultFloatEnvironment environment;
@@ -273,7 +269,9 @@ void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
       internal::reduce_scalar(spec, pointers.data(), pointers.size(), offset, bytes, out);
     }
     if (divide) internal::divide_integers(spec.dtype, out, bytes, spec.average_over);
-    for (const std::span<std::byte> output : outputs.subspan(1)) copy_bytes(output.data() + offset, out, bytes);
+    for (const std::span<std::byte> output : outputs.subspan(1)) {
+      copy_bytes({out, bytes}, output.subspan(offset, bytes));
+    }
     offset += bytes;
   }
 }

@@ -1,4 +1,4 @@
-#include "intra_node/copy.h"
+#include "core/copy.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace herring::intra_node {
+namespace herring {
 namespace {
 
 TEST(Copy, CopiesEveryByteAndNoOtherAtAnyAlignment) {
@@ -39,4 +39,4 @@ TEST(Copy, RefusesDifferentSizes) {
 }
 
 }  // namespace
-}  // namespace herring::intra_node
+}  // namespace herring
