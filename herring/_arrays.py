@@ -28,6 +28,9 @@ def is_foreign(array: Any) -> bool:
 
 def as_input(array: Any) -> Any:
     """`array` as the runtime can read it: row-major, copied where it was not; numbers and lists become numpy arrays."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(array) is numpy.ndarray and array.flags.c_contiguous:
+        return array  # As below, in a third of the time.
     if is_foreign(array):
         contiguous = getattr(array, "contiguous", None)
         return array if contiguous is None else contiguous()

@@ -55,7 +55,6 @@ def _call(
     collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
     source: Any,
     result: ArrayT,
-    *,
     timeout: Timeout,
     name: str | None,
     op: str = "sum",
@@ -118,7 +117,7 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    return _call(session, "all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op)
+    return _call(session, "all_reduce", source, result, timeout, name, _op(op), 0, async_op)
 
 
 @overload
@@ -152,7 +151,7 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = process.current()
-    return _call(session, "all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op)
+    return _call(session, "all_reduce", None, array, timeout, name, _op(op), 0, async_op)
 
 
 @overload

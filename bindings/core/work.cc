@@ -15,11 +15,11 @@ using runtime::Work;
 ReduceOp parse_op(const std::string& text) {
   constexpr std::array kOps = {ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                                ReduceOp::kProduct, ReduceOp::kBand,    ReduceOp::kBor, ReduceOp::kBxor};
-  std::string known;
   for (const ReduceOp op : kOps) {
     if (name(op) == text) return op;
-    known += (known.empty() ? "" : ", ") + std::string(name(op));
   }
+  std::string known;
+  for (const ReduceOp op : kOps) known += (known.empty() ? "" : ", ") + std::string(name(op));
   throw Error(Code::kInvalidArgument, "op is '" + text + "'; it must be one of " + known);
 }
 
@@ -174,13 +174,14 @@ void run(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& ar
   Arrays arrays;
   const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
+  Status status;
   try {
     {
       py::gil_scoped_release unlocked;
-      work = runtime->submit(request);
-      work->wait(std::min(deadline, std::chrono::steady_clock::now() + kSignalPeriod));
+      work = runtime->run(request, status);
+      if (work) work->wait(std::min(deadline, std::chrono::steady_clock::now() + kSignalPeriod));
     }
-    if (!wait_interruptibly(*work, deadline)) {
+    if (work && !wait_interruptibly(*work, deadline)) {
       const std::string what = arguments.collective + (arguments.name ? " '" + *arguments.name + "'" : "");
       throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
     }
@@ -189,7 +190,7 @@ void run(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& ar
     if (work && !work->is_done()) work->on_done([arrays = std::move(arrays)](const Status&) {});
     throw;
   }
-  work->status().or_throw();
+  (work ? work->status() : status).or_throw();
 }
 
 std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {

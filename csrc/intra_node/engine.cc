@@ -85,7 +85,7 @@ void Engine::Impl::begin(Instant now, Exchange& exchange) {
     return fail(now, exchange, Status(Code::kPeerLost, to_string(operation.descriptor) + ": " + *lost_[rank]));
   }
   if (!place(now, exchange)) return;
-  announce(exchange);
+  if (!operation.announced) announce(exchange);
   advance(now, exchange);
 }
 
@@ -289,6 +289,11 @@ bool Engine::Impl::is_idle() const {
   return exchanges_.size() == quarantined_ && actions_.empty() && retired_.empty() && retired_and_taken_.empty();
 }
 
+bool Engine::Impl::is_untroubled() const {
+  return exchanges_.empty() && is_idle() && tombstones_.empty() &&
+         std::ranges::none_of(lost_, [](const auto& why) { return why.has_value(); });
+}
+
 Exchange* Engine::Impl::find(const LocalKey& key) {
   const auto found = exchanges_.find(key);
   return found == exchanges_.end() ? nullptr : found->second.get();
@@ -342,6 +347,7 @@ void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(LocalActions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
+bool Engine::is_untroubled() const { return impl_->is_untroubled(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
 }  // namespace herring::intra_node

@@ -33,6 +33,7 @@ struct LocalOperation {
   std::uint32_t root = 0;          ///< kBroadcast, kAllGather: index into members.
   std::uint32_t average_over = 1;  ///< 1 where the network hop averages afterwards.
   bool network = false;            ///< After the local reduction: NetworkAction, then distribute its result.
+  bool announced = false;          ///< A Shortcut has sent this rank's Ready (shortcut.h).
   Duration timeout{};
 };
 
@@ -137,6 +138,8 @@ class Engine final {
   void take_actions(LocalActions& out);
   /// Nothing is known, to be done or freed. (Memory that a hung member may still touch does not count.)
   bool is_idle() const;
+  /// Nothing is known at all: no operation that anybody has called, no failure, no lost rank. A Shortcut may begin.
+  bool is_untroubled() const;
   const EngineStats& stats() const;
 
  private:

@@ -39,6 +39,7 @@ class Engine::Impl {
   Instant next_deadline() const { return next_deadline_; }
   void take_actions(LocalActions& out);
   bool is_idle() const;
+  bool is_untroubled() const;
   const EngineStats& stats() const { return stats_; }
 
  private:

@@ -46,6 +46,25 @@ bool covers(const LocalOperation& operation) {
 /// Its beginning is out of the caches before its end is in.
 bool is_large(const LocalOperation& operation) { return operation.descriptor.op_bytes >= kLargeBytes; }
 
+/// FNV-1a over words.
+class LayoutHash final {
+ public:
+  LayoutHash(std::span<const std::uint32_t> members, std::uint32_t average_over, std::uint32_t root, Way way,
+             bool network) {
+    mix(static_cast<std::uint64_t>(way));
+    mix(network ? 1 : 0);
+    mix(average_over);
+    mix(root);
+    mix(members.size());
+    for (const std::uint32_t member : members) mix(member);
+  }
+  void mix(std::uint64_t value) { value_ = (value_ ^ value) * 0x100000001b3ull; }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325ull;
+};
+
 ReduceSpec spec_of(const LocalOperation& operation) {
   return {operation.descriptor.dtype, operation.descriptor.reduce, operation.average_over};
 }
@@ -122,24 +141,22 @@ Way choose_way(const LocalOperation& operation, const EngineConfig& config) {
 }
 
 std::uint64_t layout_hash(const LocalOperation& operation, Way way) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  const auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };
-  mix(static_cast<std::uint64_t>(way));
-  mix(operation.network ? 1 : 0);
-  mix(operation.average_over);
-  mix(operation.root);
-  mix(operation.members.size());
-  for (const std::uint32_t member : operation.members) mix(member);
+  LayoutHash hash(operation.members, operation.average_over, operation.root, way, operation.network);
   if (way == Way::kSlots) {
     for (const auto& ranges : operation.owned) {
-      mix(ranges.size());
+      hash.mix(ranges.size());
       for (const ByteSpan& range : ranges) {
-        mix(range.offset);
-        mix(range.bytes);
+        hash.mix(range.offset);
+        hash.mix(range.bytes);
       }
     }
   }
-  return hash;
+  return hash.value();
+}
+
+std::uint64_t layout_hash(std::span<const std::uint32_t> members, std::uint32_t average_over, std::uint32_t root,
+                          Way way) {
+  return LayoutHash(members, average_over, root, way, false).value();
 }
 
 bool location_fits(const Exchange& exchange, std::uint32_t member, const EngineConfig& config) {

@@ -75,6 +75,9 @@ struct Exchange {
 Status check(const LocalOperation& operation, const EngineConfig& config);
 Way choose_way(const LocalOperation& operation, const EngineConfig& config);
 std::uint64_t layout_hash(const LocalOperation& operation, Way way);
+/// The same where the members' ranges do not matter: all ways but kSlots, inside the host alone.
+std::uint64_t layout_hash(std::span<const std::uint32_t> members, std::uint32_t average_over, std::uint32_t root,
+                          Way way);
 /// Where member `member` must keep its bytes for this way; false where what it said does not fit.
 bool location_fits(const Exchange& exchange, std::uint32_t member, const EngineConfig& config);
 

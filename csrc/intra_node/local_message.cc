@@ -39,6 +39,7 @@ struct ReadyBody {
   std::uint64_t shape[kMaxDims];
 };
 static_assert(sizeof(ReadyBody) == 104 && offsetof(ReadyBody, shape) == 40);
+static_assert(sizeof(Head) + sizeof(ReadyBody) == kReadyHeadBytes);
 
 struct PackedKey {
   std::uint64_t op;
@@ -136,9 +137,7 @@ bool decode_error(const Head& head, std::span<const std::byte> rest, LocalMessag
   return true;
 }
 
-}  // namespace
-
-std::vector<std::byte> encode(const LocalMessage& message) {
+Head head_of(const LocalMessage& message) {
   Head head{};
   head.version = kVersion;
   head.kind = static_cast<std::uint8_t>(message.kind);
@@ -146,13 +145,31 @@ std::vector<std::byte> encode(const LocalMessage& message) {
   head.op = message.key.key.op;
   head.part = message.key.key.part;
   head.occurrence = message.key.occurrence;
+  return head;
+}
+
+}  // namespace
+
+std::array<std::byte, kReadyHeadBytes> encode_ready_head(const LocalMessage& ready) {
+  Head head = head_of(ready);
+  head.detail = static_cast<std::uint8_t>(ready.location);
+  const ReadyBody body = pack(ready);
+  std::array<std::byte, kReadyHeadBytes> bytes;
+  std::memcpy(bytes.data(), &head, sizeof(head));
+  std::memcpy(bytes.data() + sizeof(head), &body, sizeof(body));
+  return bytes;
+}
+
+std::vector<std::byte> encode(const LocalMessage& message) {
+  Head head = head_of(message);
   switch (message.kind) {
     case MessageKind::kReady: {
-      head.detail = static_cast<std::uint8_t>(message.location);
-      Writer writer(head, sizeof(ReadyBody) + message.data.size());
-      writer.put(pack(message));
-      writer.put_bytes(message.data);
-      return writer.take();
+      const auto begin = encode_ready_head(message);
+      std::vector<std::byte> bytes;
+      bytes.reserve(begin.size() + message.data.size());
+      bytes.assign(begin.begin(), begin.end());
+      bytes.insert(bytes.end(), message.data.begin(), message.data.end());
+      return bytes;
     }
     case MessageKind::kReduced:
       return Writer(head, 0).take();

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -67,6 +69,10 @@ struct LocalMessage {
   bool reply = false;  ///< Answers an Error; is not answered.
   std::string text;
 };
+
+/// A Ready without its data, which follows.
+inline constexpr std::size_t kReadyHeadBytes = 136;
+std::array<std::byte, kReadyHeadBytes> encode_ready_head(const LocalMessage& ready);
 
 std::vector<std::byte> encode(const LocalMessage& message);
 /// Nothing where it is not a message of this version.

@@ -148,12 +148,30 @@ class Neighborhood::Impl {
     }
   }
 
+  void end_reading() {
+    if (reading_ == nullptr) return;
+    if (reading_->in->release()) wake_peer(*reading_);
+    reading_ = nullptr;
+  }
+
+  bool peek(std::uint32_t from, std::span<const std::byte>& message) {
+    if (!guard_.in_owner() || from >= options_.local_size || !peers_[from].in) return false;
+    end_reading();
+    Peer& peer = peers_[from];
+    if (peer.in->front(message)) return true;
+    if (peer.in->is_broken()) count_broken(peer);
+    return false;
+  }
+
+  void pop(std::uint32_t from) {
+    Peer& peer = peers_[from];
+    if (peer.in->release()) wake_peer(peer);
+    ++stats_.messages_received;
+  }
+
   bool receive(Message& message) {
     if (!guard_.in_owner()) return false;
-    if (reading_ != nullptr) {
-      if (reading_->in->release()) wake_peer(*reading_);
-      reading_ = nullptr;
-    }
+    end_reading();
     const std::uint32_t size = options_.local_size;
     for (std::uint32_t i = 0; i < size; ++i) {
       const std::uint32_t rank = next_ + i < size ? next_ + i : next_ + i - size;
@@ -272,6 +290,8 @@ Status Neighborhood::send(std::uint32_t to, std::span<const std::byte> first, st
 std::size_t Neighborhood::max_message_bytes() const { return impl_->max_message_bytes(); }
 void Neighborhood::flush() { impl_->flush(); }
 bool Neighborhood::receive(Message& message) { return impl_->receive(message); }
+bool Neighborhood::peek(std::uint32_t from, std::span<const std::byte>& message) { return impl_->peek(from, message); }
+void Neighborhood::pop(std::uint32_t from) { impl_->pop(from); }
 int Neighborhood::doorbell_fd() const { return impl_->doorbell_fd(); }
 bool Neighborhood::prepare_sleep() { return impl_->prepare_sleep(); }
 void Neighborhood::end_sleep() { impl_->end_sleep(); }

@@ -66,6 +66,10 @@ class Neighborhood final {
     std::span<const std::byte> bytes;
   };
   bool receive(Message& message);
+  /// The next message from one rank, which stays the next one until pop(); valid until then. False: none. Ends what the
+  /// last receive() gave.
+  bool peek(std::uint32_t from, std::span<const std::byte>& message);
+  void pop(std::uint32_t from);
 
   /// Sleep protocol: prepare_sleep() returns false where a message is waiting; else block in poll(2) on doorbell_fd()
   /// (and whatever else), then call end_sleep().

@@ -141,6 +141,9 @@ class Communicator {
 
   /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
   virtual std::shared_ptr<Work> submit(const Request& request) = 0;
+  /// submit() for a caller that waits at once: may move the data itself, for about as long as a waiting caller polls.
+  /// Null where the operation is over, with how in `status`.
+  virtual std::shared_ptr<Work> run(const Request& request, [[maybe_unused]] Status& status) { return submit(request); }
 
   /// Messages between two ranks; never block on the other. Bad arguments come back in the Work. A mismatch of sizes, a
   /// time-out and a lost rank are errors that name the rank, the bytes and the tag.

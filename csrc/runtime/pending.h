@@ -55,6 +55,15 @@ class DriverSeat final {
   /// Takes the seat, which the progress thread leaves where it is awake, and drives until the work is done or the
   /// deadline. Else sees to it that the progress thread looks after the work.
   void drive(const Work& work, Instant deadline);
+  /// Runs `action` in the seat where that is free and open to others, and its driver lives; false where not.
+  template <class Action>
+  bool use(const Action& action) {
+    if (!is_shared_) return false;
+    const std::unique_lock seat(mutex_, std::try_to_lock);
+    if (!seat.owns_lock() || driver_ == nullptr) return false;
+    action();
+    return true;
+  }
   /// The progress thread: somebody who waits anyway would rather drive.
   bool is_wanted() const { return wanted_.load(std::memory_order_acquire) > 0; }
 

@@ -230,11 +230,15 @@ void Progress::loop() {
 void Progress::drive(const Work& work, Instant deadline) {
   if (stop_.load()) return;
   start_driving();
-  // This thread would do nothing else; a core of its own is its to burn, for longer than waking up costs.
-  constexpr std::uint32_t kPatience = 10;
-  const std::uint32_t patience = shares_cores_ ? 1 : kPatience;
-  run_until([&work] { return work.is_done(); }, deadline, std::chrono::microseconds(config_.spin_us) * patience);
+  run_until([&work] { return work.is_done(); }, deadline, patience());
   if (!may_leave()) seat_->unpark();
+}
+
+/// How long a thread that waits polls: it would do nothing else, and a core of its own is its to burn, for longer than
+/// waking up costs.
+Duration Progress::patience() const {
+  constexpr std::uint32_t kPatience = 10;
+  return std::chrono::microseconds(config_.spin_us) * (shares_cores_ ? 1 : kPatience);
 }
 
 void Progress::start_driving() {
@@ -275,12 +279,16 @@ bool Progress::turn(Instant now) {
   try {
     return do_turn(now);
   } catch (const std::exception& problem) {
-    is_broken_ = true;
-    const std::string text = std::string("Herring's communication stopped: ") + problem.what();
-    fail_everything(Status(Code::kInternal, text));
-    if (options_.hub != nullptr) options_.hub->report_failure(text);
+    break_down(problem);
     return true;
   }
+}
+
+void Progress::break_down(const std::exception& problem) {
+  is_broken_ = true;
+  const std::string text = std::string("Herring's communication stopped: ") + problem.what();
+  fail_everything(Status(Code::kInternal, text));
+  if (options_.hub != nullptr) options_.hub->report_failure(text);
 }
 
 bool Progress::do_turn(Instant now) {

@@ -51,6 +51,7 @@ struct PendingOperation {
   Instant deadline;
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
+  bool announced = false;      ///< As intra_node::LocalOperation's.
   std::string name;            ///< As Request's; may be empty.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
@@ -84,6 +85,21 @@ struct PeerTraffic {
   std::uint64_t messages = 0;
 };
 
+/// An operation that may be small enough to be done at once, by the thread that calls it.
+struct SmallOperation {
+  OpKey key;
+  OpDescriptor descriptor;
+  const GroupRoute* route = nullptr;
+  std::span<const std::byte> input;
+  std::span<std::byte> output;
+  Status status;  ///< Where it is over.
+};
+enum class Shortcut : std::uint8_t {
+  kNotTaken,   ///< Nothing has been done.
+  kAnnounced,  ///< This rank's message to the others is out; the rest is to be submitted.
+  kDone,
+};
+
 /// The one thread of a worker process that moves data: runs the pure engines (host, servers, messages), executes their
 /// actions, watches the hub.
 class Progress final : public Driver {
@@ -96,6 +112,10 @@ class Progress final : public Driver {
   /// Where threads that wait take over.
   const std::shared_ptr<DriverSeat>& seat() const { return seat_; }
   void drive(const Work& work, Instant deadline) override;
+  /// Whether take_shortcut() could do this one, if nothing else goes on.
+  bool is_small(const SmallOperation& operation) const;
+  /// The thread in the seat, which is not this object's own: intra_node/shortcut.h.
+  Shortcut take_shortcut(SmallOperation& operation);
 
   /// Any thread.
   void submit(std::shared_ptr<PendingOperation> operation);
@@ -129,6 +149,10 @@ class Progress final : public Driver {
 
   void loop();
   bool turn(Instant now);
+  void break_down(const std::exception& problem);
+  Duration patience() const;
+  bool may_take_shortcut() const;
+  bool exchange_small(SmallOperation& operation);
   bool do_turn(Instant now);
   void run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin);
   void start_driving();
@@ -188,6 +212,7 @@ class Progress final : public Driver {
   std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
   std::set<std::uint32_t> lost_servers_;           ///< Server processes that are gone.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
+  std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;
   bool hub_lost_ = false;

@@ -12,7 +12,6 @@
 namespace herring::runtime {
 namespace {
 
-constexpr std::uint64_t kPartAlignment = 64;
 // Parts of one operation in flight. Local parts stay in the cache between the two copies; network parts overlap
 // push, sum and pull (about four buckets in flight is the knee that Herring's first version found).
 constexpr std::uint32_t kLocalWindow = 4;
@@ -158,6 +157,7 @@ void Progress::submit_local(Instant now, Part& part) {
       operation.average_over = static_cast<std::uint32_t>(route.ranks.size());
     }
   }
+  operation.announced = whole.announced;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
   part.operation->staged |= !options_.neighborhood->contains(part.memory);
   part.local = true;

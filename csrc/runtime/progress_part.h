@@ -13,6 +13,9 @@
 
 namespace herring::runtime {
 
+/// Parts begin at multiples of it.
+inline constexpr std::uint64_t kPartAlignment = 64;
+
 /// One part of a pending operation, in flight. Private to progress*.cc.
 struct Progress::Part {
   std::shared_ptr<PendingOperation> operation;

@@ -137,9 +137,77 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<Work> submit(const Request& request) {
+    Admitted admitted;
+    const std::scoped_lock lock(mutex);
+    const Status status = admit(request, admitted);
+    // Under the lock, so that call order and sequence numbers agree.
+    if (status.is_ok() && !admitted.is_alone()) return submit(request, admitted, false);
+    auto work = std::make_shared<PendingWork>(callbacks, seat);
+    work->complete(status.is_ok() ? finish_alone(request) : status);
+    return work;
+  }
+
+  std::shared_ptr<Work> run(const Request& request, Status& status) {
+    Admitted admitted;
+    Progress* driver = nullptr;
+    {
+      const std::scoped_lock lock(mutex);
+      status = admit(request, admitted);
+      if (!status.is_ok()) return nullptr;
+      if (admitted.is_alone()) {
+        status = finish_alone(request);
+        return nullptr;
+      }
+      driver = progress.get();
+    }
+    SmallOperation small{{request.group, admitted.op, 0},
+                         request.descriptor,
+                         &admitted.group->route,
+                         request.input,
+                         request.output,
+                         Status::ok()};
+    small.descriptor.op_bytes = small.descriptor.part_bytes = request.output.size();
+    Shortcut shortcut = Shortcut::kNotTaken;
+    // In its seat the driver lives.
+    seat->use([&] {
+      if (driver->is_small(small)) shortcut = driver->take_shortcut(small);
+    });
+    if (shortcut == Shortcut::kDone) {
+      status = small.status;
+      return nullptr;
+    }
+    const std::scoped_lock lock(mutex);
+    if (!stopped) return submit(request, admitted, shortcut == Shortcut::kAnnounced);
+    status = shut_down();
+    return nullptr;
+  }
+
+  /// What an operation is known by once it may begin.
+  struct Admitted {
+    std::shared_ptr<Group> group;
+    std::uint64_t op = 0;
+
+    bool is_alone() const { return group->route.path == GroupRoute::Path::kAlone; }
+  };
+
+  /// The caller holds the lock.
+  Status admit(const Request& request, Admitted& admitted) {
+    if (stopped) return shut_down();
+    const auto found = groups.find(request.group);
+    if (found == groups.end()) return no_group(request.group);
+    const Status valid = validate(request, found->second->route);
+    if (!valid.is_ok()) return valid;
+    admitted.group = found->second;
+    admitted.op = key_of(*found->second, request);
+    return Status::ok();
+  }
+
+  /// The caller holds the lock.
+  std::shared_ptr<Work> submit(const Request& request, const Admitted& admitted, bool announced) {
     auto work = std::make_shared<PendingWork>(callbacks, seat);
     auto operation = std::make_shared<PendingOperation>();
-    operation->work = work;
+    operation->group = admitted.group;
+    operation->op = admitted.op;
     operation->descriptor = request.descriptor;
     operation->descriptor.op_bytes = request.output.size();
     operation->input = request.input;
@@ -147,34 +215,21 @@ class Runtime::Impl {
     operation->name = request.name.value_or("");
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
-    {
-      const std::scoped_lock lock(mutex);
-      if (stopped) {
-        work->complete(Status(Code::kShutdown, "herring has been shut down"));
-        return work;
-      }
-      const auto found = groups.find(request.group);
-      if (found == groups.end()) {
-        work->complete(Status(Code::kInvalidArgument,
-                              "group " + std::to_string(request.group.value) + " does not exist on this rank"));
-        return work;
-      }
-      operation->group = found->second;
-      const Status valid = validate(request, operation->group->route);
-      if (!valid.is_ok()) {
-        work->complete(valid);
-        return work;
-      }
-      operation->op = key_of(*operation->group, request);
-      if (operation->group->route.path != GroupRoute::Path::kAlone) {
-        operation->is_waited_for = request.is_waited_for;
-        progress->submit(operation);  // Under the lock, so that call order and sequence numbers agree.
-        return work;
-      }
-    }
-    if (!request.input.empty()) copy_bytes(request.input, request.output);
-    work->complete(progress->failure());
+    operation->work = work;
+    operation->is_waited_for = request.is_waited_for;
+    operation->announced = announced;
+    progress->submit(std::move(operation));
     return work;
+  }
+
+  Status finish_alone(const Request& request) const {
+    if (!request.input.empty()) copy_bytes(request.input, request.output);
+    return progress->failure();
+  }
+
+  static Status shut_down() { return Status(Code::kShutdown, "herring has been shut down"); }
+  static Status no_group(GroupId id) {
+    return Status(Code::kInvalidArgument, "group " + std::to_string(id.value) + " does not exist on this rank");
   }
 
   /// The caller holds the lock.
@@ -189,10 +244,8 @@ class Runtime::Impl {
   Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,
                     const char* what, std::shared_ptr<const GroupRoute>& route) {
     const auto found = groups.find(id);
-    if (stopped) return Status(Code::kShutdown, "herring has been shut down");
-    if (found == groups.end()) {
-      return Status(Code::kInvalidArgument, "group " + std::to_string(id.value) + " does not exist on this rank");
-    }
+    if (stopped) return shut_down();
+    if (found == groups.end()) return no_group(id);
     const std::size_t size = found->second->route.ranks.size();
     if (peer && *peer >= size) {
       return Status(Code::kInvalidArgument, std::string(what) + " rank " + std::to_string(*peer) +
@@ -295,6 +348,8 @@ void Runtime::remove_group(GroupId id) {
 }
 
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
+
+std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { return impl_->run(request, status); }
 
 std::shared_ptr<Work> Runtime::send(const Send& message) {
   PendingMessage pending;

@@ -43,6 +43,7 @@ class Runtime final : public Communicator {
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) override;
   void remove_group(GroupId id) override;
   std::shared_ptr<Work> submit(const Request& request) override;
+  std::shared_ptr<Work> run(const Request& request, Status& status) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;

@@ -30,6 +30,7 @@ class LocalCluster final {
     std::vector<std::pair<OpKey, std::span<std::byte>>> network;
     std::map<OpKey, std::vector<Status>> completed;
     bool alive = true;
+    bool busy = false;  // Its thread does something else: the engine is not called, messages stay where they are.
   };
 
   std::function<void(std::uint32_t rank, const OpKey& key, const Status& status)> on_complete;
@@ -74,7 +75,9 @@ class LocalCluster final {
   std::deque<std::vector<std::byte>>& link(std::uint32_t from, std::uint32_t to) { return links_[from][to]; }
 
   /// An engine is called only between two batches of actions.
-  bool is_free(std::uint32_t r) const { return ranks_[r].alive && ranks_[r].next == ranks_[r].actions.size(); }
+  bool is_free(std::uint32_t r) const {
+    return ranks_[r].alive && !ranks_[r].busy && ranks_[r].next == ranks_[r].actions.size();
+  }
   void take(std::uint32_t r) {
     ranks_[r].actions.clear();
     ranks_[r].next = 0;

@@ -155,6 +155,70 @@ TEST(Runtime, ThreadsThatWaitAtOnceAndThreadsThatWaitLaterShareTheJob) {
   }));
 }
 
+/// run(), to its end.
+Status run_small(Runtime& runtime, Request request) {
+  request.is_waited_for = true;
+  Status status;
+  const std::shared_ptr<Work> work = runtime.run(request, status);
+  if (!work) return status;
+  EXPECT_TRUE(work->wait(in_seconds(60))) << "an operation never ended";
+  return work->status();
+}
+
+TEST(Runtime, SmallOperationsMeetHoweverEachRankCallsThem) {
+  expect_clean(run_job({.workers = 3}, [](Runtime& runtime) {
+    const std::uint32_t me = runtime.rank();
+    std::vector<float> large(100'000);
+    for (std::uint32_t i = 0; i < 600; ++i) {
+      std::vector<float> values(1 + i % 9, static_cast<float>(me + i));
+      // In turn each rank comes late, queues it instead, has another one going on beside it, or all call it alike.
+      if (i % 50 == me) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      std::shared_ptr<Work> beside;
+      if (i % 7 == 3) beside = runtime.submit(all_reduce(large, ReduceOp::kMax));
+      if (i % 5 == me) {
+        finish(runtime.submit(all_reduce(values)));
+      } else {
+        ASSERT_TRUE(run_small(runtime, all_reduce(values)).is_ok());
+      }
+      for (const float value : values) ASSERT_EQ(value, static_cast<float>(3 * i + 3)) << "operation " << i;
+      if (beside) finish(beside);
+      Request barrier;
+      barrier.descriptor.collective = Collective::kBarrier;
+      if (i % 11 == 0) {
+        ASSERT_TRUE(run_small(runtime, barrier).is_ok());
+      }
+    }
+    EXPECT_GT(runtime.stats().ops_completed, 600u);
+  }));
+}
+
+TEST(Runtime, SmallOperationsThatDisagreeAreAnErrorOnEveryRankAndTheGroupGoesOn) {
+  expect_clean(run_job({.workers = 3}, [](Runtime& runtime) {
+    std::vector<float> values(runtime.rank() == 2 ? 3 : 2, 1.0f);
+    const Status status = run_small(runtime, all_reduce(values));
+    EXPECT_EQ(status.code(), Code::kMismatch);
+    EXPECT_NE(status.message().find("float32[3]"), std::string::npos) << status.message();
+    std::vector<float> again(4, 1.0f);
+    ASSERT_TRUE(run_small(runtime, all_reduce(again)).is_ok());
+    EXPECT_EQ(again.front(), 3.0f);
+  }));
+}
+
+TEST(Runtime, ASmallOperationThatARankNeverCallsNamesIt) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
+    if (runtime.rank() == 0) {
+      std::vector<float> values(2);
+      Request request = all_reduce(values);
+      request.timeout = std::chrono::milliseconds(300);
+      const Status status = run_small(runtime, request);
+      EXPECT_EQ(status.code(), Code::kTimeout);
+      EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    }
+  }));
+}
+
 TEST(Runtime, DisagreementIsAnErrorOnEveryRankAndTheGroupGoesOn) {
   expect_clean(run_job({.workers = 2}, sizes_differ));
   if (!has_fabric()) return;

@@ -1,0 +1,100 @@
+// Small operations inside a host, done by the thread that calls them: no allocation, no other thread.
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "core/operation.h"
+#include "intra_node/shortcut.h"
+#include "runtime/progress.h"
+#include "runtime/progress_part.h"
+
+namespace herring::runtime {
+namespace {
+
+std::uint32_t divisor(const SmallOperation& operation) {
+  const bool averages = operation.descriptor.reduce == ReduceOp::kAverage;
+  return averages ? static_cast<std::uint32_t>(operation.route->ranks.size()) : 1;
+}
+
+}  // namespace
+
+bool Progress::is_small(const SmallOperation& operation) const {
+  if (options_.neighborhood == nullptr) return false;
+  const Collective collective = operation.descriptor.collective;
+  const std::uint64_t one_part = config_.local_part_bytes / kPartAlignment * kPartAlignment;
+  const std::uint64_t one_message = local_inline_bytes(options_.neighborhood->max_message_bytes());
+  return operation.route->path == GroupRoute::Path::kLocal &&
+         (collective == Collective::kAllReduce || collective == Collective::kBarrier) &&
+         (operation.key.op & kNamedKey) == 0 && config_.check_finite == Toggle::kOff &&
+         operation.output.size() <= std::min(one_part, one_message);
+}
+
+Shortcut Progress::take_shortcut(SmallOperation& operation) {
+  std::uint64_t none = 0;
+  // Counted, so that a shutdown waits for it; alone, so that what is peeked at below is for nobody else.
+  if (!may_take_shortcut() || !pending_.compare_exchange_strong(none, 1)) return Shortcut::kNotTaken;
+  Shortcut result = Shortcut::kDone;
+  try {
+    if (!exchange_small(operation)) result = Shortcut::kAnnounced;
+  } catch (const std::exception& problem) {
+    break_down(problem);
+    operation.status = failure();
+  }
+  settle(1);
+  return result;
+}
+
+bool Progress::may_take_shortcut() const {
+  if (is_broken_ || !local_ || !departed_.empty() || !local_->is_untroubled()) return false;
+  const bool has_backlog = std::ranges::any_of(local_backlog_, [](const auto& backlog) { return !backlog.empty(); });
+  return !has_backlog && failure().is_ok();
+}
+
+/// False where the engine has to go on.
+bool Progress::exchange_small(SmallOperation& operation) {
+  constexpr int kRoundsPerLook = 16;
+  intra_node::Neighborhood& neighborhood = *options_.neighborhood;
+  const GroupRoute& route = *operation.route;
+  const std::size_t members = route.local_members.size();
+  const intra_node::Shortcut shortcut(operation.key, operation.descriptor, route.local_members, divisor(operation));
+  for (std::size_t i = 0; i < members; ++i) {
+    if (i == route.local_index) continue;
+    const std::uint32_t to = route.local_members[i];
+    if (!neighborhood.send(to, shortcut.head(), operation.input).is_again()) continue;
+    std::vector<std::byte>& message = local_backlog_[to].emplace_back(shortcut.head().begin(), shortcut.head().end());
+    message.insert(message.end(), operation.input.begin(), operation.input.end());
+  }
+  neighborhood.flush();
+
+  small_inputs_.assign(members, {});
+  small_inputs_[route.local_index] = operation.input;
+  const Instant deadline = std::chrono::steady_clock::now() + patience();
+  std::size_t next = 0;  // Those before it have come.
+  for (int round = 1;; ++round) {
+    for (; next < members; ++next) {
+      if (next == route.local_index) continue;
+      std::span<const std::byte> message;
+      if (!neighborhood.peek(route.local_members[next], message)) break;
+      const auto data = shortcut.data_in(message);
+      if (!data) return false;
+      small_inputs_[next] = *data;
+    }
+    if (next == members) break;
+    if (round % kRoundsPerLook == 0 && std::chrono::steady_clock::now() >= deadline) return false;
+    sched_yield();  // Whom this one waits for may be on this very core.
+  }
+  if (!operation.output.empty()) {
+    const ReduceSpec spec{operation.descriptor.dtype, operation.descriptor.reduce, divisor(operation)};
+    server::reduce(spec, small_inputs_, std::span(&operation.output, 1), isa_);
+  }
+  for (std::size_t i = 0; i < members; ++i) {
+    if (i != route.local_index) neighborhood.pop(route.local_members[i]);
+  }
+  ++counters_.ops_completed;
+  ++(neighborhood.contains(operation.output) ? counters_.zero_copy_ops : counters_.staged_ops);
+  publish();
+  return true;
+}
+
+}  // namespace herring::runtime
