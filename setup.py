@@ -76,8 +76,7 @@ class CMakeBuild(build_ext):
     @staticmethod
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
-        headers = [*ROOT.glob("csrc/core/*.h"), ROOT / "csrc" / "runtime" / "runtime.h"]
-        for header in headers:
+        for header in [*ROOT.glob("csrc/core/*.h"), ROOT / "csrc" / "runtime" / "communicator.h"]:
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)

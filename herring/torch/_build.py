@@ -49,7 +49,7 @@ class Sources:
             (checkout / "bindings" / "torch", checkout / "csrc"),
         )
         for folder, headers in candidates:
-            if (folder / "module.cc").is_file() and (headers / "runtime" / "runtime.h").is_file():
+            if (folder / "module.cc").is_file() and (headers / "runtime" / "communicator.h").is_file():
                 break
         else:
             looked = " or ".join(str(folder) for folder, _ in candidates)
@@ -62,7 +62,7 @@ class Sources:
     def files(self) -> list[Path]:
         """All that a build reads of Herring, in an order that does not depend on where it lies."""
         own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
-        return [*own, self.headers / "runtime" / "runtime.h", *sorted((self.headers / "core").glob("*.h"))]
+        return [*own, self.headers / "runtime" / "communicator.h", *sorted((self.headers / "core").glob("*.h"))]
 
     def digest(self) -> str:
         """Changes with the sources (16 hex digits)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import torch
 
 from herring import UnavailableError
 from herring.torch import _binding, _build
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_file_name_says_which_torch_and_python() -> None:
@@ -29,6 +33,25 @@ def test_any_change_of_a_source_asks_for_another_binding(tmp_path: Path) -> None
     (copy / "backend.cc").write_text((copy / "backend.cc").read_text() + "\n")
     assert changed.digest() != sources.digest()
     assert _binding.cache_folder(changed.digest()) != _binding.cache_folder(sources.digest())
+
+
+def test_what_a_wheel_carries_is_all_that_the_binding_includes(tmp_path: Path) -> None:
+    """An installed Herring has no checkout around it to find the rest in."""
+    setup = ROOT / "setup.py"
+    copying = "import setuptools; setuptools.setup = lambda **_: None; import runpy, sys, pathlib; "
+    copying += f"runpy.run_path({str(setup)!r})['CMakeBuild'].copy_sources(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", copying], check=True, cwd=ROOT)
+    folders = [tmp_path / "_torch_src", tmp_path / "include"]
+    waiting, seen = [folders[0] / "module.cc"], set()
+    while waiting:
+        source = waiting.pop()
+        for name in re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE):
+            found = [folder / name for folder in folders if (folder / name).is_file()]
+            assert found, f"{source.name} includes {name}, which the wheel does not carry"
+            if found[0] not in seen:
+                seen.add(found[0])
+                waiting.append(found[0])
+    assert len(seen) > 10
 
 
 def test_a_binding_for_another_torch_is_not_taken(tmp_path: Path) -> None:
