@@ -91,7 +91,7 @@ void Engine::Impl::settle(Instant now) {
     replay_.pop_front();
     if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
   }
-  if (room_changed_) look_for_room(now);
+  if (room_changed_) look_for_room();
   schedule(now);
   // Not where it was found: whoever was granting chunks of the operation then went on with it.
   while (!not_finite_.empty()) {

@@ -18,7 +18,6 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   forget_tags(op);
   std::erase(ready_, op.id);
   std::erase(roomless_, op.id);
-  std::erase(undecided_, op.id);
   const bool was_kept = op.state == OpState::kKept;
   if (op.is_join) give_back_room(op);
   live_.erase(op.key);

@@ -135,6 +135,7 @@ struct Op {
   bool is_join = false;                // Nothing is summed: who is in is decided here.
   Roster roster;                       // Who is in; empty: everybody. Of a join: once it is decided.
   std::vector<std::uint32_t> in;       // The same as a list.
+  bool waits_for_all = false;          // A join: who is missing is owed too much to go on without.
   std::uint32_t in_complete = 0;       // Of these, those that have announced.
   Instant decide_at = Instant::max();  // A join: the end of the grace.
   std::shared_ptr<std::byte[]> kept;   // The shard's results, for those who have not come ...
@@ -327,7 +328,7 @@ class Engine::Impl {
   void keep(Op& op, std::uint32_t number, std::span<const std::byte> output);
   bool take_room(Op& op);
   void give_back_room(Op& op);
-  void look_for_room(Instant now);
+  void look_for_room();
   void drop_eager_data(Op& op);
 
   // engine_text.cc
@@ -356,8 +357,7 @@ class Engine::Impl {
   std::unordered_map<GroupId, GroupMembers> groups_;
   std::vector<Lateness> lateness_;                            // By worker.
   std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
-  std::vector<std::uint64_t> undecided_;  // Joins that wait: those who have not come are owed too much.
-  std::vector<std::uint64_t> roomless_;   // Operations that wait for memory to keep their results in.
+  std::vector<std::uint64_t> roomless_;  // Operations that wait for memory to keep their results in.
   std::uint64_t owed_bytes_ = 0;
   bool room_changed_ = false;
   std::deque<Deferred> replay_;

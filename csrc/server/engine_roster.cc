@@ -60,24 +60,24 @@ void Engine::Impl::after_rostered(Instant now, Op& op) {
   if (op.everyone_announced()) return decide(now, op);
   const std::uint32_t needed =
       std::max(op.shape.contributor_count, config_.backup_workers + 1) - config_.backup_workers;
-  if (op.contributors_complete < needed) return;
+  if (op.contributors_complete < needed || op.waits_for_all) return;
   if (op.decide_at == Instant::max()) op.decide_at = now + config_.backup_grace;
   try_to_decide(now, op);
 }
 
-/// Without everybody: after the grace, and while those who are missing are not owed too much.
+/// Without everybody: after the grace, and where those who are missing are not owed too much. Else it waits for them:
+/// it does not look again, for who is always late would then hold all up and still never be in.
 void Engine::Impl::try_to_decide(Instant now, Op& op) {
   if (now < op.decide_at) {
     set_timer(op, std::min(op.decide_at, op.deadline));
     return;
   }
   if (take_room(op)) return decide(now, op);
+  op.waits_for_all = true;
   set_timer(op, op.deadline);
-  if (std::find(undecided_.begin(), undecided_.end(), op.id) == undecided_.end()) undecided_.push_back(op.id);
 }
 
 void Engine::Impl::decide(Instant now, Op& op) {
-  std::erase(undecided_, op.id);
   set_timer(op, op.deadline);
   op.state = OpState::kReady;
   op.roster.assign(roster_words(op.shape.contributor_count), 0);
@@ -176,7 +176,7 @@ void Engine::Impl::give_back_room(Op& op) {
 }
 
 /// Memory was given back, or somebody came who was not waited for: what waited for that may go on.
-void Engine::Impl::look_for_room(Instant now) {
+void Engine::Impl::look_for_room() {
   room_changed_ = false;
   for (const std::uint64_t id : std::exchange(roomless_, {})) {
     Op& op = *find_op(id);
@@ -186,7 +186,6 @@ void Engine::Impl::look_for_room(Instant now) {
       ready_.push_back(id);
     }
   }
-  for (const std::uint64_t id : std::exchange(undecided_, {})) try_to_decide(now, *find_op(id));
 }
 
 /// Results wait for those who are late, maybe for long; what they were made from goes.
