@@ -16,6 +16,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
   for (Participant& participant : op.participants) retire(participant);
   forget_tags(op);
+  forget_missing(op);
   std::erase(ready_, op.id);
   std::erase(roomless_, op.id);
   const bool was_kept = op.state == OpState::kKept;

@@ -329,6 +329,10 @@ class Engine::Impl {
   bool take_room(Op& op);
   void give_back_room(Op& op);
   void look_for_room();
+  bool are_missing_behind(const Op& op) const;
+  void note_missing(const Op& op);
+  void note_came(const Op& op, std::uint32_t contributor);
+  void forget_missing(const Op& op);
   void drop_eager_data(Op& op);
 
   // engine_text.cc
@@ -359,6 +363,8 @@ class Engine::Impl {
   std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
   std::vector<std::uint64_t> roomless_;  // Operations that wait for memory to keep their results in.
   std::uint64_t owed_bytes_ = 0;
+  /// By group and contributor: operations that were decided here without it and that it has not come to.
+  std::map<std::pair<GroupId, std::uint32_t>, std::uint32_t> behind_;
   bool room_changed_ = false;
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;

@@ -62,7 +62,36 @@ void Engine::Impl::after_rostered(Instant now, Op& op) {
       std::max(op.shape.contributor_count, config_.backup_workers + 1) - config_.backup_workers;
   if (op.contributors_complete < needed || op.waits_for_all) return;
   if (op.decide_at == Instant::max()) op.decide_at = now + config_.backup_grace;
+  if (are_missing_behind(op)) op.decide_at = now;
   try_to_decide(now, op);
+}
+
+/// Whether nobody is missing but those who have not come to earlier operations either. The grace is for the others: who
+/// is behind would be waited for in each operation until it has caught up, and nothing would be gained.
+bool Engine::Impl::are_missing_behind(const Op& op) const {
+  for (std::uint32_t contributor = 0; contributor < op.owners.size(); ++contributor) {
+    if (op.owners[contributor].empty() && !behind_.contains({op.key.op.group, contributor})) return false;
+  }
+  return true;
+}
+
+void Engine::Impl::note_missing(const Op& op) {
+  for (std::uint32_t contributor = 0; contributor < op.owners.size(); ++contributor) {
+    if (op.owners[contributor].empty()) ++behind_[{op.key.op.group, contributor}];
+  }
+}
+
+void Engine::Impl::note_came(const Op& op, std::uint32_t contributor) {
+  const auto found = behind_.find({op.key.op.group, contributor});
+  if (found != behind_.end() && --found->second == 0) behind_.erase(found);
+}
+
+/// The operation fails: nobody will come to it any more.
+void Engine::Impl::forget_missing(const Op& op) {
+  if (!op.is_join || op.state != OpState::kKept) return;
+  for (std::uint32_t contributor = 0; contributor < op.owners.size(); ++contributor) {
+    if (op.owners[contributor].empty()) note_came(op, contributor);
+  }
 }
 
 /// Without everybody: after the grace, and where those who are missing are not owed too much. Else it waits for them:
@@ -84,6 +113,7 @@ void Engine::Impl::decide(Instant now, Op& op) {
   for (const Participant& participant : op.participants) add_to(op.roster, participant.announce.contributor);
   op.in = members_of(op.roster);
   stats_.dropped += op.absentees();
+  note_missing(op);
   note_lateness(op);
   for (Participant& participant : op.participants) send_roster(op, participant);
   finish_op(now, op);
@@ -122,6 +152,7 @@ void Engine::Impl::serve_late(Instant now, Op& op, Participant& participant) {
   if (op.is_join) {
     note_late_join(op, participant);
     send_roster(op, participant);
+    note_came(op, participant.announce.contributor);
     if (op.absentees() == 0) give_back_room(op);
   } else if (op.chunks == 0) {
     send_result(op, participant, kNone, {});

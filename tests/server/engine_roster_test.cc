@@ -123,6 +123,29 @@ TEST(ServerRoster, WaitsForTheGraceAndNoLonger) {
   EXPECT_EQ(bench.rosters()[2], 0b101u);
 }
 
+TEST(ServerRoster, TheGraceIsNotForWhoIsBehind) {
+  BackupBench bench(3, 1, 5ms);
+  bench.join(0, 1);
+  bench.join(1, 1);
+  bench.now += 5ms;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  EXPECT_EQ(bench.rosters()[0], 0b011u);
+  bench.op = 2;
+  bench.join(0, 1);
+  bench.join(1, 1);
+  EXPECT_EQ(bench.rosters()[0], 0b011u) << "it has not come to the first one yet";
+  bench.op = 3;
+  bench.join(2, 1);
+  bench.join(1, 1);
+  EXPECT_TRUE(bench.rosters().empty()) << "rank 0 is not behind, only a little late";
+  for (bench.op = 1; bench.op <= 2; ++bench.op) bench.join(2, 1);
+  bench.op = 4;
+  bench.join(0, 1);
+  bench.join(1, 1);
+  EXPECT_TRUE(bench.rosters().empty()) << "it has caught up";
+}
+
 TEST(ServerRoster, SumsThoseWhoAreInAndKeepsTheResultForWhoIsLate) {
   BackupBench bench(3, 1);
   std::map<std::uint32_t, std::uint64_t> tags;
