@@ -76,7 +76,10 @@ class CMakeBuild(build_ext):
     @staticmethod
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
-        headers = [*ROOT.glob("csrc/core/*.h"), *(ROOT / "csrc" / "runtime" / f"{name}.h" for name in ("communicator", "runtime"))]
+        headers = [
+            *ROOT.glob("csrc/core/*.h"),
+            *(ROOT / "csrc" / "runtime" / f"{name}.h" for name in ("communicator", "runtime")),
+        ]
         for header in headers:
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -97,7 +97,9 @@ def main() -> int:
         order = (1, 0) if pair % 2 == 0 else (0, 1)
         result = {backup: measure(args, backup) for backup in order}
         rows.append((result[0][0], result[1][0], result[1][1]))
-        print(f"pair {pair}: {rows[-1][0]:6.1f} ms without, {rows[-1][1]:6.1f} ms with; {rows[-1][2]:.1%} in", flush=True)
+        print(
+            f"pair {pair}: {rows[-1][0]:6.1f} ms without, {rows[-1][1]:6.1f} ms with; {rows[-1][2]:.1%} in", flush=True
+        )
     without, with_one, share = (statistics.median(column) for column in zip(*rows, strict=True))
     print(f"medians: {without:.1f} ms without, {with_one:.1f} ms with ({with_one / without:.2f}); {share:.1%} in")
     return 0

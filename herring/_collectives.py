@@ -128,7 +128,9 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    return _call(session, "all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op, backup=backup)
+    return _call(
+        session, "all_reduce", source, result, timeout=timeout, name=name, op=_op(op), async_op=async_op, backup=backup
+    )
 
 
 @overload
@@ -165,7 +167,9 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = process.current()
-    return _call(session, "all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op, backup=backup)
+    return _call(
+        session, "all_reduce", None, array, timeout=timeout, name=name, op=_op(op), async_op=async_op, backup=backup
+    )
 
 
 @overload

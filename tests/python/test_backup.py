@@ -83,9 +83,20 @@ def finish(steps, **more):
     return result
 
 
-@pytest.mark.parametrize("servers", [0, 1, 2])
-def test_who_sleeps_is_left_out_and_gets_the_same_result(job, servers):
-    results = run(job, sleeps_now_and_then, 4, servers, backup_workers=1, bucket_bytes="1MB", backup_grace_s=0.05)
+@pytest.mark.parametrize(
+    ("servers", "settings"),
+    [
+        (0, {}),
+        (1, {}),
+        (2, {"lanes": 2}),
+        (1, {"intra_node": "on"}),
+        (1, {"checksum": "on"}),
+    ],
+    ids=["embedded", "one server", "four lanes", "host first", "checksums"],
+)
+def test_who_sleeps_is_left_out_and_gets_the_same_result(job, servers, settings):
+    setting = {"backup_workers": 1, "bucket_bytes": "1MB", "backup_grace_s": 0.05, **settings}
+    results = run(job, sleeps_now_and_then, 4, servers, **setting)
     contributors = check_agreement(results)
     everybody, without = [0, 1, 2, 3], [0, 1, 3]
     assert contributors[0] == everybody
@@ -290,7 +301,10 @@ def maximum():
         ({"backup_workers": 2}, "it must be less"),
         ({"backup_workers": 1, "failover": "on"}, "HERRING_FAILOVER=on (environment) does not go together"),
         ({"backup_workers": 1, "elastic": "on"}, "HERRING_ELASTIC=on (environment) does not go together"),
-        ({"backup_workers": 1, "rendezvous": "127.0.0.1:1"}, "HERRING_RENDEZVOUS=127.0.0.1:1 (environment) does not go"),
+        (
+            {"backup_workers": 1, "rendezvous": "127.0.0.1:1"},
+            "HERRING_RENDEZVOUS=127.0.0.1:1 (environment) does not go",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_an_error(job, settings, text):

@@ -47,7 +47,7 @@ def late_rank(wire_dtype: str | None = None) -> None:
 
 
 def check_average(model: torch.nn.Module, size: int) -> None:
-    """One more step, in which all but the late rank contribute: the gradient is theirs alone, divided by their number."""
+    """One more step, in which all but the late rank contribute: the gradient is theirs, divided by their number."""
     dist.barrier()
     rank = dist.get_rank()
     if rank == LATE:

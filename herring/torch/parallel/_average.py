@@ -53,7 +53,7 @@ def _average_with_backup(tensor: torch.Tensor, group: Any) -> Future[torch.Tenso
         try:
             work.check()
         except Exception as error:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
         else:
             future.set_result(tensor)
 

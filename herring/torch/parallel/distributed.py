@@ -40,8 +40,8 @@ class DistributedDataParallel(_TorchDDP):
     In an elastic job (herringrun --elastic) gradients are averaged over the workers that are left; that, too, is a
     communication hook.
 
-    With backup workers (HERRING_BACKUP_WORKERS) a bucket's average does not wait for the last ranks: it is over those who
-    came in time, the same on all; a communication hook as well. Buffers are broadcast from rank 0 as ever: with
+    With backup workers (HERRING_BACKUP_WORKERS) a bucket's average does not wait for the last ranks: it is over those
+    who came in time, the same on all; a communication hook as well. Buffers are broadcast from rank 0 as ever: with
     broadcast_buffers=False nobody waits for a late rank 0.
 
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
