@@ -381,9 +381,9 @@ class Job {
 
   Random random_;
   Totals& totals_;
+  std::vector<BackupOp> ops_;  // Its memory outlives the cluster.
   Cluster cluster_;
   Instant start_ = cluster_.now();
-  std::vector<BackupOp> ops_;
   std::vector<std::uint64_t> pace_;  // Microseconds between two operations, at most.
   std::vector<std::size_t> next_;    // By rank: the operation that it starts next ...
   std::vector<Instant> due_;         // ... and when; max: when one of its own has ended.
