@@ -3,11 +3,11 @@
 
   benchmarks/backup_workers.py --pairs 5 --workers 10 --every 10
 
-Each pair is two jobs under herringrun, one after the other and in alternating order: HERRING_BACKUP_WORKERS=1, and 0.
-A step is `--work-ms` of sleep, so that the machine's cores do not matter, and an allreduce (backup=True) of `--mb`. In
-every `--every`-th step one worker, another one each time, sleeps `--late-ms` longer. Printed is the time of a step (of
-the whole job, until the last worker has done all its steps, divided by their number), for each pair and the medians,
-and which share of all contributions was in.
+Each pair is two jobs under herringrun, one after the other and in alternating order: HERRING_BACKUP_WORKERS as
+`--backup` says, and 0. A step is `--work-ms` of sleep, so that the machine's cores do not matter, and an allreduce
+(backup=True) of `--mb`. In every `--every`-th step one worker, another one each time, sleeps `--late-ms` longer.
+Printed is the time of a step (of the whole job, until the last worker has done all its steps, divided by their number),
+for each pair and the medians, and which share of all contributions was in.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=10, help="a worker is late in each so-many-th step (default 10)")
     parser.add_argument("--work-ms", type=float, default=20)
     parser.add_argument("--late-ms", type=float, default=50)
+    parser.add_argument("--backup", type=int, default=1, help="HERRING_BACKUP_WORKERS to look at (default 1)")
     parser.add_argument("--mb", type=float, default=0.25, help="of one allreduce (default 0.25)")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -94,9 +95,9 @@ def main() -> int:
     os.environ["PYTHONPATH"] = str(Path(found.origin).resolve().parents[1])
     rows = []
     for pair in range(args.pairs):
-        order = (1, 0) if pair % 2 == 0 else (0, 1)
+        order = (args.backup, 0) if pair % 2 == 0 else (0, args.backup)
         result = {backup: measure(args, backup) for backup in order}
-        rows.append((result[0][0], result[1][0], result[1][1]))
+        rows.append((result[0][0], *result[args.backup]))
         print(
             f"pair {pair}: {rows[-1][0]:6.1f} ms without, {rows[-1][1]:6.1f} ms with; {rows[-1][2]:.1%} in", flush=True
         )
