@@ -60,14 +60,18 @@ def _call(
     op: str = "sum",
     root: int = 0,
     async_op: bool = False,
+    backup: bool = False,
 ) -> ArrayT | Handle[ArrayT]:
     seconds = to_seconds(timeout)
     if not async_op:
-        session.runtime.run(collective, source, result, op, root, name, seconds)
+        session.runtime.run(collective, source, result, op, root, name, seconds, backup)
         return result
-    work = session.runtime.submit(collective, source, result, op=op, root=root, name=name, timeout=seconds)
+    work = session.runtime.submit(
+        collective, source, result, op=op, root=root, name=name, timeout=seconds, backup=backup
+    )
     what = collective if name is None else f"{collective} {name!r}"
-    return Handle(work, result, session.config.timeout_s if seconds is None else seconds, what)
+    limit = session.config.timeout_s if seconds is None else seconds
+    return Handle(work, result, limit, what, session.job.size)
 
 
 @overload
@@ -79,6 +83,7 @@ def allreduce(
     async_op: Literal[False] = ...,
     out: ArrayT | None = ...,
     timeout: Timeout = ...,
+    backup: bool = ...,
 ) -> ArrayT: ...
 @overload
 def allreduce(
@@ -89,6 +94,7 @@ def allreduce(
     async_op: Literal[True],
     out: ArrayT | None = ...,
     timeout: Timeout = ...,
+    backup: bool = ...,
 ) -> Handle[ArrayT]: ...
 def allreduce(
     array: ArrayT,
@@ -98,6 +104,7 @@ def allreduce(
     async_op: bool = False,
     out: ArrayT | None = None,
     timeout: Timeout = None,
+    backup: bool = False,
 ) -> ArrayT | Handle[ArrayT]:
     """Combines `array` of all ranks elementwise and gives every rank the result, the same bits on each.
 
@@ -109,6 +116,9 @@ def allreduce(
         async_op: Return a Handle at once; `array` must then not change until it is done.
         out: Where the result goes (contiguous, like `array`); may be `array` itself.
         timeout: Seconds until the operation fails on all ranks, else the setting timeout_s.
+        backup: Sums and averages; the same on all ranks. Ends without the last HERRING_BACKUP_WORKERS ranks (setting
+            backup_workers), whose data is then not in the result; they get the same result as all others. An average is
+            over those who are in: Handle.contributors(). Without the setting it changes nothing.
 
     Returns `out`, else a new array: numpy for numpy, torch for torch (any library whose tensors have new_empty), numpy
     for the rest. Raises MismatchError where ranks disagree, HerringTimeoutError that names the ranks that did not come,
@@ -117,7 +127,7 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    return _call(session, "all_reduce", source, result, timeout, name, _op(op), 0, async_op)
+    return _call(session, "all_reduce", source, result, timeout, name, _op(op), 0, async_op, backup)
 
 
 @overload
@@ -128,6 +138,7 @@ def allreduce_(
     name: str | None = ...,
     async_op: Literal[False] = ...,
     timeout: Timeout = ...,
+    backup: bool = ...,
 ) -> ArrayT: ...
 @overload
 def allreduce_(
@@ -137,6 +148,7 @@ def allreduce_(
     name: str | None = ...,
     async_op: Literal[True],
     timeout: Timeout = ...,
+    backup: bool = ...,
 ) -> Handle[ArrayT]: ...
 def allreduce_(
     array: ArrayT,
@@ -145,13 +157,14 @@ def allreduce_(
     name: str | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
+    backup: bool = False,
 ) -> ArrayT | Handle[ArrayT]:
     """allreduce() in place: `array` must be contiguous and writable, and is returned.
 
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = process.current()
-    return _call(session, "all_reduce", None, array, timeout, name, _op(op), 0, async_op)
+    return _call(session, "all_reduce", None, array, timeout, name, _op(op), 0, async_op, backup)
 
 
 @overload
@@ -229,7 +242,8 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.nd
 
 def stats() -> _core.RuntimeStats:
     """What this rank has done: operations completed and failed, bytes to and from servers, operations with and without
-    a copy."""
+    a copy; and ``dropped_contributions``: by rank, how many of its contributions operations went on without (backup
+    workers)."""
     return process.current().runtime.stats()
 
 

@@ -48,6 +48,7 @@ class RuntimeStats(TypedDict):
     staged_ops: int
     damaged_messages: int
     resent_messages: int
+    dropped_contributions: dict[int, int]
 
 @final
 class Config:
@@ -77,6 +78,12 @@ class Config:
     def check_finite(self) -> Literal["on", "off"]: ...
     @property
     def intra_node(self) -> Literal["auto", "on", "off"]: ...
+    @property
+    def backup_workers(self) -> int: ...
+    @property
+    def backup_grace_s(self) -> float: ...
+    @property
+    def backup_bytes(self) -> int: ...
     @property
     def timeout_s(self) -> float: ...
     @property
@@ -186,6 +193,9 @@ class Work:
     @property
     def source(self) -> int:
         """Of a receive that has ended well: the group rank that sent the message."""
+    @property
+    def contributors(self) -> list[int]:
+        """Of a reduction with backup workers that has ended well: the group ranks that are in it. Empty: all."""
 
 @final
 class Memory(Buffer):
@@ -224,6 +234,7 @@ class Runtime:
         name: str | None = None,
         timeout: float | None = None,
         is_waited_for: bool = False,
+        backup: bool = False,
     ) -> Work:
         """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place.
 
@@ -239,6 +250,7 @@ class Runtime:
         root: int,
         name: str | None,
         timeout: float | None,
+        backup: bool,
         /,
     ) -> None:
         """submit() and wait in one, among all ranks; the calling thread moves the data itself. Raises what it failed

@@ -28,10 +28,11 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
 class Handle(Generic[ResultT]):
     """What a call with async_op=True returns. Dropping it does not stop the operation."""
 
-    def __init__(self, work: _core.Work, result: ResultT, timeout: float, what: str) -> None:
+    def __init__(self, work: _core.Work, result: ResultT, timeout: float, what: str, size: int) -> None:
         self._work = work
         self._result = result
         self._what = what
+        self._size = size
         self._last = time.monotonic() + timeout + _GRACE_S
 
     def done(self) -> bool:
@@ -57,6 +58,14 @@ class Handle(Generic[ResultT]):
     def result(self) -> ResultT:
         """The same as wait() without a limit."""
         return self.wait()
+
+    def contributors(self) -> list[int]:
+        """The ranks whose data is in the result, in order: all, but for a reduction with backup workers.
+
+        The same on every rank, also on those that are not in it. Waits as wait() does, and raises what it raises.
+        """
+        self.wait()
+        return self._work.contributors or list(range(self._size))
 
     def __repr__(self) -> str:
         return f"<herring Handle of {self._what}, {'done' if self.done() else 'pending'}>"

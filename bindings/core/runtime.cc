@@ -102,6 +102,11 @@ py::dict stats(const PyRuntime& self) {
   result["staged_ops"] = now.staged_ops;
   result["damaged_messages"] = now.damaged_messages;
   result["resent_messages"] = now.resent_messages;
+  py::dict dropped;
+  for (std::size_t rank = 0; rank < now.dropped_contributions.size(); ++rank) {
+    if (now.dropped_contributions[rank] > 0) dropped[py::int_(rank)] = now.dropped_contributions[rank];
+  }
+  result["dropped_contributions"] = dropped;
   return result;
 }
 
@@ -123,23 +128,23 @@ void bind_operations(py::class_<PyRuntime>& type) {
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
              const std::string& op, std::uint32_t root, std::uint32_t group, std::optional<std::string> name,
-             std::optional<double> timeout, bool is_waited_for) {
-            return submit(self.owned.get(),
-                          {collective, input, output, op, root, group, std::move(name), timeout, is_waited_for});
+             std::optional<double> timeout, bool is_waited_for, bool backup) {
+            return submit(self.owned.get(), {collective, input, output, op, root, group, std::move(name), timeout,
+                                             is_waited_for, backup});
           },
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
-          py::arg("timeout") = py::none(), py::arg("is_waited_for") = false)
+          py::arg("timeout") = py::none(), py::arg("is_waited_for") = false, py::arg("backup") = false)
       .def(
           "run",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
-             const std::string& op, std::uint32_t root, std::optional<std::string> name,
-             std::optional<double> timeout) {
-            run(self.owned.get(), {collective, input, output, op, root, 0, std::move(name), timeout, true},
+             const std::string& op, std::uint32_t root, std::optional<std::string> name, std::optional<double> timeout,
+             bool backup) {
+            run(self.owned.get(), {collective, input, output, op, root, 0, std::move(name), timeout, true, backup},
                 self.timeout_s);
           },
           py::arg("collective"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("root"), py::arg("name"),
-          py::arg("timeout"), py::pos_only())
+          py::arg("timeout"), py::arg("backup"), py::pos_only())
       .def(
           "send",
           [](const PyRuntime& self, const py::object& data, std::uint32_t to, std::uint64_t tag, std::uint32_t group,

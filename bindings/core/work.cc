@@ -147,6 +147,7 @@ runtime::Request make_request(const SubmitArguments& arguments, Arrays& arrays) 
   request.output = output.bytes;
   request.timeout = to_duration(arguments.timeout);
   request.is_waited_for = arguments.is_waited_for;
+  request.has_backup = arguments.has_backup;
   return request;
 }
 
@@ -245,6 +246,7 @@ void bind_work(py::module_& module) {
           py::arg("timeout"))
       .def("on_done", &call_when_done, py::arg("callback"))
       .def_property_readonly("source", &source_of)
+      .def_property_readonly("contributors", [](const PyWork& self) { return self.owned.get()->contributors(); })
       .def("check", [](const PyWork& self) { self.owned.get()->status().or_throw(); });
 }
 

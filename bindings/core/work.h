@@ -33,6 +33,7 @@ struct SubmitArguments {
   std::optional<std::string> name;
   std::optional<double> timeout;
   bool is_waited_for = false;
+  bool has_backup = false;
 };
 
 /// A message to or from one rank of a group; see runtime::Send and runtime::Receive.

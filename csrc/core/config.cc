@@ -115,6 +115,20 @@ constexpr auto kSettings = std::to_array<Setting>({
      1,
      {},
      kToggleChoices},
+    {"HERRING_BACKUP_WORKERS", Type::kCount, &Config::backup_workers,
+     "Contributions that a reduction with backup=True, or of Herring's DDP, does not wait for: it ends with the first "
+     "n-b "
+     "of n, less than the number of workers. 0: off. Not in elastic jobs; turns HERRING_FAILOVER=auto off.",
+     0, 1'000'000},
+    {"HERRING_BACKUP_GRACE_S", Type::kSeconds, &Config::backup_grace_s,
+     "Backup workers: how long the last ones are still waited for, once the others are there. Not those who are behind "
+     "in "
+     "earlier operations.",
+     0, 3600},
+    {"HERRING_BACKUP_BYTES", Type::kBytes, &Config::backup_bytes,
+     "Backup workers: results that each server lane keeps at most for those who have not come for them. Past it "
+     "operations wait for them.",
+     0, kTiB},
     {"HERRING_TIMEOUT_S", Type::kSeconds, &Config::timeout_s,
      "Default deadline of an operation; after it, the error names who is missing.", 0.001, kMaxSeconds},
     {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,
@@ -363,6 +377,17 @@ class Builder {
       }
     }
     require(c.dead_after_s > c.heartbeat_s, &Config::dead_after_s, "more than", &Config::heartbeat_s);
+
+    if (c.backup_workers > 0) {
+      const auto excludes = [&](bool is_set, Field field) {
+        if (!is_set) return;
+        problems_.push_back(described(field) + " does not go together with " + described(&Config::backup_workers) +
+                            ": backup workers are for slow workers, not for lost ones");
+      };
+      excludes(c.failover == Switch::kOn, &Config::failover);
+      excludes(c.elastic == Toggle::kOn, &Config::elastic);
+      excludes(!c.rendezvous.empty(), &Config::rendezvous);
+    }
 
     if (c.arena_bytes == 0) return;
     const std::uint64_t half = c.arena_bytes / 2 / kWireAlignment * kWireAlignment;

@@ -28,17 +28,20 @@ struct Config {
   Switch intra_node = Switch::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
   Switch failover = Switch::kAuto;    ///< HERRING_FAILOVER: a lost server's work moves to the others.
   Toggle checksum = Toggle::kOff;     ///< HERRING_CHECKSUM: what crosses the network carries CRC32C and is sent again.
-  Toggle check_finite = Toggle::kOff;  ///< HERRING_CHECK_FINITE: NaN and infinity fail the operation.
-  double timeout_s = 600;              ///< HERRING_TIMEOUT_S: default deadline of an operation.
-  double join_timeout_s = 120;         ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
-  double heartbeat_s = 1;              ///< HERRING_HEARTBEAT_S
-  double dead_after_s = 5;             ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
-  std::uint32_t spin_us = 20;          ///< HERRING_SPIN_US: polling before blocking.
-  std::string libfabric;               ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";       ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
-  std::string interface;               ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
-  std::string simd = "auto";           ///< HERRING_SIMD: auto, avx512, avx2, scalar.
-  std::string secret;                  ///< HERRING_SECRET: authenticates the job's processes to each other.
+  Toggle check_finite = Toggle::kOff;      ///< HERRING_CHECK_FINITE: NaN and infinity fail the operation.
+  std::uint32_t backup_workers = 0;        ///< HERRING_BACKUP_WORKERS: contributions that need not be waited for.
+  double backup_grace_s = 0.005;           ///< HERRING_BACKUP_GRACE_S: how long they are, once the others are there.
+  std::uint64_t backup_bytes = 256 << 20;  ///< HERRING_BACKUP_BYTES: results that a lane keeps for who is late.
+  double timeout_s = 600;                  ///< HERRING_TIMEOUT_S: default deadline of an operation.
+  double join_timeout_s = 120;             ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
+  double heartbeat_s = 1;                  ///< HERRING_HEARTBEAT_S
+  double dead_after_s = 5;                 ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
+  std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
+  std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
+  std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
+  std::string interface;          ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
+  std::string simd = "auto";      ///< HERRING_SIMD: auto, avx512, avx2, scalar.
+  std::string secret;             ///< HERRING_SECRET: authenticates the job's processes to each other.
   std::string hub;                ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.
   Toggle elastic = Toggle::kOff;  ///< HERRING_ELASTIC: a worker's death does not end the job.
   std::string rendezvous;         ///< HERRING_RENDEZVOUS: host:port of the launcher's rendezvous.

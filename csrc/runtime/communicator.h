@@ -37,6 +37,9 @@ class Work {
   /// Runs when done (at once where it is already), on a thread of the runtime that may block without holding up
   /// communication. Not more than once a call.
   virtual void on_done(std::function<void(const Status&)> callback) = 0;
+  /// Of a reduction with backup workers that ended well: the ranks of the group whose data is in it. Else empty, which
+  /// means all.
+  virtual std::vector<std::uint32_t> contributors() const { return {}; }
 };
 
 /// One collective call, framework-free. Spans are borrowed until the Work is done.
@@ -51,6 +54,9 @@ struct Request {
   std::span<std::byte> output;       ///< All-gather: group size x block. Barrier: empty.
   std::optional<Duration> timeout;   ///< Else Config::timeout_s.
   bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
+  /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
+  /// in. Where the setting is 0, nothing.
+  bool has_backup = false;
 };
 
 /// A message to one rank of a group; done when that rank has received it. Met by a receive of the same group, tag and
@@ -110,6 +116,8 @@ struct RuntimeStats {
   std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
   std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
   std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+  /// By rank: contributions that operations of this rank went on without (backup workers). Empty: none.
+  std::vector<std::uint64_t> dropped_contributions;
 };
 
 /// How late one worker is when it comes to the servers.

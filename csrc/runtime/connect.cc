@@ -22,7 +22,10 @@ std::string settings_that_must_agree(const Config& config) {
          " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node)) +
          " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover)) +
          " HERRING_CHECKSUM=" + std::to_string(static_cast<int>(config.checksum)) +
-         " HERRING_CHECK_FINITE=" + std::to_string(static_cast<int>(config.check_finite));
+         " HERRING_CHECK_FINITE=" + std::to_string(static_cast<int>(config.check_finite)) +
+         " HERRING_BACKUP_WORKERS=" + std::to_string(config.backup_workers) +
+         " HERRING_BACKUP_GRACE_S=" + std::to_string(config.backup_grace_s) +
+         " HERRING_BACKUP_BYTES=" + std::to_string(config.backup_bytes);
 }
 
 void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {

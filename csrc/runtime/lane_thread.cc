@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/roster.h"
 #include "core/status.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
@@ -61,6 +62,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.window = lane.window;
   options.max_window = lane.max_window;
   options.failover = placement.failover;
+  options.backup_workers = placement.backup_workers;
   options.lanes = static_cast<std::uint32_t>(placement.lanes.size());
   return options;
 }
@@ -83,12 +85,20 @@ std::uint32_t control_messages(const LaneOptions& options) {
   return messages + (options.failover ? max_lane_window(options) + options.lanes : 0);
 }
 
+/// The largest body of a control message.
+std::uint64_t max_body_bytes(const LaneOptions& options) {
+  const std::uint64_t words = options.backup_workers > 0 ? roster_words(options.workers) : 0;
+  const std::uint64_t announce = wire::kAnnounceBytes + words * sizeof(std::uint64_t);
+  return std::max<std::uint64_t>(options.config.eager_bytes + announce, kMinBodyBytes);
+}
+
 std::uint64_t lane_memory_bound(const LaneOptions& options) {
   const Config& config = options.config;
   const ProtocolLimits limits = protocol_limits(config, options.workers);
-  const std::uint64_t body = std::max<std::uint64_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
+  const std::uint64_t body = max_body_bytes(options);
+  const std::uint64_t kept = options.backup_workers > 0 ? config.backup_bytes : 0;
   const std::uint64_t checked = config.checksum == Toggle::kOn ? CheckedEndpoint::kPostBytes : 0;
-  return slot_bytes(options) +
+  return slot_bytes(options) + kept +
          std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * checked +
                                            control_messages(options) * (body + wire::kHeaderBytes + checked) +
                                            limits.eager_window * std::uint64_t{config.eager_bytes});
@@ -198,12 +208,17 @@ void LaneThread::serve() {
   engine_config.eager_window = limits_.eager_window;
   engine_config.failover = options_.failover;
   engine_config.check_finite = config.check_finite == Toggle::kOn;
+  engine_config.backup_workers = options_.backup_workers;
+  engine_config.backup_grace =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.backup_grace_s));
+  engine_config.backup_bytes = config.backup_bytes;
+  engine_config.lanes = options_.lanes;
   server::Engine engine(engine_config, slots_);
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
   PumpOptions pump_options;
   pump_options.control_receives = std::size_t{control_messages(options_)} * options_.workers;
-  pump_options.max_body_bytes = std::max<std::size_t>(config.eager_bytes + wire::kAnnounceBytes, kMinBodyBytes);
+  pump_options.max_body_bytes = max_body_bytes(options_);
   Pump<server::Engine> pump(
       engine, *endpoint_, pump_options,
       [isa = reduction_isa(config)](const ReduceAction& action) {

@@ -28,7 +28,8 @@ struct LaneOptions {
   std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
   std::uint32_t window = 0;       ///< LanePlace, same names
   std::uint32_t max_window = 0;
-  bool failover = false;    ///< Placement::failover
+  bool failover = false;  ///< Placement, same names
+  std::uint32_t backup_workers = 0;
   std::uint32_t lanes = 0;  ///< Of the plan.
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;

@@ -140,6 +140,16 @@ Status PendingWork::status() const {
   return status_;
 }
 
+std::vector<std::uint32_t> PendingWork::contributors() const {
+  const std::scoped_lock lock(mutex_);
+  return contributors_;
+}
+
+void PendingWork::set_contributors(std::vector<std::uint32_t> contributors) {
+  const std::scoped_lock lock(mutex_);
+  contributors_ = std::move(contributors);
+}
+
 void PendingWork::on_done(std::function<void(const Status&)> callback) {
   {
     const std::scoped_lock lock(mutex_);

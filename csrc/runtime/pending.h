@@ -96,6 +96,10 @@ class PendingWork final : public Work {
   Status status() const override;
   void on_done(std::function<void(const Status&)> callback) override;
 
+  std::vector<std::uint32_t> contributors() const override;
+  /// Before complete().
+  void set_contributors(std::vector<std::uint32_t> contributors);
+
   /// The first call wins; later ones are ignored.
   void complete(const Status& status);
 
@@ -106,6 +110,7 @@ class PendingWork final : public Work {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Status status_;                                            // guarded by mutex_ until done_
+  std::vector<std::uint32_t> contributors_;                  // guarded by mutex_
   std::vector<std::function<void(const Status&)>> on_done_;  // guarded by mutex_
 };
 

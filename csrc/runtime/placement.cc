@@ -96,7 +96,13 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
     throw Error(Code::kInvalidArgument, "HERRING_SERVERS is " + std::to_string(config.servers) + " here, but " +
                                             std::to_string(servers.size()) + " servers joined the job");
   }
+  if (config.backup_workers > 0 && config.backup_workers >= workers.size()) {
+    throw Error(Code::kInvalidArgument, "HERRING_BACKUP_WORKERS is " + std::to_string(config.backup_workers) +
+                                            ", but the job has " + std::to_string(workers.size()) +
+                                            " workers: it must be less, for somebody has to contribute");
+  }
   Placement placement;
+  placement.backup_workers = config.backup_workers;
   placement.workers = static_cast<std::uint32_t>(workers.size());
   std::map<std::string, std::uint32_t> number;
   for (const Member& worker : workers) {
@@ -106,7 +112,8 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   placement.hosts = static_cast<std::uint32_t>(number.size());
   if (!servers.empty()) {
     add_processes(placement, config, workers, servers);
-  } else if (placement.hosts > 1 || (config.intra_node == Switch::kOff && placement.workers > 1)) {
+  } else if (placement.hosts > 1 ||
+             ((config.intra_node == Switch::kOff || config.backup_workers > 0) && placement.workers > 1)) {
     add_embedded(placement, config, workers, 1.0);
   }
   // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there
@@ -123,7 +130,7 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
         "HERRING_FAILOVER is on, but no server process of this job could be replaced: that takes two workers, and a "
         "server process and another server. Start more, or set HERRING_FAILOVER=auto");
   }
-  placement.failover = can_move && config.failover != Switch::kOff;
+  placement.failover = can_move && config.failover != Switch::kOff && config.backup_workers == 0;
   return placement;
 }
 

@@ -31,8 +31,9 @@ struct Placement {
   std::uint32_t hosts = 0;
   bool host_first = false;  ///< The ranks of a host reduce among themselves before the network.
   std::vector<LanePlace> lanes;
-  bool failover = false;          ///< A server process that dies has others to move its work to, and may.
-  std::uint32_t chunk_bytes = 0;  ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.
+  bool failover = false;             ///< A server process that dies has others to move its work to, and may.
+  std::uint32_t backup_workers = 0;  ///< Config::backup_workers; then there are lanes, where there are two workers.
+  std::uint32_t chunk_bytes = 0;     ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.
   std::vector<std::string> server_places;  ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
 
   /// Workers on the same host as `worker`, by rank.

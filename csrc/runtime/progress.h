@@ -16,6 +16,7 @@
 
 #include "core/config.h"
 #include "core/operation.h"
+#include "core/roster.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "intra_node/engine.h"
@@ -53,6 +54,8 @@ struct PendingOperation {
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
   std::string name;            ///< As Request's; may be empty.
+  bool has_backup = false;     ///< As Request's, where the job has backup workers.
+  Roster roster;               ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -174,6 +177,8 @@ class Progress final : public Driver {
   void start(Instant now, const std::shared_ptr<PendingOperation>& operation);
   Status check_departed(const PendingOperation& operation) const;
   void plan_parts(PendingOperation& operation) const;
+  void start_join(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  void take_roster(PendingOperation& operation, const Roster& roster);
   void start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation);
   void start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t part);
   void submit_local(Instant now, Part& part);

@@ -63,7 +63,11 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
   }
   plan_parts(*operation);
   operations_.push_back(operation);
-  start_parts(now, operation);
+  if (operation->has_backup) {
+    start_join(now, operation);
+  } else {
+    start_parts(now, operation);
+  }
 }
 
 Status Progress::check_departed(const PendingOperation& operation) const {
@@ -81,6 +85,8 @@ void Progress::plan_parts(PendingOperation& operation) const {
   operation.path = route.path;
   const bool reduces = operation.descriptor.collective == Collective::kAllReduce;
   if (operation.path == GroupRoute::Path::kHostFirst && !reduces) operation.path = GroupRoute::Path::kNetwork;
+  // A host's own reduction would wait for its slowest rank.
+  if (operation.has_backup) operation.path = GroupRoute::Path::kNetwork;
   const bool gathers = operation.descriptor.collective == Collective::kAllGather;
   const std::uint64_t blocks = gathers ? route.ranks.size() : 1;
   operation.block_bytes = operation.output.size() / blocks;
@@ -94,6 +100,31 @@ void Progress::plan_parts(PendingOperation& operation) const {
   const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
   operation.parts_per_block = static_cast<std::uint32_t>(std::max<std::uint64_t>(parts, 1));
   operation.parts = operation.parts_per_block * static_cast<std::uint32_t>(blocks);
+}
+
+/// Asks who is in, before any data goes (docs/adr/0007-backup-workers.md).
+void Progress::start_join(Instant now, const std::shared_ptr<PendingOperation>& operation) {
+  auto part = std::make_unique<Part>();
+  part->operation = operation;
+  part->key = {operation->group->id, operation->op, 0};
+  part->descriptor = operation->descriptor;
+  part->descriptor.part_bytes = 0;
+  part->is_join = true;
+  ++operation->in_flight;
+  Part& join = *part;
+  parts_.emplace(join.key, std::move(part));
+  submit_network(now, join, {});
+}
+
+void Progress::take_roster(PendingOperation& operation, const Roster& roster) {
+  const std::vector<std::uint32_t>& ranks = operation.group->route.ranks;
+  operation.roster = roster;
+  operation.work->set_contributors(members_of(roster));
+  for (std::uint32_t member = 0; member < ranks.size(); ++member) {
+    if (is_in(roster, member)) continue;
+    counters_.dropped_contributions.resize(options_.placement->workers);
+    ++counters_.dropped_contributions[ranks[member]];
+  }
 }
 
 void Progress::start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation) {
@@ -184,8 +215,11 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     operation.first_rank = options_.rank;
   }
   if (part.descriptor.collective == Collective::kAllReduce && part.descriptor.reduce == ReduceOp::kAverage) {
-    operation.average_over = static_cast<std::uint32_t>(route.ranks.size());
+    const std::size_t in = whole.roster.empty() ? route.ranks.size() : members_of(whole.roster).size();
+    operation.average_over = static_cast<std::uint32_t>(in);
   }
+  operation.is_join = part.is_join;
+  operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
   return operation;
 }
@@ -221,6 +255,7 @@ void Progress::network_done(Instant now, const CompleteAction& action) {
   if (found == parts_.end()) return;
   found->second->registration.reset();
   found->second->network_submitted = false;
+  if (found->second->is_join && action.status.is_ok()) take_roster(*found->second->operation, action.roster);
   if (!found->second->local) {
     part_done(now, action.key, action.status);
     return;

@@ -25,6 +25,7 @@ struct Progress::Part {
   bool local = false;           ///< The local engine completes it.
   bool network_submitted = false;
   bool aborted = false;
+  bool is_join = false;  ///< No data: asks who is in.
   std::unique_ptr<transport::Registration> registration;
 };
 

@@ -51,8 +51,8 @@ std::uint64_t name_key(std::string_view name) {
   return hash | kNamedKey;
 }
 
-// With failover no key is used twice: an operation that has ended on this rank may still be moving from a lost server
-// on another.
+// With failover and with backup workers no key is used twice: an operation that has ended on this rank may still be
+// moving from a lost server on another, or a late one may not have come to it.
 std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
   return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedKey;
 }
@@ -170,7 +170,7 @@ class Runtime::Impl {
     Shortcut shortcut = Shortcut::kNotTaken;
     // In its seat the driver lives.
     seat->use([&] {
-      if (driver->is_small(small)) shortcut = driver->take_shortcut(small);
+      if (!has_backup(request) && driver->is_small(small)) shortcut = driver->take_shortcut(small);
     });
     if (shortcut == Shortcut::kDone) {
       status = small.status;
@@ -213,6 +213,7 @@ class Runtime::Impl {
     operation->input = request.input;
     operation->output = request.output;
     operation->name = request.name.value_or("");
+    operation->has_backup = has_backup(request);
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     operation->work = work;
@@ -221,6 +222,8 @@ class Runtime::Impl {
     progress->submit(std::move(operation));
     return work;
   }
+
+  bool has_backup(const Request& request) const { return request.has_backup && placement.backup_workers > 0; }
 
   Status finish_alone(const Request& request) const {
     if (!request.input.empty()) copy_bytes(request.input, request.output);
@@ -237,7 +240,7 @@ class Runtime::Impl {
     if (request.key) return *request.key;
     if (!request.name) return group.next_op++;
     const std::uint64_t key = name_key(*request.name);
-    return placement.failover ? use_key(key, group.name_uses[key]++) : key;
+    return placement.failover || placement.backup_workers > 0 ? use_key(key, group.name_uses[key]++) : key;
   }
 
   /// Ok, or why the message is none; the group's route otherwise.
@@ -295,11 +298,11 @@ class Runtime::Impl {
     callbacks.reset();
   }
 
-  /// Lanes inside workers owe results to others until all have finished.
+  /// Lanes inside workers owe results to others until all have finished; with backup workers all do.
   void say_goodbye(Instant deadline) {
     const bool embedded = std::any_of(placement.lanes.begin(), placement.lanes.end(),
                                       [](const LanePlace& lane) { return lane.embedded; });
-    if (!embedded || placement.workers == 1) return;
+    if ((!embedded && placement.backup_workers == 0) || placement.workers == 1) return;
     try {
       options.hub->exchange("goodbye", {}, deadline);
     } catch (const Error& error) {

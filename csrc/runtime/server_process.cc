@@ -27,10 +27,11 @@ class ServerProcess::Impl {
     if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
     connections =
         connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search, deadline);
-    // Where workers have lanes too, they part together (Runtime::shutdown); the hub waits for every member's word.
+    // Where workers have lanes too, or some may be late, they part together (Runtime::shutdown); the hub waits for
+    // every member's word.
     const bool mixed = std::any_of(placement.lanes.begin(), placement.lanes.end(),
                                    [](const LanePlace& lane) { return lane.embedded; });
-    if (mixed) goodbye = std::thread([this] { say_goodbye(); });
+    if (mixed || placement.backup_workers > 0) goodbye = std::thread([this] { say_goodbye(); });
   }
 
   ~Impl() {

@@ -23,6 +23,9 @@ Status validate(const Request& request, const GroupRoute& route) {
     return bad(request, std::to_string(request.output.size()) + " bytes are no whole number of elements");
   }
   if (request.timeout && *request.timeout <= Duration::zero()) return bad(request, "the time-out must be above zero");
+  const bool may_lack_some = descriptor.collective == Collective::kAllReduce &&
+                             (descriptor.reduce == ReduceOp::kSum || descriptor.reduce == ReduceOp::kAverage);
+  if (request.has_backup && !may_lack_some) return bad(request, "only sums and averages can have backup workers");
   switch (descriptor.collective) {
     case Collective::kAllReduce:
       if (request.input.size() != request.output.size()) return bad(request, "input and output differ in size");

@@ -35,6 +35,9 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
   if (config.workers == 0 || config.max_chunk_bytes == 0 || config.window == 0) {
     throw Error(Code::kInvalidArgument, "server engine: workers, max_chunk_bytes and window must be at least 1");
   }
+  if (config.backup_workers > 0 && (config.failover || config.lanes == 0)) {
+    throw Error(Code::kInvalidArgument, "server engine: backup workers do not go together with failover");
+  }
   const std::size_t count = slots.size() / config.max_chunk_bytes;
   if (count < config.workers) {
     throw Error(Code::kInvalidArgument, "server engine: " + std::to_string(slots.size()) + " bytes hold " +
@@ -88,6 +91,7 @@ void Engine::Impl::settle(Instant now) {
     replay_.pop_front();
     if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
   }
+  if (room_changed_) look_for_room();
   schedule(now);
   // Not where it was found: whoever was granting chunks of the operation then went on with it.
   while (!not_finite_.empty()) {
@@ -179,6 +183,8 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     drain(now, *op, false);
   } else if (op->state == OpState::kFinishing && op->sends == 0) {
     after_sends(now, *op);
+  } else if (op->state == OpState::kKept && op->sends == 0) {
+    drop_eager_data(*op);
   }
   settle(now);
 }
@@ -204,6 +210,8 @@ void Engine::Impl::on_tick(Instant now) {
       }
     } else if (op.disagreed) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
+    } else if (op.is_join && op.state == OpState::kGathering && now < op.deadline) {
+      try_to_decide(now, op);
     } else {
       fail(now, op, Status(Code::kTimeout, timeout_text(op)));
     }
@@ -234,6 +242,7 @@ void Engine::Impl::erase_op(std::uint64_t id) {
     if (failed->second.empty()) failed_.erase(failed);
   }
   forget_tags(*found->second);
+  give_back_room(*found->second);
   ops_.erase(found);
 }
 

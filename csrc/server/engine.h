@@ -29,6 +29,11 @@ struct EngineConfig {
                                        ///< workers * eager_window * max_eager_bytes.
   bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
   bool check_finite = false;           ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
+  std::uint32_t backup_workers =
+      0;  ///< So many of an operation's contributors need not be waited for; 0: off. Never with failover.
+  Duration backup_grace{};                             ///< How long they are, once the others have joined.
+  std::uint64_t backup_bytes = 0;                      ///< Results kept for them, at most, and what they may be owed.
+  std::uint32_t lanes = 1;                             ///< Of the plan: what they are owed is spread over them.
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
@@ -47,6 +52,9 @@ struct EngineStats {
   std::uint64_t slots_peak = 0;
   std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
   std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.
+  std::uint64_t dropped = 0;        ///< Backup workers: contributions that an operation was decided without ...
+  std::uint64_t kept_bytes = 0;     ///< ... memory taken for results that they have not come for ...
+  std::uint64_t kept_peak = 0;      ///< ... and the most that it was.
 };
 
 /// How late a worker's announces came after the first of their operation, over operations that all have announced.

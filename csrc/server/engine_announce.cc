@@ -85,9 +85,11 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     return;
   }
   const bool is_moved = (header.flags & wire::kFlagHeld) != 0;
-  const std::span<const std::byte> rest = body.subspan(wire::kAnnounceBytes);
+  std::span<const std::byte> rest = body.subspan(wire::kAnnounceBytes);
+  Roster roster;
+  Status status = take_roster(header, *announce, rest, roster);
   const std::span<const std::byte> data = is_moved ? std::span<const std::byte>{} : rest;
-  Status status = check_failover(header, *announce, rest);
+  if (status.is_ok()) status = check_failover(header, *announce, rest);
   if (status.is_ok()) status = check_announce(header, *announce, data);
   if (!status.is_ok()) {
     refuse(status);
@@ -110,7 +112,12 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
       op->deferred.push_back({header, {body.begin(), body.end()}});
       return;
     }
-    if (const Status place = check_place(*op, header, *announce); !place.is_ok()) {
+    Status place = check_place(*op, header, *announce);
+    if (place.is_ok() && op->may_lack_some() && op->state != OpState::kGathering &&
+        !agrees(*op, header, *announce, roster)) {
+      place = Status(Code::kMismatch, late_mismatch_text(*op, header, *announce));
+    }
+    if (!place.is_ok()) {
       refuse(place);
       return;
     }
@@ -119,9 +126,13 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     op->shape = *announce;
     op->chunks = chunk_count(*announce);
     op->deadline = now + std::chrono::milliseconds(announce->timeout_ms);
+    op->is_join = (header.flags & wire::kFlagJoin) != 0;
+    op->roster = roster;
+    op->in = members_of(roster);
     live_.emplace(op->key, op->id);
     set_timer(*op, op->deadline);
   }
+  if (!agrees(*op, header, *announce, roster)) op->disagreed = true;
   add_participant(*op, header, *announce, data);
   op->participants.back().announced = now;
   if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
@@ -212,6 +223,12 @@ Status Engine::Impl::check_place(const Op& op, const wire::Header& header, const
   return Status::ok();
 }
 
+bool Engine::Impl::agrees(const Op& op, const wire::Header& header, const wire::Announce& announce,
+                          const Roster& roster) const {
+  const bool is_join = (header.flags & wire::kFlagJoin) != 0;
+  return same_shape(announce, op.shape) && is_join == op.is_join && (is_join || roster == op.roster);
+}
+
 void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
                                    std::span<const std::byte> data) {
   Participant participant;
@@ -219,6 +236,7 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
   participant.announce = announce;
   participant.tag = header.tag;
   participant.announcers = header.count;
+  participant.is_join = (header.flags & wire::kFlagJoin) != 0;
   if (!data.empty()) {
     participant.eager = true;
     participant.data.assign(data.begin(), data.end());
@@ -229,7 +247,6 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
     ++worker.ops;
     participant.counted = true;
     if (participant.eager) ++worker.eager;
-    if (!same_shape(announce, op.shape)) op.disagreed = true;
   }
   op.participants.push_back(std::move(participant));
   place_participant(op, static_cast<std::uint32_t>(op.participants.size() - 1));
@@ -244,7 +261,9 @@ void Engine::Impl::place_participant(Op& op, std::uint32_t index) {
     return op.participants[a].announce.owned_first < op.participants[b].announce.owned_first;
   });
   owners.insert(place, index);
-  if (owners.size() == op.participants[owners.front()].announcers) ++op.contributors_complete;
+  if (owners.size() != op.participants[owners.front()].announcers) return;
+  ++op.contributors_complete;
+  if (is_in(op.roster, announce.contributor)) ++op.in_complete;
 }
 
 void Engine::Impl::after_announce(Instant now, Op& op) {
@@ -263,7 +282,11 @@ void Engine::Impl::after_announce(Instant now, Op& op) {
     }
     return;
   }
-  if (op.everyone_announced()) make_ready(now, op);
+  if (op.may_lack_some()) {
+    after_rostered(now, op);
+  } else if (op.everyone_announced()) {
+    make_ready(now, op);
+  }
 }
 
 /// What moved here from a lost lane says nothing about who is slow.
@@ -279,6 +302,7 @@ void Engine::Impl::note_lateness(Op& op) {
     sum.total += late;
     if (participant.announced >= last->announced) last = &participant;
   }
+  if (op.absentees() > 0) return;  // Somebody will come later.
   last->late |= wire::kWasLast;
   ++lateness_[last->peer.value].last;
 }
@@ -286,6 +310,7 @@ void Engine::Impl::note_lateness(Op& op) {
 void Engine::Impl::make_ready(Instant now, Op& op) {
   GroupMembers ranks;
   for (const auto& owners : op.owners) {
+    if (owners.empty()) continue;  // Not in, and not here yet.
     std::uint64_t covered = 0;
     for (const std::uint32_t index : owners) covered += op.participants[index].announce.owned_count;
     const Participant& first = op.participants[owners.front()];
@@ -298,9 +323,11 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
     }
     ranks.emplace_back(first.announce.first_rank, first.announce.rank_count);
   }
-  if (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group)) groups_[op.key.op.group] = std::move(ranks);
+  if (op.roster.empty() && (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group))) {
+    groups_[op.key.op.group] = std::move(ranks);
+  }
   op.state = OpState::kReady;
-  note_lateness(op);
+  if (op.roster.empty()) note_lateness(op);
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
       send_result(op, participant, kNone, {});
@@ -311,6 +338,8 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   }
   if (op.chunks == 0) {
     finish_op(now, op);
+  } else if (op.absentees() > 0 && !take_room(op)) {
+    roomless_.push_back(op.id);
   } else {
     ready_.push_back(op.id);
   }

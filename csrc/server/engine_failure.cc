@@ -16,13 +16,18 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
   for (Participant& participant : op.participants) retire(participant);
   forget_tags(op);
+  forget_missing(op);
   std::erase(ready_, op.id);
+  std::erase(roomless_, op.id);
+  const bool was_kept = op.state == OpState::kKept;
+  if (op.is_join) give_back_room(op);
   live_.erase(op.key);
   op.state = OpState::kFailed;
   op.failure = why;
   ++stats_.ops_failed;
   for (const Participant& participant : op.participants) {
     if (participant.silent || workers_[participant.peer.value].lost) continue;
+    if (was_kept && participant.has_everything()) continue;
     send_error(participant.peer, op.key, participant.tag, participant.results, op.failure);
   }
   failed_[op.key].push_back(op.id);
@@ -164,6 +169,8 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
 void Engine::Impl::bury(Instant now, Op& op) {
   op.drained = true;
   --undrained_;
+  op.kept.reset();
+  give_back_room(op);
   for (Participant& participant : op.participants) {
     participant.data.clear();
     participant.data.shrink_to_fit();
@@ -221,6 +228,7 @@ bool Engine::Impl::needs(const Op& op, PeerId peer) const {
   for (const Participant& participant : op.participants) {
     if (participant.peer == peer) return !participant.silent && !participant.has_everything();
   }
+  if (op.absentees() > 0 && op.state != OpState::kGathering) return true;
   if (op.state != OpState::kGathering) return false;
   if (op.key.op.group == GroupId{0}) return true;
   const GroupMembers* known = members(op.key.op.group);

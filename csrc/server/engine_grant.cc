@@ -79,6 +79,7 @@ std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
     const std::uint32_t source = source_of(op, number);
     std::size_t wanted = 0;
     for (std::uint32_t k = 0; k < op.owners.size() && more; ++k) {
+      if (!op.sums(k)) continue;
       const Participant& owner = op.participants[owner_of(op, k, number)];
       const Role role = role_of(op, k, owner, number, source);
       if (role == Role::kNothing || (role == Role::kPush && owner.eager)) continue;
@@ -112,13 +113,15 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
   chunk.granted = now;
   chunk.source = source_of(op, number);
   const std::uint32_t bytes = op.chunk_size(number);
-  chunk.inputs.resize(chunk.source == kNone ? op.shape.contributor_count : 1);
+  chunk.inputs.resize(chunk.source == kNone ? op.pushers() : 1);
+  std::uint32_t place = 0;  // Among those who are in.
   for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
+    if (!op.sums(k)) continue;
+    const std::uint32_t input = chunk.source == kNone ? place++ : 0;
     const std::uint32_t index = owner_of(op, k, number);
     Participant& owner = op.participants[index];
     const Role role = role_of(op, k, owner, number, chunk.source);
     if (role == Role::kNothing) continue;
-    const std::uint32_t input = chunk.source == kNone ? k : 0;
     if (role == Role::kPush && owner.eager) {
       const std::size_t offset = std::size_t{number - owner.announce.owned_first} * op.shape.chunk_bytes;
       chunk.inputs[input].data = std::span(owner.data).subspan(offset, bytes);
@@ -206,7 +209,9 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
     // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
     for (std::size_t k = 1; k < chunk.inputs.size(); ++k) release_slot(std::exchange(chunk.inputs[k].slot, kNone));
   }
+  if (op.absentees() > 0) keep(op, number, output);
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
+    if (op.owners[contributor].empty()) continue;  // It gets what is kept.
     Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
     const bool has_it = contributor == chunk.source || owner.holds(number);
     send_result(op, owner, number, has_it ? std::span<std::byte>{} : output);
@@ -222,7 +227,8 @@ Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chun
     const auto element = find_not_finite(dtype, chunk.inputs[k].data);
     if (!element) continue;
     const std::uint64_t before = op.chunk_offset(number) / element_bytes(dtype);
-    found.push_back({rank_list(ranks_of(op.participants[owner_of(op, k, number)])), before + *element});
+    const std::uint32_t contributor = op.roster.empty() ? k : op.in[k];
+    found.push_back({rank_list(ranks_of(op.participants[owner_of(op, contributor, number)])), before + *element});
   }
   return found.empty() ? Status::ok() : not_finite_status(op.shape.descriptor, op.key.op, found);
 }
@@ -247,6 +253,10 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
 
 /// All Results are handed out: the key is free again; the memory stays until they are sent.
 void Engine::Impl::finish_op(Instant now, Op& op) {
+  if (op.absentees() > 0) {
+    op.state = OpState::kKept;
+    return;
+  }
   op.state = OpState::kFinishing;
   live_.erase(op.key);
   set_timer(op, config_.failover ? now + std::chrono::milliseconds(op.shape.timeout_ms) : Instant::max());

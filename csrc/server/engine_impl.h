@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/roster.h"
 #include "server/adaptive_window.h"
 #include "server/engine.h"
 #include "wire/reason.h"
@@ -47,6 +48,7 @@ struct Participant {
   std::uint32_t late = 0;  // wire::kWasLast
   bool silent = false;     // It gave the operation up without an announce: told nothing.
   bool counted = false;    // In its worker's numbers of unfinished announces.
+  bool is_join = false;    // It asks for the roster.
   bool eager = false;
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
@@ -63,7 +65,10 @@ struct Participant {
   bool receipted = false;  // It has all its Results.
   std::vector<bool> held;  // Announced because a lane died: by owned chunk, whether it has the result already.
 
-  std::uint32_t expected_results() const { return announce.owned_count == 0 ? 1 : announce.owned_count; }
+  std::uint32_t expected_results() const {
+    if (is_join) return roster_words(announce.contributor_count);
+    return announce.owned_count == 0 ? 1 : announce.owned_count;
+  }
   bool has_everything() const { return !silent && results >= expected_results(); }
   bool owns(std::uint32_t chunk) const {
     return chunk >= announce.owned_first && chunk - announce.owned_first < announce.owned_count;
@@ -96,7 +101,8 @@ struct Deferred {
 /// kGathering -> kReady (all have announced and agree) -> kFinishing (all Results handed out) -> gone.
 /// kGathering or kReady -> kFailed: drains what is in flight, then stays as a tombstone that answers late announces.
 /// With failover kFinishing lasts until everybody has said to have all (Receipt), and is told so (Settled).
-enum class OpState : std::uint8_t { kGathering, kReady, kFinishing, kFailed };
+/// With backup workers kReady -> kKept (all is summed, some have not announced yet) -> kFinishing.
+enum class OpState : std::uint8_t { kGathering, kReady, kKept, kFinishing, kFailed };
 
 struct Op {
   std::uint64_t id = 0;
@@ -125,12 +131,32 @@ struct Op {
   bool urgent = false;         // Somebody waits for Settled.
   bool given_up = false;       // Whoever has not sent a Receipt by now is not waited for.
 
-  bool is_live() const { return state == OpState::kGathering || state == OpState::kReady; }
+  // With backup workers.
+  bool is_join = false;                // Nothing is summed: who is in is decided here.
+  Roster roster;                       // Who is in; empty: everybody. Of a join: once it is decided.
+  std::vector<std::uint32_t> in;       // The same as a list.
+  bool waits_for_all = false;          // A join: who is missing is owed too much to go on without.
+  std::uint32_t in_complete = 0;       // Of these, those that have announced.
+  Instant decide_at = Instant::max();  // A join: the end of the grace.
+  std::shared_ptr<std::byte[]> kept;   // The shard's results, for those who have not come ...
+  std::vector<bool> is_kept;           // ... by chunk: whether it is there.
+  std::uint64_t room = 0;              // What it takes of EngineConfig::backup_bytes.
+
+  bool is_live() const { return state == OpState::kGathering || state == OpState::kReady || state == OpState::kKept; }
+  bool may_lack_some() const { return is_join || !roster.empty(); }
+  /// Contributors that are not in, or may turn out not to be, and have not announced.
+  std::uint32_t absentees() const {
+    return may_lack_some() ? static_cast<std::uint32_t>(owners.size()) - contributors_complete : 0;
+  }
+  bool sums(std::uint32_t contributor) const { return roster.empty() || is_in(roster, contributor); }
   bool has_one_pusher() const {
     return shape.descriptor.collective == Collective::kBroadcast ||
            shape.descriptor.collective == Collective::kAllGather;
   }
-  std::uint32_t pushers() const { return has_one_pusher() ? 1 : shape.contributor_count; }
+  std::uint32_t pushers() const {
+    if (has_one_pusher()) return 1;
+    return roster.empty() ? shape.contributor_count : static_cast<std::uint32_t>(in.size());
+  }
   std::uint64_t chunk_offset(std::uint32_t chunk) const {
     return shape.shard_offset + std::uint64_t{chunk} * shape.chunk_bytes;
   }
@@ -230,6 +256,7 @@ class Engine::Impl {
                         std::span<const std::byte> data) const;
   bool join_tombstone(const wire::Header& header, const wire::Announce& announce);
   Status check_place(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
+  bool agrees(const Op& op, const wire::Header& header, const wire::Announce& announce, const Roster& roster) const;
   void add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
                        std::span<const std::byte> data);
   void place_participant(Op& op, std::uint32_t index);
@@ -288,8 +315,29 @@ class Engine::Impl {
   void stop_waiting(Instant now, Op& op);
   void forget_tags(Op& op);
 
+  // engine_roster.cc
+  Status take_roster(const wire::Header& header, const wire::Announce& announce, std::span<const std::byte>& rest,
+                     Roster& roster) const;
+  void after_rostered(Instant now, Op& op);
+  void try_to_decide(Instant now, Op& op);
+  void decide(Instant now, Op& op);
+  void send_roster(Op& op, Participant& participant);
+  void note_late_join(Op& op, Participant& participant);
+  void serve_late(Instant now, Op& op, Participant& participant);
+  void send_kept(Op& op, Participant& participant, std::uint32_t chunk);
+  void keep(Op& op, std::uint32_t number, std::span<const std::byte> output);
+  bool take_room(Op& op);
+  void give_back_room(Op& op);
+  void look_for_room();
+  bool are_missing_behind(const Op& op) const;
+  void note_missing(const Op& op);
+  void note_came(const Op& op, std::uint32_t contributor);
+  void forget_missing(const Op& op);
+  void drop_eager_data(Op& op);
+
   // engine_text.cc
   std::string mismatch_text(const Op& op) const;
+  std::string late_mismatch_text(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   std::string timeout_text(const Op& op) const;
   std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
   std::string missing_text(const Op& op) const;
@@ -313,6 +361,11 @@ class Engine::Impl {
   std::unordered_map<GroupId, GroupMembers> groups_;
   std::vector<Lateness> lateness_;                            // By worker.
   std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
+  std::vector<std::uint64_t> roomless_;  // Operations that wait for memory to keep their results in.
+  std::uint64_t owed_bytes_ = 0;
+  /// By group and contributor: operations that were decided here without it and that it has not come to.
+  std::map<std::pair<GroupId, std::uint32_t>, std::uint32_t> behind_;
+  bool room_changed_ = false;
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;

@@ -25,7 +25,8 @@ Status Engine::Impl::check_failover(const wire::Header& header, const wire::Anno
   const bool is_moved = (header.flags & wire::kFlagHeld) != 0;
   const bool is_ready = (header.flags & wire::kFlagReady) != 0;
   if (!config_.failover) {
-    if (is_moved || is_ready || header.shard != 0) return wrong("of a job with failover; here it is off");
+    const std::uint32_t shard = (header.flags & wire::kFlagRoster) != 0 ? wire::kRosterShard : 0;
+    if (is_moved || is_ready || header.shard != shard) return wrong("of a job with failover; here it is off");
     return Status::ok();
   }
   if (workers_[header.sender].unsettled.size() >= config_.max_ops_per_worker) return wrong("too many unsettled ones");

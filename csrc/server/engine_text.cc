@@ -20,6 +20,11 @@ std::string details(const wire::Announce& announce) {
   return text;
 }
 
+/// With backup workers the call is another one.
+std::string call_text(const wire::Announce& announce, bool is_join) {
+  return to_string(announce.descriptor) + (is_join ? " with backup workers" : "");
+}
+
 std::string bounded(std::string text) {
   if (text.size() > wire::kMaxReasonText) {
     text.resize(wire::kMaxReasonText - 4);
@@ -65,7 +70,7 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
   std::map<std::string, std::vector<std::uint32_t>> detailed;
   for (const Participant& participant : op.participants) {
     if (participant.silent) continue;
-    const std::string call = to_string(participant.announce.descriptor);
+    const std::string call = call_text(participant.announce, participant.is_join);
     for (const std::uint32_t rank : ranks_of(participant)) {
       calls[call].push_back(rank);
       detailed[call + details(participant.announce)].push_back(rank);
@@ -86,6 +91,15 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
     text += " ...";
   }
   return text + tail;
+}
+
+/// To one who came when the others had gone on.
+std::string Engine::Impl::late_mismatch_text(const Op& op, const wire::Header& header,
+                                             const wire::Announce& announce) const {
+  const bool is_join = (header.flags & wire::kFlagJoin) != 0;
+  return bounded("rank " + std::to_string(header.sender) + " said " + call_text(announce, is_join) + details(announce) +
+                 "; the others, who did not wait for it, had said " + call_text(op.shape, op.is_join) +
+                 details(op.shape) + " (" + to_string(op.key.op) + "; every rank must make the same calls)");
 }
 
 /// Who has not announced: by rank where that can be known, else by position in the group.
@@ -138,6 +152,10 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
   if (op.state == OpState::kGathering) {
     return bounded("after " + std::string(seconds) + " " + missing_text(op) + " had not called " + call + "; " +
                    rank_list(std::move(came)) + " had. Look at what the missing ones were doing");
+  }
+  if (op.absentees() > 0 && silent.empty()) {
+    return bounded("after " + std::string(seconds) + " " + missing_text(op) + " had not come for the result of " +
+                   call + ", which the others had not waited for. Look at what the missing ones were doing");
   }
   if (silent.empty()) {
     return bounded("after " + std::string(seconds) + " " + call +

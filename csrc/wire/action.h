@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/operation.h"
+#include "core/roster.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "wire/header.h"
@@ -59,6 +60,7 @@ struct CopyAction {
 struct CompleteAction {
   OpKey key;
   Status status;
+  Roster roster = {};  ///< Of a join (worker::Operation::is_join) that ended well: who is in.
 };
 
 using Action =

@@ -8,8 +8,8 @@
 namespace herring::wire {
 namespace {
 
-constexpr std::uint16_t kKnownFlags =
-    kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady | kFlagHeld | kFlagPull | kFlagUrgent;
+constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady |
+                                      kFlagHeld | kFlagPull | kFlagUrgent | kFlagJoin | kFlagRoster;
 constexpr std::size_t kHeaderCrcOffset = 76;
 constexpr std::uint32_t kMaxChunkBytes = 64u << 20;
 constexpr std::uint32_t kChunkAlignment = 64;
@@ -74,7 +74,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kMoved; }
+bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kRoster; }
 
 bool has_shard(MessageType type) noexcept { return type <= MessageType::kCancel || type == MessageType::kReady; }
 

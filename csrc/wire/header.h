@@ -38,6 +38,8 @@ enum class MessageType : std::uint8_t {
   kReceipt = 16,  ///< Worker to lane: I have all that these announces of mine wait for (body: their tags).
   kSettled = 17,  ///< Lane to worker: everybody has what these announces were for (body: their tags).
   kMoved = 18,    ///< Worker to lane: all that a lost lane had of mine and you inherit is announced.
+  // Backup workers (docs/wire.md).
+  kRoster = 19,  ///< Lane to worker: who is in the operation, 64 contributors a message (offset).
 };
 
 /// Message flags.
@@ -49,6 +51,8 @@ inline constexpr std::uint16_t kFlagReady = 16;  ///< Announce: receives are pos
 inline constexpr std::uint16_t kFlagHeld = 32;   ///< Announce: moved from a lost lane; a bitmap of what I have follows.
 inline constexpr std::uint16_t kFlagPull = 64;   ///< Grant: somebody has the result; answer Ready, do not push.
 inline constexpr std::uint16_t kFlagUrgent = 128;  ///< Receipt: an operation waits for Settled.
+inline constexpr std::uint16_t kFlagJoin = 256;    ///< Announce: nothing to sum; answer with the roster.
+inline constexpr std::uint16_t kFlagRoster = 512;  ///< Announce: who is in follows the body.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {
@@ -68,10 +72,10 @@ struct Header {
                              ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
   std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this
-                             ///< contributor. Error, Cancel: Results, Pushes sent.
+                             ///< contributor. Error, Cancel: Results, Pushes sent. Roster: as Result.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
   std::uint32_t payload_crc32c = 0;
-  std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"); 0 without failover.
+  std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"), or kRosterShard; else 0.
   std::uint32_t header_crc32c = 0;  ///< Over all bytes before it.
 
   OpKey key() const noexcept { return {GroupId{group}, op, part}; }
@@ -104,6 +108,7 @@ inline constexpr std::uint32_t kWasLast = 0x8000'0000;
 inline constexpr std::size_t kAnnounceBytes = 160;
 inline constexpr std::size_t kMaxHeldChunks = 8192;  ///< Chunks of an item that moves; bounds the bitmap of kFlagHeld.
 inline constexpr std::size_t kMaxTagList = 64;       ///< Tags in one Receipt or Settled.
+inline constexpr std::uint32_t kRosterShard = 1;     ///< Header::shard of what has a roster.
 inline constexpr std::size_t kGrantNumberBytes = 8;  ///< Body of a Grant with failover: its number.
 
 /// Encodes with magic, version and header checksum filled in.

@@ -77,6 +77,7 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
     return;
   }
   op.open_parts = static_cast<std::uint32_t>(op.parts.size());
+  if (operation.is_join) op.answer.resize(roster_words(operation.contributor_count));
   op.unsettled = config_.failover ? op.open_parts : 0;
   by_key_.emplace(operation.key, op.id);
   ops_.emplace(op.id, std::move(owned));
@@ -115,6 +116,8 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.is_home = is_home_shard && item.first == 0;
   part.chunks = item.chunks;
   part.is_settled = !config_.failover;
+  part.has_roster = !operation.roster.empty();
+  if (operation.is_join) part.answers = roster_words(operation.contributor_count);
   const std::uint64_t start = std::uint64_t{item.first} * config_.chunk_bytes;
   part.shard.bytes = std::min(std::uint64_t{item.chunks} * config_.chunk_bytes, shard.bytes - start);
   part.shard.offset = shard.offset + start;
@@ -148,7 +151,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.is_announced = true;
   part.sequence = lane.next_sequence++;
   part.tag = next_tag_;
-  next_tag_ += std::max(part.chunks, 1u);
+  next_tag_ += std::max(part.chunks, part.answers);
   if (config_.failover) reserve(op, part);
   const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
                         (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
@@ -189,6 +192,12 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   }
   const auto fixed = wire::encode(announce);
   std::vector<std::byte> body(fixed.begin(), fixed.end());
+  if (operation.is_join) header.flags |= wire::kFlagJoin;
+  if (part.has_roster) {
+    header.flags |= wire::kFlagRoster;
+    const std::vector<std::byte> roster = wire::encode_list(operation.roster);
+    body.insert(body.end(), roster.begin(), roster.end());
+  }
   if (part.moved_by != 0) {
     header.flags |= wire::kFlagHeld;
     header.chunk = part.moved_by;
@@ -271,7 +280,7 @@ void Engine::Impl::complete_if_done(Op& op) {
   if (!op.has_failed && op.unsettled > 0 && wait_for_settled(op)) return;
   if (!op.is_over) {
     ++(op.has_failed ? stats_.ops_failed : stats_.ops_completed);
-    actions_.emplace_back(CompleteAction{op.operation.key, op.failure});
+    actions_.emplace_back(CompleteAction{op.operation.key, op.failure, op.has_failed ? Roster{} : op.answer});
   }
   if (op.has_failed || op.unsettled == 0) {
     forget(op);

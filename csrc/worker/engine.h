@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/operation.h"
+#include "core/roster.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "fusion_buffer/shard_plan.h"
@@ -54,6 +55,10 @@ struct Operation {
   std::uint32_t owner = 0;        ///< Several processes may share a contributor (the ranks of one host): this one
   std::uint32_t owner_count = 1;  ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
   Duration timeout{};
+  /// Backup workers: no data; ends when it is decided who is in the operation (CompleteAction::roster). Goes before all
+  /// parts, with part 0's key, no memory and part_bytes 0.
+  bool is_join = false;
+  Roster roster = {};  ///< What the join said; whoever is not in gets the result alone. Empty: everybody is.
 };
 
 struct EngineStats {

@@ -136,12 +136,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   const ByteRange range = has_chunk ? chunk_range(part.shard, config_.chunk_bytes, receive.chunk) : ByteRange{};
   const bool has_data = has_chunk && op.pulls_data() && !(config_.failover && is_held(part, receive.chunk));
   const std::uint64_t bytes = has_data ? range.bytes : 0;
-  const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kResult &&
-                    header.sender == lanes_[part.lane].peer.value && header.key() == op.operation.key &&
-                    header.shard == shard_of(part) && header.tag == part.tag + receive.chunk &&
-                    header.payload_bytes == bytes &&
-                    (!has_chunk || (header.chunk == receive.chunk && header.offset == range.offset));
-  if (!good) {
+  if (!status.is_ok() || !is_expected(op, part, receive, header, bytes)) {
     ++stats_.messages_rejected;
     if (status.code() != Code::kCorrupted && ++receive.retries <= kMaxRetries) {
       post(op, receive);
@@ -156,12 +151,27 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                     "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
     return;
   }
-  if (receive.chunk == part.owned.first && part.moved_by == 0) {
+  if (op.operation.is_join) op.answer[receive.chunk] = header.offset;
+  if (receive.chunk == part.owned.first && part.moved_by == 0 && !part.has_roster) {
     ++stats_.announces;
     stats_.came_last += (header.count & wire::kWasLast) != 0 ? 1 : 0;
     stats_.late_us += header.count & ~wire::kWasLast;
   }
   take_result(op, part, receive, bytes);
+}
+
+bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
+                               std::uint64_t bytes) const {
+  const bool is_mine = is_from_job(header) && header.sender == lanes_[part.lane].peer.value &&
+                       header.key() == op.operation.key && header.shard == shard_of(part) &&
+                       header.tag == part.tag + receive.chunk && header.payload_bytes == bytes;
+  if (op.operation.is_join) {
+    return is_mine && header.type == wire::MessageType::kRoster && header.chunk == receive.chunk;
+  }
+  if (!is_mine || header.type != wire::MessageType::kResult) return false;
+  if (part.owned.count == 0) return true;
+  return header.chunk == receive.chunk &&
+         header.offset == chunk_range(part.shard, config_.chunk_bytes, receive.chunk).offset;
 }
 
 void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) {
@@ -176,7 +186,13 @@ void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, s
     std::uint32_t slot = receive.slot;
     release(lane, slot);
   }
-  if (part.received == part.expected()) {
+  const bool is_all = part.received == part.expected();
+  if (is_all && op.operation.is_join && !is_sane(op.answer, op.operation.contributor_count)) {
+    op.has_failed = true;
+    op.failure =
+        Status(Code::kProtocol, to_string(op.operation.descriptor) + ": a server named nobody, or who is not there");
+  }
+  if (is_all) {
     finish_part(part, op);
     if (config_.failover) report(part, op);
   } else if (op.has_failed) {

@@ -27,7 +27,7 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   const Lane& lane = lanes_[item.lane];
   if (lane.lost) return;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
-  header.shard = config_.failover ? item.id : 0;
+  header.shard = !operation.roster.empty() ? wire::kRosterShard : config_.failover ? item.id : 0;
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
   header.count = operation.owner_count;

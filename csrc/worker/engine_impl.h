@@ -31,6 +31,8 @@ struct LanePart {
   std::uint32_t chunks = 0;
   IndexRange owned;              // Chunks that this process pushes and pulls.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
+  std::uint32_t answers = 1;     // Messages that come back where there are no chunks.
+  bool has_roster = false;
   bool is_home = false;
   bool is_announced = false;  // Else it waits for an announce credit.
   bool is_eager = false;
@@ -50,7 +52,7 @@ struct LanePart {
   std::uint32_t eager_slot = kNone;  // Where all its Results land; else each has a slot of its own.
   std::vector<bool> held;            // By expected Result: what it brings is here.
 
-  std::uint32_t expected() const { return std::max(owned.count, 1u); }
+  std::uint32_t expected() const { return std::max(owned.count, answers); }
 };
 
 /// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its
@@ -62,6 +64,7 @@ struct Op {
   std::deque<LanePart> parts;    // Grows when a lane dies, never shrinks.
   std::uint32_t open_parts = 0;  // Not is_done.
   std::uint32_t unsettled = 0;   // Parts that are not is_settled.
+  Roster answer;                 // Of a join: as it comes in.
   bool is_over = false;          // For its user: `retained` stands in for the memory from now on.
   std::shared_ptr<std::byte[]> retained;
   std::uint64_t retained_bytes = 0;  // As counted against EngineConfig::retain_bytes.
@@ -79,7 +82,10 @@ struct Op {
     return operation.descriptor.collective == Collective::kBroadcast ||
            operation.descriptor.collective == Collective::kAllGather;
   }
-  bool pushes() const { return !has_one_pusher() || operation.contributor == pusher(); }
+  bool pushes() const {
+    if (!operation.roster.empty()) return is_in(operation.roster, operation.contributor);
+    return !has_one_pusher() || operation.contributor == pusher();
+  }
   /// A single pusher has the data already.
   bool pulls_data() const { return !has_one_pusher() || operation.contributor != pusher(); }
 };
@@ -158,7 +164,9 @@ class Engine::Impl {
  private:
   // engine.cc
   void share_bounce();
-  std::uint32_t shard_of(const LanePart& part) const { return config_.failover ? part.item.id : 0; }
+  std::uint32_t shard_of(const LanePart& part) const {
+    return part.has_roster ? wire::kRosterShard : config_.failover ? part.item.id : 0;
+  }
   void make_parts(Op& op) const;
   LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
   void announce_or_queue(Op& op, std::size_t index);
@@ -185,6 +193,8 @@ class Engine::Impl {
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
   void push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag);
   void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
+  bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
+                   std::uint64_t bytes) const;
   void serve_queue(Lane& lane);
 
   // engine_failure.cc

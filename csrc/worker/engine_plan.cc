@@ -67,6 +67,14 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
   if (operation.owner >= operation.owner_count) {
     return wrong("owner " + std::to_string(operation.owner) + " of " + std::to_string(operation.owner_count));
   }
+  if (operation.is_join && (operation.descriptor.part_bytes != 0 || operation.key.part != 0 ||
+                            operation.owner_count != 1 || !operation.roster.empty())) {
+    return wrong("joins with data");
+  }
+  if (!operation.roster.empty() &&
+      (operation.owner_count != 1 || !is_sane(operation.roster, operation.contributor_count))) {
+    return wrong("a roster of contributors that do not exist");
+  }
   const Collective collective = operation.descriptor.collective;
   if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {
     const std::uint32_t pusher = operation.pusher == kPusherIsRoot ? operation.descriptor.root : operation.pusher;

@@ -46,6 +46,7 @@ class Groups:
         self._owns_session = False
         self._next_id = _FIRST_GROUP_ID
         self._created: dict[str, int] = {}
+        self._ids: dict[str, tuple[int, float]] = {}
         self._pid = os.getpid()
 
     def create(self, options: Any) -> Any:
@@ -72,7 +73,16 @@ class Groups:
                 lambda: self._release(group_id),
             )
             self._backends[group_id] = backend
+            self._ids[name] = group_id, options.timeout.total_seconds()
             return backend
+
+    def find(self, process_group: Any) -> tuple[int, float]:
+        """The runtime's id of a living process group, and the time-out in seconds that it was created with."""
+        with self._lock:
+            found = self._ids.get(process_group.group_name)
+            if found is None or found[0] not in self._backends:
+                raise InvalidArgumentError(f"process group '{process_group.group_name}' is not one of Herring's")
+            return found
 
     def close(self) -> None:
         """Ends all groups; runs at exit, while threads may still take the interpreter's lock."""

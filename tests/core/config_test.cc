@@ -244,6 +244,18 @@ TEST(Config, ContradictingValuesAreNamedTogether) {
       "HERRING_LOCAL_PART_BYTES=1MB (argument); it must be at most half of HERRING_ARENA_BYTES=1MB (environment)");
 }
 
+TEST(Config, BackupWorkersExcludeWhatIsForLostProcesses) {
+  EXPECT_EQ(
+      error_of({{"HERRING_BACKUP_WORKERS", "1"}, {"HERRING_FAILOVER", "on"}}),
+      "HERRING_FAILOVER=on (environment) does not go together with HERRING_BACKUP_WORKERS=1 (environment): backup "
+      "workers are for slow workers, not for lost ones");
+  EXPECT_NE(error_of({{"HERRING_BACKUP_WORKERS", "1"}, {"HERRING_RENDEZVOUS", "a:1"}, {"HERRING_ELASTIC", "on"}})
+                .find("HERRING_ELASTIC=on"),
+            std::string::npos);
+  EXPECT_EQ(read({{"HERRING_BACKUP_WORKERS", "3"}, {"HERRING_FAILOVER", "auto"}}).backup_workers, 3u);
+  EXPECT_EQ(read({{"HERRING_FAILOVER", "on"}}).backup_workers, 0u);
+}
+
 TEST(Config, WhatNobodySetFollowsWhatSomebodyDid) {
   // Setting one value must not fail because of the default of another.
   const ConfigResult small = read_config(Pairs{{"HERRING_BUCKET_BYTES", "8KB"}});

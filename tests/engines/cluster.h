@@ -40,6 +40,9 @@ struct ClusterOptions {
   std::uint32_t lane_slots = 1;  ///< With failover: Results of one lane that may be landing on a worker.
   std::uint32_t retain_part_bytes = 0;
   std::uint64_t retain_bytes = 0;
+  std::uint32_t backup_workers = 0;
+  Duration backup_grace{};
+  std::uint64_t backup_bytes = 0;
   std::uint32_t strangers = 0;  ///< Further endpoints that know everybody.
   Duration lane_grace = std::chrono::seconds(2);
   transport::SimOptions sim;
@@ -120,6 +123,9 @@ class Cluster {
   }
   /// Called at each completion, after the check that the network is done with the memory.
   void on_complete(std::function<void(std::uint32_t, const CompleteAction&)> call) { on_complete_ = std::move(call); }
+
+  /// Called between the engines' steps, outside of them; true where it did something.
+  void after_step(std::function<bool()> call) { after_step_ = std::move(call); }
 
   /// Runs until nothing is known to any engine and nothing is in flight. False at the limit of virtual time, or where
   /// everything waits and no event will come.
@@ -205,13 +211,17 @@ class Cluster {
     config.announce_credits = options_.announce_credits;
     config.eager_window = options_.eager_window;
     config.failover = options_.failover;
+    config.backup_workers = options_.backup_workers;
+    config.backup_grace = options_.backup_grace;
+    config.backup_bytes = options_.backup_bytes;
+    config.lanes = options_.lanes;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
     lanes_.push_back(std::make_unique<server::Engine>(config, slots_.back()));
     const std::size_t announces = options_.announce_credits == 0 ? 64 : options_.announce_credits + 24;
     // With failover: a Ready for each grant.
     const std::size_t answers = options_.failover ? most_window() + options_.lanes : 0;
     const runtime::PumpOptions pump{options_.workers * (announces + answers),
-                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes, 1200)};
+                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200)};
     lane_pumps_.push_back(std::make_unique<LanePump>(
         *lanes_.back(), *endpoints_[options_.workers + lane], pump,
         [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
@@ -242,6 +252,7 @@ class Cluster {
     while (true) {
       bool busy = step_all(workers_, worker_pumps_, 0);
       busy |= step_all(lanes_, lane_pumps_, options_.workers);
+      if (after_step_) busy |= after_step_();
       if (busy) {
         fruitless = 0;
         continue;
@@ -287,6 +298,7 @@ class Cluster {
   std::vector<std::vector<std::byte>> slots_;
   std::deque<std::vector<std::byte>> bounce_;
   std::function<void(std::uint32_t, const CompleteAction&)> on_complete_;
+  std::function<bool()> after_step_;
   std::vector<std::unique_ptr<worker::Engine>> workers_;
   std::vector<std::unique_ptr<server::Engine>> lanes_;
   std::vector<std::unique_ptr<WorkerPump>> worker_pumps_;

@@ -31,6 +31,11 @@ enum class Step : std::uint8_t {
 inline constexpr std::uint8_t kSetupShared = 4;
 /// Failover. Then the upper bits of an announce's share are a bitmap of what it holds, and its shard: moved by a loss.
 inline constexpr std::uint8_t kSetupFailover = 8;
+/// One backup worker (without failover). Then the upper bits of an announce's share, where they are not 0, are a
+/// roster, or with kKindNoShare make it a join.
+inline constexpr std::uint8_t kSetupBackup = 16;
+/// And a grace.
+inline constexpr std::uint8_t kSetupGrace = 32;
 
 /// kind of an announce: low two bits the collective, bit 2 eager, bit 3 no share in this lane, bits 4 to 6 the size.
 inline constexpr std::uint8_t kKindEager = 4;

@@ -25,7 +25,9 @@ constexpr std::uint32_t kMaxEager = 256;
 // Far above what the limits below add up to, far below what a leak reaches.
 constexpr std::size_t kHeapLimit = 256 << 10;
 
-server::EngineConfig engine_config(std::uint32_t workers, bool failover) {
+constexpr std::uint64_t kBackupBytes = 6000;
+
+server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   server::EngineConfig config;
   config.self = PeerId{workers};
   config.job_id = 77;
@@ -38,7 +40,10 @@ server::EngineConfig engine_config(std::uint32_t workers, bool failover) {
   config.announce_credits = 4;
   config.eager_window = 4;
   config.max_tombstones = 16;
-  config.failover = failover;
+  config.failover = (setup & kSetupFailover) != 0;
+  config.backup_workers = !config.failover && (setup & kSetupBackup) != 0 ? 1 : 0;
+  config.backup_bytes = kBackupBytes;
+  if ((setup & kSetupGrace) != 0) config.backup_grace = std::chrono::milliseconds(150);
   return config;
 }
 
@@ -73,7 +78,7 @@ class Harness {
         workers_((setup_ & 3u) + 1),
         slots_(std::size_t{workers_} * kWindow * kChunkBytes),
         heap_before_(__sanitizer_get_current_allocated_bytes()),
-        engine_(engine_config(workers_, (setup_ & kSetupFailover) != 0), slots_),
+        engine_(engine_config(workers_, setup_), slots_),
         next_sequence_(workers_, 0),
         last_announce_(workers_) {}
 
@@ -169,10 +174,17 @@ class Harness {
     next_tag_ += 64;
     message.header.offset = next_sequence_[sender]++;
     message.header.count = is_shared(sender) ? 2 : 1;
+    const bool may_lack_some = has_backup() && share >> 4 != 0;
+    if (may_lack_some) set_backup(message.header, body, kind);
     const auto bytes = wire::encode(body);
     message.body.assign(bytes.begin(), bytes.end());
+    if (may_lack_some && message.header.shard != 0) {
+      const std::uint64_t roster = share >> 4;
+      const auto words = wire::encode_list(std::span(&roster, 1));
+      message.body.insert(message.body.end(), words.begin(), words.end());
+    }
     if ((kind & kKindEager) != 0) {
-      message.header.flags = wire::kFlagEager;
+      message.header.flags |= wire::kFlagEager;
       message.body.resize(message.body.size() + body.shard_bytes, std::byte{sender == 0});
     }
     if ((setup_ & kSetupFailover) != 0) add_failover(message, body, share);
@@ -180,6 +192,20 @@ class Harness {
     announces_[message.header.tag] = {sender, body};
     last_announce_[sender] = message;
     mutate_and_send(std::move(message));
+  }
+
+  bool has_backup() const { return (setup_ & (kSetupFailover | kSetupBackup)) == kSetupBackup; }
+
+  static void set_backup(wire::Header& header, wire::Announce& body, std::uint8_t kind) {
+    const bool is_join = (kind & kKindNoShare) != 0;
+    header.flags = is_join ? wire::kFlagJoin : wire::kFlagRoster;
+    header.shard = is_join ? 0 : wire::kRosterShard;
+    if (is_join) {
+      body.descriptor.part_bytes = body.shard_bytes = 0;
+      body.owned_first = body.owned_count = 0;
+    } else {
+      body.owned_count += std::exchange(body.owned_first, 0);
+    }
   }
 
   static void add_failover(Message& message, const wire::Announce& body, std::uint8_t share) {
@@ -255,7 +281,7 @@ class Harness {
   void control() {
     const std::uint32_t sender = worker();
     const std::uint8_t type = program_.next();
-    Message message{header_of(sender, static_cast<wire::MessageType>(type % 18 + 1), type), {}};
+    Message message{header_of(sender, static_cast<wire::MessageType>(type % 19 + 1), type), {}};
     message.body.resize(program_.next());
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     mutate_and_send(std::move(message));
@@ -372,6 +398,7 @@ class Harness {
     const server::EngineStats& stats = engine_.stats();
     HERRING_REQUIRE(stats.slots_in_use <= slots_.size() / kChunkBytes && stats.slots_in_use <= stats.slots_peak);
     HERRING_REQUIRE(receives_.size() <= stats.slots_in_use);
+    HERRING_REQUIRE(stats.kept_bytes <= kBackupBytes);
     actions = Actions();
     const std::size_t heap = __sanitizer_get_current_allocated_bytes();
     HERRING_REQUIRE(heap < heap_before_ + kHeapLimit);
@@ -427,7 +454,12 @@ class Harness {
     std::memset(reduce.outputs.front().data(), 0x22, reduce.outputs.front().size());
   }
 
-  void carry_out(const CopyAction&) { HERRING_REQUIRE(false); }      // Lanes copy nothing.
+  void carry_out(const CopyAction& copy) {
+    HERRING_REQUIRE(has_backup() && copy.keep != nullptr && copy.from.size() == copy.to.size());
+    for (const auto& [token, receive] : receives_) HERRING_REQUIRE(!overlap(receive.payload, copy.from));
+    for (const auto& [token, payload] : sends_) HERRING_REQUIRE(!overlap(payload, copy.to));
+    std::memcpy(copy.to.data(), copy.from.data(), copy.to.size());
+  }
   void carry_out(const CompleteAction&) { HERRING_REQUIRE(false); }  // Lanes submit nothing.
 
   /// All workers go; the transport finishes what it has; time passes. Nothing may be left.
@@ -448,6 +480,7 @@ class Harness {
     HERRING_REQUIRE(receives_.empty() && sends_.empty());
     HERRING_REQUIRE(engine_.is_idle());
     HERRING_REQUIRE(engine_.stats().slots_in_use == 0);
+    HERRING_REQUIRE(engine_.stats().kept_bytes == 0);
     HERRING_REQUIRE(engine_.next_deadline() == Instant::max());
   }
 

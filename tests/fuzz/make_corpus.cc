@@ -99,6 +99,32 @@ void announce(Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8
   program.insert(program.end(), {op(Step::kAnnounce), worker, key, kind, 0, 0});
 }
 
+void add_backup_programs(const Corpus& corpus) {
+  const auto says = [](Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8_t share) {
+    program.insert(program.end(), {op(Step::kAnnounce), worker, 0, kind, share, 0});
+  };
+  for (const std::uint8_t kind : {0x00, 0x50, 0x04}) {
+    for (const std::uint8_t grace : {std::uint8_t{0}, kSetupGrace}) {
+      Bytes late = {static_cast<std::uint8_t>(2 | kSetupBackup | grace)};
+      for (const std::uint8_t worker : {0, 1}) says(late, worker, kKindNoShare, 0x10);
+      late.insert(late.end(), {op(Step::kTick), 2, op(Step::kSettle)});
+      for (const std::uint8_t worker : {0, 1}) says(late, worker, kind, 0x30);
+      late.push_back(op(Step::kSettle));
+      says(late, 2, kKindNoShare, 0x10);
+      says(late, 2, kind & 0xF0u, 0x30);
+      late.push_back(op(Step::kSettle));
+      corpus.add("server_engine", "backup_late_" + std::to_string(kind) + "_" + std::to_string(grace), late);
+    }
+  }
+  // The late one never comes: its time runs out.
+  Bytes never = {2 | kSetupBackup};
+  for (const std::uint8_t worker : {0, 1}) says(never, worker, kKindNoShare, 0x10);
+  for (const std::uint8_t worker : {0, 1}) says(never, worker, 0x00, 0x30);
+  never.insert(never.end(), {op(Step::kSettle), op(Step::kTick), 60, op(Step::kSettle)});
+  says(never, 2, kKindNoShare, 0x10);
+  corpus.add("server_engine", "backup_never", never);
+}
+
 void add_failover_programs(const Corpus& corpus) {
   const auto moves = [](Bytes& program, std::uint8_t worker, std::uint8_t kind, std::uint8_t share) {
     program.insert(program.end(), {op(Step::kAnnounce), worker, 0, kind, share, 0});
@@ -125,6 +151,7 @@ void add_failover_programs(const Corpus& corpus) {
 }
 
 void add_programs(const Corpus& corpus) {
+  add_backup_programs(corpus);
   add_failover_programs(corpus);
   constexpr std::string_view kNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
   for (std::uint8_t collective = 0; collective < 4; ++collective) {

@@ -57,6 +57,20 @@ TEST(Placement, FailoverTakesAServerProcessAndAnotherServer) {
   EXPECT_FALSE(place(config, {"a", "a"}, {"a", "a"}).failover);
 }
 
+TEST(Placement, BackupWorkersTakeAServerAndTurnFailoverOff) {
+  Config config;
+  config.backup_workers = 2;
+  const Placement alone = place(config, {"a", "a", "a"});
+  ASSERT_EQ(alone.lanes.size(), 1u) << "shared memory alone would wait for everybody";
+  EXPECT_TRUE(alone.lanes[0].embedded);
+  EXPECT_EQ(alone.backup_workers, 2u);
+  EXPECT_EQ(make_route(alone, config, 1, everybody(alone)).path, GroupRoute::Path::kNetwork);
+  EXPECT_THROW(static_cast<void>(place(config, {"a", "a"})), Error) << "nobody would contribute";
+  EXPECT_THROW(static_cast<void>(place(config, {"a"})), Error);
+  config.servers = 2;
+  EXPECT_FALSE(place(config, {"a", "a", "b"}, {"c", "d"}).failover);
+}
+
 TEST(Placement, SeveralHostsGetOneEmbeddedServerEach) {
   Config config;
   config.lanes = 2;

@@ -14,20 +14,11 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from herring.torch._register import NAME
+from herring.torch.parallel._average import average
 
 __all__ = ["WireDtype", "wire_dtype_hook"]
 
 _WIRE_DTYPES = (torch.bfloat16, torch.float16)
-
-
-def average_hook(group: Any, bucket: GradBucket) -> Future[torch.Tensor]:
-    """Communication hook: the average over those who contribute, where DDP itself divides by the group's first size.
-
-    In an elastic job they are fewer when a worker is lost. `group` is the model's process group.
-    """
-    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
-    future: Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
-    return future
 
 
 class WireDtype:
@@ -81,11 +72,10 @@ def wire_dtype_hook(state: WireDtype, bucket: GradBucket) -> Future[torch.Tensor
     if is_narrowed:
         wire = state.buffer(bucket.index(), gradient.numel())
         wire.copy_(gradient)
-    work = dist.all_reduce(wire, op=dist.ReduceOp.AVG, group=state.group, async_op=True)
 
-    def widen(done: Future[list[torch.Tensor]]) -> torch.Tensor:
-        average = done.value()[0]
-        return gradient.copy_(average) if is_narrowed else average
+    def widen(done: Future[torch.Tensor]) -> torch.Tensor:
+        mean = done.value()
+        return gradient.copy_(mean) if is_narrowed else mean
 
-    future: Future[torch.Tensor] = work.get_future().then(widen)
+    future: Future[torch.Tensor] = average(wire, state.group).then(widen)
     return future

@@ -15,7 +15,8 @@ from herring._context import process
 from herring.torch._launch import prepare_environment
 from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
-from herring.torch.parallel.compression import WireDtype, average_hook, wire_dtype_hook
+from herring.torch.parallel._average import average_hook, has_backup
+from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
 
 __all__ = ["DistributedDataParallel"]
 
@@ -38,6 +39,10 @@ class DistributedDataParallel(_TorchDDP):
 
     In an elastic job (herringrun --elastic) gradients are averaged over the workers that are left; that, too, is a
     communication hook.
+
+    With backup workers (HERRING_BACKUP_WORKERS) a bucket's average does not wait for the last ranks: it is over those
+    who came in time, the same on all; a communication hook as well. Buffers are broadcast from rank 0 as ever: with
+    broadcast_buffers=False nobody waits for a late rank 0.
 
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
@@ -67,7 +72,9 @@ class DistributedDataParallel(_TorchDDP):
         session = process.session()
         if self._wire_dtype is not None:
             self.register_comm_hook(WireDtype(self._wire_dtype, self.process_group), wire_dtype_hook)
-        elif session is not None and session.elastic is not None and dist.get_backend(self.process_group) == NAME:
+            return
+        is_elastic = session is not None and session.elastic is not None
+        if (is_elastic and dist.get_backend(self.process_group) == NAME) or has_backup(self.process_group):
             self.register_comm_hook(self.process_group, average_hook)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
