@@ -47,6 +47,7 @@ std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role rol
   options.self.rank = go.rank;
   options.workers = go.workers;
   options.servers = go.servers;
+  options.holder = "the rendezvous";
   return std::make_shared<runtime::HubClient>(options, deadline);
 }
 

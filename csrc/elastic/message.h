@@ -29,7 +29,7 @@ enum class MessageKind : std::uint8_t {
   kCompleted = 4,  ///< These operations are complete here; `operations` with `counts` (members of the group).
   kLeave = 5,      ///< Goes for good, all being well.
   kBuilt = 6,      ///< Planned switch: is connected in `generation` as well.
-  kSwitched = 7,   ///< Planned switch: has gone over to `generation`.
+  kSwitched = 7,   ///< Planned switch: has gone over to `generation`, and nothing is left in the one before.
   // From it.
   kGo = 16,         ///< The next generation: rank, workers, servers, port, members, at_boundary, is_planned.
   kBreak = 17,      ///< `generation` is over: text says why. is_planned: it never came to be, the one before goes on.

@@ -75,8 +75,8 @@ class Rendezvous final {
     State state = State::kNew;
     std::uint32_t rank = 0;  // In the generation it is in.
     bool at_boundary = false;
-    bool built = false;     // Planned switch.
-    bool switched = false;  // Likewise.
+    bool built = false;        // Planned switch: is connected.
+    bool has_drained = false;  // And has nothing under way any more in the generation before.
     Instant heard{};
   };
   struct Generation {
@@ -103,12 +103,14 @@ class Rendezvous final {
   void completed(const Message& message);
   void built(Member& member, const Message& message, Instant now);
   void switched(Member& member, const Message& message);
+  void leave(std::uint64_t id, std::uint64_t generation, Instant now);
   void remove(std::uint64_t id, const std::string& lost, Instant now);
   void break_current(const std::string& reason, Instant now);
   void cancel_planned(const std::string& reason, Instant now);
   void consider(Instant now);
   void consider_start(Instant now);
   bool consider_next(Instant now);
+  void consider_drained();
   void consider_planned(Instant now);
   void announce_newcomers();
   void form(Generation generation, Instant now);
@@ -137,7 +139,8 @@ class Rendezvous final {
   bool elastic_ = false;  // All workers of the first generation are.
   bool ended_ = false;
   bool ended_well_ = false;
-  bool lost_any_ = false;  // Workers.
+  bool has_drained_ = true;  // All workers, since the last planned switch.
+  bool lost_any_ = false;    // Workers.
   bool left_any_ = false;  // Who said goodbye.
   Instant start_deadline_ = Instant::max();
   Instant plan_after_{};

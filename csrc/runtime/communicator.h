@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -110,6 +112,15 @@ struct RuntimeStats {
   std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
   std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
   std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+
+  /// All are counters of 64 bits: one that is new is added up as well.
+  RuntimeStats& operator+=(const RuntimeStats& other) {
+    using Counters = std::array<std::uint64_t, sizeof(RuntimeStats) / sizeof(std::uint64_t)>;
+    Counters sums = std::bit_cast<Counters>(*this);
+    const Counters added = std::bit_cast<Counters>(other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += added[i];
+    return *this = std::bit_cast<RuntimeStats>(sums);
+  }
 };
 
 /// How late one worker is when it comes to the servers.

@@ -80,6 +80,7 @@ struct HubClientOptions {
   Member self;
   std::uint32_t workers = 1;  ///< What this process believes; the hub refuses who disagrees, saying both numbers.
   std::uint32_t servers = 0;
+  std::string holder = "worker 0";  ///< In whose process the hub is, for errors.
 };
 
 /// Something that happened to the job, in the order in which the hub saw it.
@@ -92,7 +93,7 @@ struct HubEvent {
   };
   Kind kind = Kind::kLost;
   Member member;
-  std::string reason;  ///< For people: "connection closed", "silent for 5.0 s".
+  std::string reason;  ///< For people: "connection closed", "silent for 5.0 s". kHubLost: the whole text.
 };
 /// "worker 3 (pid 812 on node-b) is lost: silent for 5.0 s"
 std::string to_string(const HubEvent& event);
