@@ -4,6 +4,7 @@
 #include <set>
 
 #include "intra_node/local_cluster.h"
+#include "seeds.h"
 
 /// Thousands of seeded schedules. A failing one prints its seed; HERRING_TEST_SEED=<seed> in the environment replays
 /// just that one.
@@ -353,16 +354,14 @@ class Schedule {
 };
 
 void run_seeds(std::uint32_t first, std::uint32_t count, bool faults) {
-  if (const char* only = std::getenv("HERRING_TEST_SEED")) {
-    first = static_cast<std::uint32_t>(std::strtoul(only, nullptr, 10));
-    count = 1;
-  }
-  for (std::uint32_t seed = first; seed < first + count; ++seed) {
-    SCOPED_TRACE("replay with HERRING_TEST_SEED=" + std::to_string(seed));
-    Schedule schedule(seed, faults);
+  const herring::testing::SeedRange range = herring::testing::seeds(count, first);
+  for (std::uint64_t seed = range.first; seed < range.first + range.count; ++seed) {
+    Schedule schedule(static_cast<std::uint32_t>(seed), faults);
     schedule.run();
     schedule.check();
-    if (::testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) {
+      FAIL() << "seed " << seed << " fails; HERRING_TEST_SEED=" << seed << " replays it";
+    }
   }
 }
 
