@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <cstdlib>
+#include <iostream>
 #include <set>
 
 #include "intra_node/local_cluster.h"
@@ -197,6 +197,9 @@ class Schedule {
     }
   }
 
+  /// Calls whose callers were told that their memory may still be written to.
+  std::uint64_t told() const { return told_; }
+
  private:
   void add_call(std::uint32_t r, const Plan& plan) {
     const auto found = std::ranges::find(plan.members, r);
@@ -339,11 +342,17 @@ class Schedule {
       EXPECT_TRUE(call.status.is_ok()) << call.status.to_string();
     }
     completed_ok += call.status.is_ok();
+    // Somebody was silent for all of the patience, by a clock that jumps here: its caller was told.
+    if (call.status.message().find("may still write") != std::string::npos) {
+      ++told_;
+      return;
+    }
     EXPECT_TRUE(std::ranges::all_of(call.memory, [](std::byte b) { return b == kUntouched; }))
         << "rank " << r << ": memory of " << to_string(call.plan->descriptor) << " was touched after its end ("
         << call.status.to_string() << ")";
   }
 
+  std::uint64_t told_ = 0;
   std::mt19937 random_;
   bool faults_;
   LocalCluster cluster_;
@@ -355,14 +364,18 @@ class Schedule {
 
 void run_seeds(std::uint32_t first, std::uint32_t count, bool faults) {
   const herring::testing::SeedRange range = herring::testing::seeds(count, first);
+  std::uint64_t told = 0;
   for (std::uint64_t seed = range.first; seed < range.first + range.count; ++seed) {
     Schedule schedule(static_cast<std::uint32_t>(seed), faults);
     schedule.run();
     schedule.check();
+    told += schedule.told();
     if (::testing::Test::HasFailure()) {
       FAIL() << "seed " << seed << " fails; HERRING_TEST_SEED=" << seed << " replays it";
     }
   }
+  EXPECT_LE(told, faults ? 1 + range.count / 10 : 0) << "an exception that became the rule";
+  std::cout << range.count << " schedules, " << told << " callers told that memory may still be written\n";
 }
 
 TEST(EngineSchedules, EveryResultIsTheTreeSumWhateverTheSchedule) { run_seeds(1, 1500, false); }
