@@ -51,6 +51,7 @@ class ElasticRuntime::Impl final {
   Impl(const Home& given, Instant deadline);
   ~Impl() { shutdown(); }
 
+  std::string whom_it_waits_for();
   void add_group(GroupId id, std::span<const std::uint32_t> ranks);
   void remove_group(GroupId id);
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);

@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 // An orderly end waits so long for what is pending, and then for others to have what they may still ask for.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
 constexpr Duration kSettling = std::chrono::seconds(10);
+constexpr Duration kAnswer = std::chrono::seconds(1);
 constexpr Duration kLastCallbacks = std::chrono::seconds(10);
 
 Duration seconds(double value) {
@@ -58,9 +59,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     const std::optional<Message> go = await_go(deadline);
     if (!go) {
       ended.or_throw();
-      throw Error(Code::kTimeout,
-                  "the rendezvous let this worker into no generation in time: either not all workers "
-                  "and servers came, or those inside have not called herring.elastic.step()");
+      throw Error(Code::kTimeout, "the rendezvous let this worker into no generation in time: " + whom_it_waits_for());
     }
     const Status joined = join(*go, go->text, std::min(deadline, Clock::now() + join_timeout));
     if (joined.is_ok()) break;
@@ -70,6 +69,17 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
   }
   is_supervising = true;
   supervisor = std::thread([this] { supervise(); });
+}
+
+std::string ElasticRuntime::Impl::whom_it_waits_for() {
+  send(MessageKind::kQuery, 0);
+  const Instant deadline = Clock::now() + kAnswer;
+  while (Clock::now() < deadline) {
+    Message message;
+    if (!rendezvous->next(message, deadline)) continue;
+    if (message.kind == MessageKind::kMissing || message.kind == MessageKind::kEnd) return message.text;
+  }
+  return "it did not say whom it waits for";
 }
 
 void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> ranks) {

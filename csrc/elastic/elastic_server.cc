@@ -39,6 +39,7 @@ class ElasticServer::Impl final {
     options.port = home.port;
     options.secret = home.config.secret;
     options.dead_after = seconds(home.config.dead_after_s);
+    begin_by = Clock::now() + seconds(home.config.join_timeout_s);
     options.enter.role = runtime::Role::kServer;
     options.enter.rank = home.self.rank;
     options.enter.pid = home.self.pid;
@@ -51,7 +52,12 @@ class ElasticServer::Impl final {
   Status run() {
     while (!is_stopped()) {
       Message message;
-      if (rendezvous->next(message, Clock::now() + std::chrono::seconds(60)) && handle(message)) break;
+      const Instant until = std::min(Clock::now() + std::chrono::seconds(60), begin_by);
+      if (rendezvous->next(message, until) && handle(message)) break;
+      if (Clock::now() >= begin_by) {
+        begin_by = Instant::max();
+        ask();
+      }
       collect();
     }
     end_all();
@@ -105,6 +111,10 @@ class ElasticServer::Impl final {
       case MessageKind::kSwitch:
         current = message.generation;
         return false;
+      case MessageKind::kMissing:
+        if (message.generation > 0) return false;  // It is taken in when that can be.
+        outcome = Status(Code::kTimeout, "the job did not begin in time: " + message.text);
+        return true;
       case MessageKind::kEnd:
         if (!message.is_elastic) outcome = Status(Code::kPeerLost, message.text);
         return true;
@@ -120,7 +130,15 @@ class ElasticServer::Impl final {
     rendezvous->send(std::move(message));
   }
 
+  /// Whether the job has begun at all.
+  void ask() {
+    Message message;
+    message.kind = MessageKind::kQuery;
+    rendezvous->send(std::move(message));
+  }
+
   void begin(const Message& go) {
+    begin_by = Instant::max();
     if (!go.is_planned) current = go.generation;
     auto serving = std::make_shared<Serving>();
     serving->is_planned = go.is_planned;
@@ -217,6 +235,7 @@ class ElasticServer::Impl final {
   Logger logger;
   std::unique_ptr<RendezvousClient> rendezvous;
   std::uint64_t current = 0;
+  Instant begin_by = Instant::max();  // The first generation.
   Status outcome;
   mutable std::mutex mutex;
   bool stopped = false;  // Guarded by mutex, as all below.

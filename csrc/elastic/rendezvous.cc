@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/hub_protocol.h"
+#include "runtime/membership.h"
 
 namespace herring::elastic {
 namespace {
@@ -89,6 +90,9 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
       break;
     case MessageKind::kSwitched:
       switched(member, message);
+      break;
+    case MessageKind::kQuery:
+      answer(member);
       break;
     default:
       actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
@@ -263,6 +267,42 @@ void Rendezvous::built(Member& member, const Message& message, Instant) {
 
 void Rendezvous::switched(Member& member, const Message& message) {
   if (message.generation == current_.number) member.has_drained = true;
+}
+
+void Rendezvous::answer(const Member& member) {
+  Message message;
+  message.kind = MessageKind::kMissing;
+  message.generation = current_.number;
+  message.text = missing_text();
+  send(member, std::move(message));
+}
+
+/// By the ranks that they wished for; who wished for one that is taken stands for the first that nobody wished for.
+std::string Rendezvous::missing_text() const {
+  if (current_.number > 0) {
+    return "the job has begun; workers come in where all that are inside call herring.elastic.step(), servers when the "
+           "last switch is over";
+  }
+  std::vector<bool> here(std::size_t{options_.workers} + options_.servers);
+  std::vector<Role> others;
+  const auto first_of = [this](Role role) { return role == Role::kWorker ? std::size_t{0} : options_.workers; };
+  const auto count_of = [this](Role role) { return role == Role::kWorker ? options_.workers : options_.servers; };
+  for (const auto& [id, member] : members_) {
+    const Role role = member.enter.role;
+    const std::size_t wished = first_of(role) + member.enter.rank;
+    if (member.enter.rank < count_of(role) && !here[wished]) {
+      here[wished] = true;
+    } else {
+      others.push_back(role);
+    }
+  }
+  for (const Role role : others) {
+    std::size_t place = first_of(role);
+    const std::size_t end = place + count_of(role);
+    while (place < end && here[place]) ++place;
+    if (place < end) here[place] = true;
+  }
+  return runtime::control::waiting_text(here, options_.workers, "are here");
 }
 
 /// What was under way at a planned switch goes through the generation before, whose hub has to live so long.

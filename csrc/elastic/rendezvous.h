@@ -103,6 +103,8 @@ class Rendezvous final {
   void completed(const Message& message);
   void built(Member& member, const Message& message, Instant now);
   void switched(Member& member, const Message& message);
+  void answer(const Member& member);
+  std::string missing_text() const;
   void leave(std::uint64_t id, std::uint64_t generation, Instant now);
   void remove(std::uint64_t id, const std::string& lost, Instant now);
   void break_current(const std::string& reason, Instant now);
@@ -141,7 +143,7 @@ class Rendezvous final {
   bool ended_well_ = false;
   bool has_drained_ = true;  // All workers, since the last planned switch.
   bool lost_any_ = false;    // Workers.
-  bool left_any_ = false;  // Who said goodbye.
+  bool left_any_ = false;    // Who said goodbye.
   Instant start_deadline_ = Instant::max();
   Instant plan_after_{};
   Instant next_ping_ = Instant::max();

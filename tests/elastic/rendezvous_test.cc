@@ -213,6 +213,21 @@ TEST_F(RendezvousTest, ServersHearWhoWasLostAndNotWhoEndedBecauseOfIt) {
   EXPECT_NE(last(100).text.find("worker 1 "), std::string::npos) << last(100).text;
 }
 
+TEST_F(RendezvousTest, WhoAsksHearsWhoIsMissing) {
+  Rendezvous::Options options;
+  options.workers = 4;
+  options.servers = 2;
+  rendezvous_.emplace(options);
+  enter(1, runtime::Role::kWorker, 0, false);
+  enter(2, runtime::Role::kWorker, 2, false);
+  enter(3, runtime::Role::kWorker, 2, false);  // It stands for the first that nobody wished for.
+  enter(100, runtime::Role::kServer, 1, false);
+  say(1, Kind::kQuery, 0);
+  EXPECT_EQ(last(1).kind, Kind::kMissing);
+  EXPECT_EQ(last(1).text, "waiting for worker 3 and server 0; 4 of 6 are here");
+  EXPECT_EQ(last(1).generation, 0U);
+}
+
 TEST_F(RendezvousTest, GenerationsThatBreakWithoutALossEndTheJob) {
   begin(2, 0, true);
   for (std::uint64_t generation = 1; generation <= 4; ++generation) {
