@@ -63,7 +63,9 @@ class ElasticServer::Impl final {
     end_all();
     rendezvous->close();
     if (is_stopped()) return Status(Code::kCancelled, "the server was stopped");
-    return outcome;
+    // What ended the generation here; the rendezvous knows only who ended because of it.
+    const std::scoped_lock lock(mutex);
+    return outcome.is_ok() || why_broken.empty() ? outcome : Status(Code::kPeerLost, why_broken);
   }
 
   void stop() {
@@ -145,6 +147,7 @@ class ElasticServer::Impl final {
     {
       const std::scoped_lock lock(mutex);
       serves[go.generation] = serving;
+      if (!go.is_planned) why_broken.clear();
     }
     serving->thread = std::thread([this, go, serving] { serve(go, *serving); });
   }
@@ -171,6 +174,7 @@ class ElasticServer::Impl final {
     {
       const std::scoped_lock lock(mutex);
       serving.is_over = true;
+      if (!serving.is_unwanted && !serving.is_planned) why_broken = failure;
       if (serving.process) add(past, serving.process->counters());
     }
     std::unique_ptr<ServerProcess> last;
@@ -240,6 +244,7 @@ class ElasticServer::Impl final {
   mutable std::mutex mutex;
   bool stopped = false;  // Guarded by mutex, as all below.
   std::map<std::uint64_t, std::shared_ptr<Serving>> serves;
+  std::string why_broken;  // The generation that was formed last.
   ServerCounters past;
 };
 
