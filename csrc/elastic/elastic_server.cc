@@ -156,7 +156,12 @@ class ElasticServer::Impl final {
     std::string failure;
     try {
       const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
-      ServerProcess::Options options{config_of(home, go), join_hub(home, runtime::Role::kServer, go, deadline), go.rank,
+      const auto is_unwanted = [this, &serving] {
+        const std::scoped_lock lock(mutex);
+        return serving.is_unwanted;
+      };
+      ServerProcess::Options options{config_of(home, go),
+                                     join_hub(home, runtime::Role::kServer, go, deadline, is_unwanted), go.rank,
                                      home.fabric_search};
       auto process = std::make_unique<ServerProcess>(std::move(options), deadline);
       ServerProcess* const own = process.get();

@@ -242,7 +242,7 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
   }
   Generation next;
   try {
-    next = build(home, go, deadline);
+    next = build(home, go, deadline, [this, &go] { return rendezvous->has_broken(go.generation); });
     Plan plan;
     std::vector<Data> received;
     if (elastic) {
@@ -447,7 +447,8 @@ void ElasticRuntime::Impl::build_beside(const Message& go) {
     return send(MessageKind::kBroken, go.generation, "it sends messages from worker to worker");
   }
   try {
-    beside = build(home, go, Clock::now() + join_timeout);
+    beside =
+        build(home, go, Clock::now() + join_timeout, [this, &go] { return rendezvous->has_broken(go.generation); });
     send(MessageKind::kBuilt, go.generation);
   } catch (const Error& error) {
     drop_beside();
@@ -518,8 +519,8 @@ void ElasticRuntime::Impl::retire_if_drained() {
     if (submitted != journal.groups().end() && !lies_below(limit, submitted->second)) return;
   }
   retired = std::exchange(old, {}).runtime;
-  retiring = std::async(std::launch::async,
-                        [this, runtime = retired, number = present.number] { retire(runtime, number); });
+  retiring =
+      std::async(std::launch::async, [this, runtime = retired, number = present.number] { retire(runtime, number); });
 }
 
 /// The rendezvous keeps its hub until all have said so.

@@ -159,6 +159,14 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   // Where a loss ends the job, those who end because of it are lost after it.
   if (elastic_ || !lost_any_) last_reason_ = text;
   left_any_ = left_any_ || (lost.empty() && is_worker);
+  if (!lost.empty()) {
+    // It may not have joined the hub yet, which then waits for it.
+    Message news;
+    news.role = gone.enter.role;
+    news.rank = gone.rank;
+    news.text = text;
+    actions_.push_back({Action::Kind::kTellHub, 0, std::move(news), current_.number, 0, 0});
+  }
   if (lost.empty() || !is_worker) return;
   lost_any_ = true;
   if (gone.enter.is_elastic) break_current(text, now);

@@ -36,6 +36,7 @@ class Rendezvous final {
       kOpenHub,    ///< Of `generation`, for so many workers and servers: call hub_opened() before anything else.
       kCloseHubs,  ///< Of all generations below `generation`.
       kCloseHub,   ///< Of that generation.
+      kTellHub,    ///< Of `generation`: the process of message.role and message.rank is lost, message.text says how.
     };
     Kind kind = Kind::kSend;
     ConnectionId connection = 0;

@@ -128,6 +128,9 @@ void HubClient::Impl::join(Instant deadline) {
     }
     const Instant now = Clock::now();
     if (now >= back_until) throw search.hub_lost();
+    if (options_.is_over && options_.is_over()) {
+      throw Error(Code::kPeerLost, "the job of this hub was given up before all had joined");
+    }
     if (now < deadline) std::this_thread::sleep_until(std::min(deadline, now + search.pause()));
   }
   throw search.failure(Clock::now() - begin);
@@ -360,7 +363,7 @@ void HubClient::Impl::end(const std::string& reason) {
   end_ = leaving_ ? End::kLeft : End::kHubLost;
   end_reason_ = reason;
   if (!leaving_ && started_) {
-    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], lost_text()});
+    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], reason, options_.holder});
     events_waiting_.raise();
   }
   changed_.notify_all();

@@ -372,7 +372,7 @@ bool Progress::take_hub_events(Instant now) {
       case HubEvent::Kind::kHubLost:
         hub_lost_ = true;
         if (!departed_.contains(0)) {
-          fail_everything(Status(Code::kPeerLost, event.reason));
+          fail_everything(Status(Code::kPeerLost, to_string(event)));
         }
         break;
     }

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "elastic/elastic_job.h"
+#include "elastic/rendezvous_client.h"
 
 namespace herring::elastic {
 namespace {
@@ -43,8 +44,9 @@ TEST(ElasticJobs, ServersComeBackOneAfterTheOtherWhileAWorkerLagsBehind) {
   ElasticJob job({.workers = 2, .servers = 3});
   std::atomic<std::uint64_t> generation{1};
   std::atomic<bool> may_catch_up{false};
+  std::atomic<int> inside{0};
   std::thread operator_thread([&] {
-    ASSERT_TRUE(eventually([&] { return job.rendezvous().generation() == 1; }));
+    ASSERT_TRUE(eventually([&] { return inside == 2; }));
     job.kill_server(0);
     job.kill_server(0);
     job.add_server();
@@ -57,6 +59,7 @@ TEST(ElasticJobs, ServersComeBackOneAfterTheOtherWhileAWorkerLagsBehind) {
   });
   const auto errors = job.run([&](ElasticRuntime& runtime) {
     Calls calls(runtime);
+    ++inside;
     for (int i = 0; i < 10; ++i) {
       if (runtime.rank() == 1 && i == 5) {
         ASSERT_TRUE(eventually([&] { return may_catch_up.load(); }));
@@ -83,8 +86,9 @@ TEST(ElasticJobs, AWorkerMayFinishWhileServersComeIn) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
   for (int round = 0; round < 6; ++round) {
     ElasticJob job({.workers = 3, .servers = 2});
+    std::atomic<bool> has_begun{false};
     std::thread operator_thread([&] {
-      ASSERT_TRUE(eventually([&] { return job.rendezvous().generation() == 1; }));
+      ASSERT_TRUE(eventually([&] { return has_begun.load(); }));
       job.kill_server(0);
       job.add_server();
     });
@@ -92,6 +96,7 @@ TEST(ElasticJobs, AWorkerMayFinishWhileServersComeIn) {
       Calls calls(runtime);
       calls.call();
       calls.wait(6);
+      has_begun = true;
       // The switch takes a few hundredths of a second; each round another moment of it.
       if (runtime.rank() == 0) return void(std::this_thread::sleep_for(round * 20ms));
       std::this_thread::sleep_for(300ms);
@@ -107,6 +112,32 @@ TEST(ElasticJobs, AWorkerMayFinishWhileServersComeIn) {
     EXPECT_TRUE(job.rendezvous().wait(in_seconds(10)));
     EXPECT_TRUE(job.rendezvous().ended_well()) << "round " << round;
   }
+}
+
+/// It has been sent to the first generation and dies before it has joined its hub: nobody waits for it.
+TEST(ElasticJobs, WhoDiesBetweenTheRendezvousAndTheHubIsKnownAtOnce) {
+  ElasticJob job({.workers = 2, .servers = 1});
+  job.kill_server(0);
+  RendezvousClientOptions options;
+  options.host = "127.0.0.1";
+  options.port = job.rendezvous().port();
+  options.secret = "secret";
+  options.enter.role = runtime::Role::kServer;
+  options.enter.host = "somewhere";
+  RendezvousClient server(options, in_seconds(10));
+  std::thread killer([&] {
+    Message message;
+    while (server.next(message, in_seconds(20)) && message.kind != MessageKind::kGo) {
+    }
+    std::this_thread::sleep_for(200ms);
+    server.close();
+  });
+  const Instant begin = std::chrono::steady_clock::now();
+  const auto errors = job.run([](ElasticRuntime&) { FAIL() << "there is no server"; });
+  killer.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("server 0 (pid 0 on somewhere) is lost"), std::string::npos) << error;
 }
 
 TEST(ElasticJobs, CountersGoOnFromGenerationToGeneration) {
