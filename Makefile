@@ -2,6 +2,7 @@
 VENV ?= .venv
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 30
+SIM_SEEDS ?= 100000
 CHAOS_ROUNDS ?= 200
 CHAOS_SEED ?= 1
 SOAK_MINUTES ?= 10
@@ -11,7 +12,7 @@ PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz chaos soak ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -19,6 +20,7 @@ help:
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
+	@echo "make sim     SIM_SEEDS=$(SIM_SEEDS) seeded schedules of engines, messages and elastic jobs under virtual time"
 	@echo "make chaos   CHAOS_ROUNDS=$(CHAOS_ROUNDS) jobs with processes killed, stopped, cut off (as root: on emulated hosts)"
 	@echo "make soak    steps at speed for SOAK_MINUTES=$(SOAK_MINUTES); memory and descriptors must stay flat"
 	@echo "make ecosystem  install Accelerate, Transformers and Lightning, and train with each on Herring"
@@ -72,6 +74,9 @@ tsan: setup-tests
 
 fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
+
+sim: build-tests
+	@$(PATH_IN_VENV) $(RUN) benchmarks/sim.py --seeds $(SIM_SEEDS) --jobs $(JOBS)
 
 chaos: setup
 	@$(PATH_IN_VENV) $(RUN) benchmarks/chaos.py --rounds $(CHAOS_ROUNDS) --seed $(CHAOS_SEED) --jobs $(JOBS)

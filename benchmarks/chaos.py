@@ -13,6 +13,10 @@ error that names the lost one and a status that is not 0; nobody may have a wron
 left. Some rounds only pause a process or its link for a quarter of that time: nobody may fail. Some start the job again
 at once on the same ports; some let the stopped process go on afterwards: it has to end by itself, too.
 
+Where one of several servers dies, and in the rounds of elastic jobs, the job has to go on: every worker that is left
+has all its sums, all of them the same, with its own part in each. In some rounds servers that die are started again
+(herringrun --restart-servers), in some all messages carry checksums.
+
 As root (with iproute2) hosts are network namespaces of their own; else everything runs plainly on this machine and no
 link is cut. Exit status 0 where nothing was wrong.
 """
@@ -157,7 +161,18 @@ def play_side_by_side(args: argparse.Namespace, folder: Path) -> tuple[int, list
 
 
 def summarize(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    kinds = ("hang", "wrong sum", "orphan", "leftover", "unnamed", "false alarm", "status", "slow", "again")
+    kinds = (
+        "hang",
+        "wrong sum",
+        "orphan",
+        "leftover",
+        "unnamed",
+        "false alarm",
+        "status",
+        "slow",
+        "again",
+        "lost step",
+    )
     problems = [problem for verdict in verdicts for problem in verdict["problems"]]
     counts = {kind: sum(problem.startswith(kind + ":") for problem in problems) for kind in kinds}
     detections: dict[str, list[float]] = {}

@@ -44,6 +44,8 @@ class Plan:
     strikes: tuple[Strike, ...]
     resume: bool  # A stopped process goes on once the others have ended: it must end by itself too.
     again: bool  # The same job starts once more on the same ports at once, and must succeed.
+    mode: str = "plain"  # Or "restart": herringrun --restart-servers; "elastic": and --elastic.
+    checksum: bool = False
 
     def processes(self) -> int:
         return self.workers + self.servers
@@ -64,6 +66,8 @@ class Plan:
             for s in self.strikes
         )
         place = "herringrun" if self.launcher else f"{hosts} host{'s' if hosts > 1 else ''}"
+        place += {"plain": "", "restart": " --restart-servers", "elastic": " --elastic"}[self.mode]
+        place += " with checksums" if self.checksum else ""
         return f"{self.workers}+{self.servers} on {place}, dead after {self.dead_after_s:g} s: {strikes}"
 
 
@@ -82,7 +86,7 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
         second = _strike(dice, workers, servers, hosts, False, phase, steps, max_hosts)
         if second.kind in LASTING and second.target != strikes[0].target:
             strikes.append(replace(second, delay_s=dice.random()))
-    return Plan(
+    plan = Plan(
         name=f"{seed}/{number}",
         workers=workers,
         servers=servers,
@@ -97,6 +101,36 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
         strikes=tuple(strikes),
         resume=dice.random() < 0.5,
         again=dice.random() < 0.2,
+    )
+    mode = dice.choices(("plain", "restart", "elastic"), (5, 3, 4))[0]
+    checksum = dice.random() < 0.3
+    return replace(plan if mode == "plain" else _with_rendezvous(dice, plan, mode), checksum=checksum)
+
+
+def _with_rendezvous(dice: random.Random, plan: Plan, mode: str) -> Plan:
+    """The same in a job whose servers come back, or whose workers may die: under herringrun, on one host."""
+    elastic = mode == "elastic"
+    workers = max(plan.workers, 3) if elastic else plan.workers
+    servers = dice.choice((0, 0, 2, 3)) if elastic else dice.choice((2, 2, 3))
+    hosts = (0,) * (workers + servers)
+    # Before an elastic job has begun it waits for who does not come as any job does.
+    phase = dice.choices(("step", "shutdown"), (4, 1))[0] if elastic else dice.choices(PHASES, (1, 1, 6, 1))[0]
+    strikes = [_strike(dice, workers, servers, hosts, dice.random() < 0.2, phase, plan.steps, 0)]
+    if servers and dice.random() < 0.5:  # Most of what is new here is about servers.
+        strikes = [replace(strikes[0], kind="kill", target=workers + dice.randrange(servers))]
+    if strikes[0].kind in LASTING and strikes[0].target != LAUNCHER and dice.random() < 0.4:
+        second = _strike(dice, workers, servers, hosts, False, phase, plan.steps, 0)
+        if second.kind in LASTING and second.target != strikes[0].target:
+            strikes.append(replace(second, delay_s=dice.random()))
+    return replace(
+        plan,
+        mode=mode,
+        workers=workers,
+        servers=servers,
+        hosts=hosts,
+        launcher=True,
+        strikes=tuple(strikes),
+        again=False,
     )
 
 

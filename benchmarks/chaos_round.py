@@ -27,6 +27,7 @@ START_S = 20.0
 SLACK_S = 1.0
 HUB_GRACE_S = 2.0  # Worker 0 waits so long at the end of a failed start, so that the others hear who was missing.
 LAUNCHER_GRACE_S = 16.0
+GOING_ON_S = 10.0  # For the rest of the steps, where the job goes on without the lost.
 
 
 class Site:
@@ -89,7 +90,7 @@ class Verdict:
 
 
 TAG = re.compile(r"^\[(rank|server) (\d+)\] ")
-NEVER_JOINED = re.compile("gave up joining|found no hub")
+NEVER_JOINED = re.compile("gave up joining|found no hub|into no generation|did not begin in time")
 SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations)")
 
 
@@ -122,6 +123,10 @@ class Job:
 
     def _launch_command(self) -> list[str]:
         sizes = ["-np", str(self.plan.workers), "--servers", str(self.plan.servers)]
+        if self.plan.mode != "plain":
+            sizes += ["--restart-servers", "3"]
+        if self.plan.mode == "elastic":
+            sizes.append("--elastic")
         return [sys.executable, "-m", "herring._launch", *sizes, "--tag-output", "--verbose", "--"]
 
     def _environment(self, token: str, port: int) -> dict[str, str]:
@@ -138,6 +143,7 @@ class Job:
             HERRING_HEARTBEAT_S=str(plan.heartbeat_s),
             HERRING_JOIN_TIMEOUT_S=str(plan.join_timeout_s),
             HERRING_SECRET="chaos" + plan.name,
+            HERRING_CHECKSUM="on" if plan.checksum else "off",
             OMP_NUM_THREADS="1",
             OPENBLAS_NUM_THREADS="1",
             PYTHONUNBUFFERED="1",
@@ -359,6 +365,7 @@ class Round:
             return time.monotonic() + self.plan.join_timeout_s + START_S + self.margin_s
         wait = self.plan.dead_after_s if self.had_started else self.plan.join_timeout_s
         grace = LAUNCHER_GRACE_S if self.plan.launcher and LAUNCHER not in self.struck else 0.0
+        grace += GOING_ON_S if self.plan.mode != "plain" else 0.0
         return self.last_strike + wait + self.margin_s + grace
 
     def _await_survivors(self, job: Job) -> None:
@@ -417,6 +424,9 @@ class Round:
         if LAUNCHER in self.struck:
             self.verdict.outcome = "the launcher's death ended all"
             return
+        if self._must_go_on():
+            self._judge_going_on(job)
+            return
         if self.plan.launcher and job.code_of(LAUNCHER) == 0 and not self._all_done(job):
             problems.append("status: herringrun ended with 0")
         failed = 0
@@ -434,6 +444,34 @@ class Round:
         codes = {self.plan.name_of(p.index): p.popen.returncode for p in job.processes}
         if any(codes.values()):
             self.verdict.problems.append(f"false alarm: exit codes {codes}")
+
+    def _must_go_on(self) -> bool:
+        """No step may be lost: workers are left in an elastic job; else, one of two server processes."""
+        workers = [index for index in self.struck if index < self.plan.workers]
+        servers = [index for index in self.struck if index >= self.plan.workers]
+        one_is_left = self.plan.servers - len(servers) >= 1 and self.plan.servers >= 2
+        if not self.had_started or (servers and not one_is_left):
+            return False
+        return len(workers) < self.plan.workers if self.plan.mode == "elastic" else not workers
+
+    def _judge_going_on(self, job: Job) -> None:
+        left = [rank for rank in range(self.plan.workers) if rank not in self.struck]
+        sums: dict[int, Any] = {}
+        for rank in left:
+            done, error = job.heard[rank].find("done"), job.heard[rank].find("error")
+            if error or not done:
+                text = error["text"] if error else "it did not say that it was done"
+                self.verdict.problems.append(f"lost step: {self.plan.name_of(rank)}: {text}")
+            else:
+                sums[rank] = done["sums"]
+                if len(sums[rank]) != self.plan.steps * len(self.plan.sizes):
+                    self.verdict.problems.append(f"lost step: {self.plan.name_of(rank)} had {len(sums[rank])} sums")
+        if any(own != next(iter(sums.values())) for own in sums.values()):
+            self.verdict.problems.append(f"wrong sum: the survivors had different contributors: {sums}")
+        code = job.code_of(LAUNCHER) if self.plan.launcher else 0
+        if code != 0:
+            self.verdict.problems.append(f"status: herringrun ended with {code}, though the job went on to its end")
+        self.verdict.outcome = f"all {len(left)} workers left had all sums"
 
     def _judge_survivor(self, job: Job, index: int) -> int:
         """1 where it raised an error, 0 where it had all its sums."""

@@ -51,6 +51,7 @@ class ElasticRuntime::Impl final {
   Impl(const Home& given, Instant deadline);
   ~Impl() { shutdown(); }
 
+  std::string whom_it_waits_for();
   void add_group(GroupId id, std::span<const std::uint32_t> ranks);
   void remove_group(GroupId id);
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
@@ -79,6 +80,7 @@ class ElasticRuntime::Impl final {
 
   // The supervisor.
   void supervise();
+  void stay_out();
   void handle(const Message& message);
   void settle(const Message& message);
   void report_completed();
@@ -101,6 +103,8 @@ class ElasticRuntime::Impl final {
   void drop_beside();
   void go_over(const Message& message);
   void retire_if_drained();
+  void retire(std::shared_ptr<runtime::Runtime> runtime, std::uint64_t next);
+  void count_in(const std::shared_ptr<runtime::Runtime>& runtime);
   void wait_for_retired();
   void send(MessageKind kind, std::uint64_t generation, const std::string& text = "", bool at_boundary = false);
 
@@ -124,6 +128,8 @@ class ElasticRuntime::Impl final {
   bool holds_messages = false;  // A planned switch is near.
   bool is_stopping = false;     // Nothing more is submitted.
   bool supervises = true;
+  bool is_supervising = false;   // The supervisor takes part in switches.
+  bool is_gone = false;          // From its last generation.
   Status ended;                  // Why nothing goes any more.
   std::string broken;            // The present generation failed here.
   std::size_t unfinished = 0;    // Operations that have not ended.
@@ -137,7 +143,8 @@ class ElasticRuntime::Impl final {
   std::map<std::uint32_t, GroupRecord> cutoff;  // Planned switch: what lies below goes through the old generation.
   Generation old;                               // It, while it drains.
   std::size_t old_unfinished = 0;
-  runtime::RuntimeStats past;  // Of generations that are over.
+  runtime::RuntimeStats past;                 // Of generations that are over.
+  std::shared_ptr<runtime::Runtime> retired;  // Drained, and about to be over.
   std::function<void(const Change&)> change_callback;
 
   std::uint64_t own_id = 0;

@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 // An orderly end waits so long for what is pending, and then for others to have what they may still ask for.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
 constexpr Duration kSettling = std::chrono::seconds(10);
+constexpr Duration kAnswer = std::chrono::seconds(1);
 constexpr Duration kLastCallbacks = std::chrono::seconds(10);
 
 Duration seconds(double value) {
@@ -33,25 +34,6 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
 /// What ends with one of these was cut short by the end of its generation; it is nobody's fault who called.
 bool is_break(Code code) {
   return code == Code::kPeerLost || code == Code::kTransport || code == Code::kShutdown || code == Code::kCancelled;
-}
-
-runtime::RuntimeStats sum(runtime::RuntimeStats a, const runtime::RuntimeStats& b) {
-  a.ops_completed += b.ops_completed;
-  a.ops_failed += b.ops_failed;
-  a.bytes_to_servers += b.bytes_to_servers;
-  a.bytes_from_servers += b.bytes_from_servers;
-  a.zero_copy_ops += b.zero_copy_ops;
-  a.staged_ops += b.staged_ops;
-  a.messages_sent += b.messages_sent;
-  a.messages_received += b.messages_received;
-  a.message_bytes_sent += b.message_bytes_sent;
-  a.message_bytes_received += b.message_bytes_received;
-  a.announces += b.announces;
-  a.came_last += b.came_last;
-  a.late_us += b.late_us;
-  a.damaged_messages += b.damaged_messages;
-  a.resent_messages += b.resent_messages;
-  return a;
 }
 
 }  // namespace
@@ -77,9 +59,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     const std::optional<Message> go = await_go(deadline);
     if (!go) {
       ended.or_throw();
-      throw Error(Code::kTimeout,
-                  "the rendezvous let this worker into no generation in time: either not all workers "
-                  "and servers came, or those inside have not called herring.elastic.step()");
+      throw Error(Code::kTimeout, "the rendezvous let this worker into no generation in time: " + whom_it_waits_for());
     }
     const Status joined = join(*go, go->text, std::min(deadline, Clock::now() + join_timeout));
     if (joined.is_ok()) break;
@@ -87,7 +67,19 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     send(MessageKind::kBroken, go->generation, joined.message());
     send(MessageKind::kReady, go->generation);
   }
+  is_supervising = true;
   supervisor = std::thread([this] { supervise(); });
+}
+
+std::string ElasticRuntime::Impl::whom_it_waits_for() {
+  send(MessageKind::kQuery, 0);
+  const Instant deadline = Clock::now() + kAnswer;
+  while (Clock::now() < deadline) {
+    Message message;
+    if (!rendezvous->next(message, deadline)) continue;
+    if (message.kind == MessageKind::kMissing || message.kind == MessageKind::kEnd) return message.text;
+  }
+  return "it did not say whom it waits for";
 }
 
 void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> ranks) {
@@ -334,13 +326,19 @@ void ElasticRuntime::Impl::shutdown() {
     rendezvous->wake();
     changed.wait_for(lock, kSettling, [this] { return operations.empty() || !ended.is_ok(); });
     supervises = false;
+    rendezvous->wake();
+    changed.wait(lock, [this] { return !is_supervising; });
   }
-  rendezvous->wake();
-  if (supervisor.joinable()) supervisor.join();
   wait_for_retired();
   drop_beside();
   if (old.runtime) old.runtime->shutdown();
   if (present.runtime) present.runtime->shutdown();
+  {
+    const std::scoped_lock lock(mutex);
+    is_gone = true;
+  }
+  rendezvous->wake();
+  if (supervisor.joinable()) supervisor.join();
   bool is_well = false;
   {
     const std::scoped_lock lock(mutex);
@@ -443,12 +441,12 @@ void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
 void ElasticRuntime::shutdown() { impl_->shutdown(); }
 
 runtime::RuntimeStats ElasticRuntime::stats() const {
-  runtime::RuntimeStats past;
-  {
-    const std::scoped_lock lock(impl_->mutex);
-    past = impl_->past;
+  const std::scoped_lock lock(impl_->mutex);
+  runtime::RuntimeStats all = impl_->past;
+  for (const auto& runtime : {impl_->present.runtime, impl_->old.runtime, impl_->retired}) {
+    if (runtime) all += runtime->stats();
   }
-  return sum(past, impl_->now()->stats());
+  return all;
 }
 
 std::vector<runtime::Straggler> ElasticRuntime::stragglers() { return impl_->now()->stragglers(); }

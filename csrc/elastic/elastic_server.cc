@@ -39,6 +39,7 @@ class ElasticServer::Impl final {
     options.port = home.port;
     options.secret = home.config.secret;
     options.dead_after = seconds(home.config.dead_after_s);
+    begin_by = Clock::now() + seconds(home.config.join_timeout_s);
     options.enter.role = runtime::Role::kServer;
     options.enter.rank = home.self.rank;
     options.enter.pid = home.self.pid;
@@ -51,13 +52,20 @@ class ElasticServer::Impl final {
   Status run() {
     while (!is_stopped()) {
       Message message;
-      if (rendezvous->next(message, Clock::now() + std::chrono::seconds(60)) && handle(message)) break;
+      const Instant until = std::min(Clock::now() + std::chrono::seconds(60), begin_by);
+      if (rendezvous->next(message, until) && handle(message)) break;
+      if (Clock::now() >= begin_by) {
+        begin_by = Instant::max();
+        ask();
+      }
       collect();
     }
     end_all();
     rendezvous->close();
     if (is_stopped()) return Status(Code::kCancelled, "the server was stopped");
-    return outcome;
+    // What ended the generation here; the rendezvous knows only who ended because of it.
+    const std::scoped_lock lock(mutex);
+    return outcome.is_ok() || why_broken.empty() ? outcome : Status(Code::kPeerLost, why_broken);
   }
 
   void stop() {
@@ -105,6 +113,10 @@ class ElasticServer::Impl final {
       case MessageKind::kSwitch:
         current = message.generation;
         return false;
+      case MessageKind::kMissing:
+        if (message.generation > 0) return false;  // It is taken in when that can be.
+        outcome = Status(Code::kTimeout, "the job did not begin in time: " + message.text);
+        return true;
       case MessageKind::kEnd:
         if (!message.is_elastic) outcome = Status(Code::kPeerLost, message.text);
         return true;
@@ -120,13 +132,22 @@ class ElasticServer::Impl final {
     rendezvous->send(std::move(message));
   }
 
+  /// Whether the job has begun at all.
+  void ask() {
+    Message message;
+    message.kind = MessageKind::kQuery;
+    rendezvous->send(std::move(message));
+  }
+
   void begin(const Message& go) {
+    begin_by = Instant::max();
     if (!go.is_planned) current = go.generation;
     auto serving = std::make_shared<Serving>();
     serving->is_planned = go.is_planned;
     {
       const std::scoped_lock lock(mutex);
       serves[go.generation] = serving;
+      if (!go.is_planned) why_broken.clear();
     }
     serving->thread = std::thread([this, go, serving] { serve(go, *serving); });
   }
@@ -135,7 +156,12 @@ class ElasticServer::Impl final {
     std::string failure;
     try {
       const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
-      ServerProcess::Options options{config_of(home, go), join_hub(home, runtime::Role::kServer, go, deadline), go.rank,
+      const auto is_unwanted = [this, &serving] {
+        const std::scoped_lock lock(mutex);
+        return serving.is_unwanted;
+      };
+      ServerProcess::Options options{config_of(home, go),
+                                     join_hub(home, runtime::Role::kServer, go, deadline, is_unwanted), go.rank,
                                      home.fabric_search};
       auto process = std::make_unique<ServerProcess>(std::move(options), deadline);
       ServerProcess* const own = process.get();
@@ -153,6 +179,7 @@ class ElasticServer::Impl final {
     {
       const std::scoped_lock lock(mutex);
       serving.is_over = true;
+      if (!serving.is_unwanted && !serving.is_planned) why_broken = failure;
       if (serving.process) add(past, serving.process->counters());
     }
     std::unique_ptr<ServerProcess> last;
@@ -217,10 +244,12 @@ class ElasticServer::Impl final {
   Logger logger;
   std::unique_ptr<RendezvousClient> rendezvous;
   std::uint64_t current = 0;
+  Instant begin_by = Instant::max();  // The first generation.
   Status outcome;
   mutable std::mutex mutex;
   bool stopped = false;  // Guarded by mutex, as all below.
   std::map<std::uint64_t, std::shared_ptr<Serving>> serves;
+  std::string why_broken;  // The generation that was formed last.
   ServerCounters past;
 };
 

@@ -57,7 +57,8 @@ void ElasticRuntime::Impl::supervise() {
     bool wants_boundary = false;
     {
       const std::scoped_lock lock(mutex);
-      if (!supervises || !ended.is_ok()) break;
+      // Who has said that it is connected beside is counted on: the others go over with it, or nobody does.
+      if ((!supervises && !beside) || !ended.is_ok()) break;
       is_due = !unreported.empty();
       wants_boundary = is_ready_for_boundary();
     }
@@ -71,9 +72,31 @@ void ElasticRuntime::Impl::supervise() {
     report_completed();
     retire_if_drained();
   }
+  {
+    const std::scoped_lock lock(mutex);
+    is_supervising = false;
+    changed.notify_all();
+  }
+  stay_out();
   // An abort, or what cannot go on: for the others this process is lost.
   const std::scoped_lock lock(mutex);
   if (!ended.is_ok()) rendezvous->close();
+}
+
+/// While this one ends its last generation it goes to no other: the others shall not wait for it.
+void ElasticRuntime::Impl::stay_out() {
+  for (;;) {
+    {
+      const std::scoped_lock lock(mutex);
+      if (is_gone || !ended.is_ok()) return;
+    }
+    Message message;
+    if (!rendezvous->next(message, Instant::max())) continue;
+    if (message.kind == MessageKind::kGo && message.is_planned) {
+      send(MessageKind::kBroken, message.generation, "it has finished");
+    }
+    if (message.kind == MessageKind::kEnd) return;
+  }
 }
 
 void ElasticRuntime::Impl::handle(const Message& message) {
@@ -203,6 +226,7 @@ void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& re
   wait_for_retired();
   {
     const std::scoped_lock lock(mutex);
+    count_in(draining.runtime);
     broken.clear();
     for (auto& [id, operation] : operations) operation.run = 0;
     if (at_boundary && starts_again) forget_everything();
@@ -218,7 +242,7 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
   }
   Generation next;
   try {
-    next = build(home, go, deadline);
+    next = build(home, go, deadline, [this, &go] { return rendezvous->has_broken(go.generation); });
     Plan plan;
     std::vector<Data> received;
     if (elastic) {
@@ -311,10 +335,7 @@ void ElasticRuntime::Impl::apply(const Step& step, bool concerns_me, const Data&
 
 /// `next` is what counts from here on. The caller holds the mutex.
 void ElasticRuntime::Impl::adopt(Generation next) {
-  past.ops_completed += present.runtime ? present.runtime->stats().ops_completed : 0;
-  past.ops_failed += present.runtime ? present.runtime->stats().ops_failed : 0;
-  past.bytes_to_servers += present.runtime ? present.runtime->stats().bytes_to_servers : 0;
-  past.bytes_from_servers += present.runtime ? present.runtime->stats().bytes_from_servers : 0;
+  if (present.runtime != old.runtime) count_in(present.runtime);
   present = std::move(next);
   own_id = present.members[present.runtime->rank()];
   groups.at(GroupId{0}).members = present.members;
@@ -426,7 +447,8 @@ void ElasticRuntime::Impl::build_beside(const Message& go) {
     return send(MessageKind::kBroken, go.generation, "it sends messages from worker to worker");
   }
   try {
-    beside = build(home, go, Clock::now() + join_timeout);
+    beside =
+        build(home, go, Clock::now() + join_timeout, [this, &go] { return rendezvous->has_broken(go.generation); });
     send(MessageKind::kBuilt, go.generation);
   } catch (const Error& error) {
     drop_beside();
@@ -486,7 +508,6 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
     logger.log(LogLevel::kWarning,
                "the job goes on with " + std::to_string(present.hub->servers().size()) + " server processes");
   }
-  send(MessageKind::kSwitched, message.generation);
   changed.notify_all();
 }
 
@@ -497,7 +518,25 @@ void ElasticRuntime::Impl::retire_if_drained() {
     const auto submitted = journal.groups().find(id);
     if (submitted != journal.groups().end() && !lies_below(limit, submitted->second)) return;
   }
-  retiring = std::async(std::launch::async, [runtime = std::exchange(old, {}).runtime] { runtime->shutdown(); });
+  retired = std::exchange(old, {}).runtime;
+  retiring =
+      std::async(std::launch::async, [this, runtime = retired, number = present.number] { retire(runtime, number); });
+}
+
+/// The rendezvous keeps its hub until all have said so.
+void ElasticRuntime::Impl::retire(std::shared_ptr<runtime::Runtime> runtime, std::uint64_t next) {
+  runtime->shutdown();
+  {
+    const std::scoped_lock lock(mutex);
+    count_in(runtime);
+    retired.reset();
+  }
+  send(MessageKind::kSwitched, next);
+}
+
+/// It is over; the caller holds the mutex.
+void ElasticRuntime::Impl::count_in(const std::shared_ptr<runtime::Runtime>& runtime) {
+  if (runtime) past += runtime->stats();
 }
 
 void ElasticRuntime::Impl::wait_for_retired() {

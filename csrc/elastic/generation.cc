@@ -36,8 +36,8 @@ Config config_of(const Home& home, const Message& go) {
   return config;
 }
 
-std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go,
-                                             Instant deadline) {
+std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline,
+                                             std::function<bool()> is_over) {
   runtime::HubClientOptions options;
   options.host = home.host;
   options.ports = {go.port};
@@ -47,14 +47,16 @@ std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role rol
   options.self.rank = go.rank;
   options.workers = go.workers;
   options.servers = go.servers;
+  options.holder = "the rendezvous";
+  options.is_over = std::move(is_over);
   return std::make_shared<runtime::HubClient>(options, deadline);
 }
 
-Generation build(const Home& home, const Message& go, Instant deadline) {
+Generation build(const Home& home, const Message& go, Instant deadline, std::function<bool()> is_over) {
   Generation generation;
   generation.number = go.generation;
   generation.members = go.members;
-  generation.hub = join_hub(home, runtime::Role::kWorker, go, deadline);
+  generation.hub = join_hub(home, runtime::Role::kWorker, go, deadline, std::move(is_over));
   try {
     generation.runtime = std::make_shared<runtime::Runtime>(
         runtime::RuntimeOptions{config_of(home, go), generation.hub, go.rank, home.fabric_search}, deadline);

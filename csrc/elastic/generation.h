@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,11 +32,13 @@ struct Generation {
 };
 
 /// Joins the hub as the message kGo says. Throws Error.
-std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline);
+/// `is_over`: true where the generation is over already.
+std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline,
+                                             std::function<bool()> is_over);
 /// The settings in a generation.
 Config config_of(const Home& home, const Message& go);
 /// Connects a worker. Throws Error where somebody was lost meanwhile.
-Generation build(const Home& home, const Message& go, Instant deadline);
+Generation build(const Home& home, const Message& go, Instant deadline, std::function<bool()> is_over);
 
 /// One blob of each worker, by rank, through the generation's own data plane. Throws Error. `name`: the same on all.
 std::vector<std::vector<std::byte>> gather(runtime::Runtime& runtime, const std::string& name,

@@ -14,7 +14,7 @@ constexpr std::uint8_t kElastic = 1;
 constexpr std::uint8_t kBoundary = 2;
 constexpr std::uint8_t kPlanned = 4;
 
-bool is_known(std::uint8_t kind) { return (kind >= 1 && kind <= 7) || (kind >= 16 && kind <= 21); }
+bool is_known(std::uint8_t kind) { return (kind >= 1 && kind <= 8) || (kind >= 16 && kind <= 22); }
 
 }  // namespace
 

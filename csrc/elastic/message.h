@@ -29,7 +29,8 @@ enum class MessageKind : std::uint8_t {
   kCompleted = 4,  ///< These operations are complete here; `operations` with `counts` (members of the group).
   kLeave = 5,      ///< Goes for good, all being well.
   kBuilt = 6,      ///< Planned switch: is connected in `generation` as well.
-  kSwitched = 7,   ///< Planned switch: has gone over to `generation`.
+  kSwitched = 7,   ///< Planned switch: has gone over to `generation`, and nothing is left in the one before.
+  kQuery = 8,      ///< Whom does it wait for? Answered with kMissing.
   // From it.
   kGo = 16,         ///< The next generation: rank, workers, servers, port, members, at_boundary, is_planned.
   kBreak = 17,      ///< `generation` is over: text says why. is_planned: it never came to be, the one before goes on.
@@ -37,6 +38,7 @@ enum class MessageKind : std::uint8_t {
   kSettled = 19,    ///< These operations are complete on all.
   kEnd = 20,        ///< The job is over for this process: text; is_elastic: all is well.
   kSwitch = 21,     ///< Planned switch: all are connected in `generation`; go over.
+  kMissing = 22,    ///< To who asked: text; generation: the present one, 0 before the first.
 };
 
 /// One layout for all kinds; what a kind does not name is zero.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/hub_protocol.h"
+#include "runtime/membership.h"
 
 namespace herring::elastic {
 namespace {
@@ -82,14 +83,16 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
       completed(message);
       break;
     case MessageKind::kLeave:
-      actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
-      remove(id, "", now);
+      leave(id, message.generation, now);
       break;
     case MessageKind::kBuilt:
       built(member, message, now);
       break;
     case MessageKind::kSwitched:
       switched(member, message);
+      break;
+    case MessageKind::kQuery:
+      answer(member);
       break;
     default:
       actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
@@ -134,6 +137,15 @@ void Rendezvous::disconnected(ConnectionId connection, const std::string& reason
   consider(now);
 }
 
+void Rendezvous::leave(std::uint64_t id, std::uint64_t generation, Instant now) {
+  const Member gone = members_.at(id);
+  actions_.push_back({Action::Kind::kClose, gone.connection, {}, 0, 0, 0});
+  remove(id, "", now);
+  // It never came to the present one, where the others wait for it.
+  const bool is_missed = elastic_ && is_in(current_.workers, id) && generation < current_.number;
+  if (is_missed) break_current(name(gone) + " has left", now);
+}
+
 /// `lost` is empty where it said goodbye.
 void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) {
   const Member gone = members_.at(id);
@@ -144,8 +156,17 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   if (planned_.number != 0 && (is_in(planned_.workers, id) || is_in(planned_.servers, id))) cancel_planned(text, now);
   if (!is_in(is_worker ? current_.workers : current_.servers, id)) return;
   current_.has_shrunk = true;
-  last_reason_ = text;
+  // Where a loss ends the job, those who end because of it are lost after it.
+  if (elastic_ || !lost_any_) last_reason_ = text;
   left_any_ = left_any_ || (lost.empty() && is_worker);
+  if (!lost.empty()) {
+    // It may not have joined the hub yet, which then waits for it.
+    Message news;
+    news.role = gone.enter.role;
+    news.rank = gone.rank;
+    news.text = text;
+    actions_.push_back({Action::Kind::kTellHub, 0, std::move(news), current_.number, 0, 0});
+  }
   if (lost.empty() || !is_worker) return;
   lost_any_ = true;
   if (gone.enter.is_elastic) break_current(text, now);
@@ -232,13 +253,15 @@ void Rendezvous::built(Member& member, const Message& message, Instant) {
   if (!std::all_of(planned_.workers.begin(), planned_.workers.end(), is_built)) return;
   // From here on there is no way back: everybody is connected, and a death is one in the new generation.
   Generation next = std::exchange(planned_, {});
+  next.patience = Instant::max();  // That was for building it.
+  has_drained_ = false;
   Message go_over;
   go_over.kind = MessageKind::kSwitch;
   go_over.generation = next.number;
   for (std::uint32_t rank = 0; rank < next.workers.size(); ++rank) {
     Member& worker = members_.at(next.workers[rank]);
     worker.rank = rank;
-    worker.switched = false;
+    worker.has_drained = false;
     send(worker, go_over);
   }
   for (std::uint32_t rank = 0; rank < next.servers.size(); ++rank) {
@@ -251,11 +274,52 @@ void Rendezvous::built(Member& member, const Message& message, Instant) {
 }
 
 void Rendezvous::switched(Member& member, const Message& message) {
-  if (message.generation != current_.number) return;
-  member.switched = true;
-  for (const std::uint64_t id : present(current_.workers)) {
-    if (!members_.at(id).switched) return;
+  if (message.generation == current_.number) member.has_drained = true;
+}
+
+void Rendezvous::answer(const Member& member) {
+  Message message;
+  message.kind = MessageKind::kMissing;
+  message.generation = current_.number;
+  message.text = missing_text();
+  send(member, std::move(message));
+}
+
+/// By the ranks that they wished for; who wished for one that is taken stands for the first that nobody wished for.
+std::string Rendezvous::missing_text() const {
+  if (current_.number > 0) {
+    return "the job has begun; workers come in where all that are inside call herring.elastic.step(), servers when the "
+           "last switch is over";
   }
+  std::vector<bool> here(std::size_t{options_.workers} + options_.servers);
+  std::vector<Role> others;
+  const auto first_of = [this](Role role) { return role == Role::kWorker ? std::size_t{0} : options_.workers; };
+  const auto count_of = [this](Role role) { return role == Role::kWorker ? options_.workers : options_.servers; };
+  for (const auto& [id, member] : members_) {
+    const Role role = member.enter.role;
+    const std::size_t wished = first_of(role) + member.enter.rank;
+    if (member.enter.rank < count_of(role) && !here[wished]) {
+      here[wished] = true;
+    } else {
+      others.push_back(role);
+    }
+  }
+  for (const Role role : others) {
+    std::size_t place = first_of(role);
+    const std::size_t end = place + count_of(role);
+    while (place < end && here[place]) ++place;
+    if (place < end) here[place] = true;
+  }
+  return runtime::control::waiting_text(here, options_.workers, "are here");
+}
+
+/// What was under way at a planned switch goes through the generation before, whose hub has to live so long.
+void Rendezvous::consider_drained() {
+  if (has_drained_) return;
+  for (const std::uint64_t id : present(current_.workers)) {
+    if (!members_.at(id).has_drained) return;
+  }
+  has_drained_ = true;
   actions_.push_back({Action::Kind::kCloseHubs, 0, {}, current_.number, 0, 0});
 }
 
@@ -267,6 +331,7 @@ void Rendezvous::consider(Instant now) {
     const bool well = elastic_ ? left_any_ : !lost_any_;
     end(well, well ? "all workers have finished" : "no worker is left: " + last_reason_);
   } else if (!consider_next(now)) {
+    consider_drained();
     consider_planned(now);
   }
   announce_newcomers();
@@ -334,6 +399,8 @@ bool Rendezvous::consider_next(Instant now) {
 void Rendezvous::consider_planned(Instant now) {
   const std::vector<std::uint64_t> waiting = all(Role::kServer, State::kNew);
   if (planned_.number != 0 || waiting.empty() || now < plan_after_) return;
+  // A worker keeps two generations at most: the one before the last switch has to be over for all.
+  if (!has_drained_) return;
   if (present(current_.workers).size() != current_.workers.size()) return;  // Some have finished: not worth it.
   Generation next;
   next.is_planned = true;
@@ -354,6 +421,7 @@ void Rendezvous::form(Generation generation, Instant now) {
                       generation.number,
                       static_cast<std::uint32_t>(generation.workers.size()),
                       static_cast<std::uint32_t>(generation.servers.size())});
+  if (!generation.is_planned) has_drained_ = true;  // All have left what was before.
   (generation.is_planned ? planned_ : current_) = std::move(generation);
 }
 

@@ -36,6 +36,7 @@ class Rendezvous final {
       kOpenHub,    ///< Of `generation`, for so many workers and servers: call hub_opened() before anything else.
       kCloseHubs,  ///< Of all generations below `generation`.
       kCloseHub,   ///< Of that generation.
+      kTellHub,    ///< Of `generation`: the process of message.role and message.rank is lost, message.text says how.
     };
     Kind kind = Kind::kSend;
     ConnectionId connection = 0;
@@ -75,8 +76,8 @@ class Rendezvous final {
     State state = State::kNew;
     std::uint32_t rank = 0;  // In the generation it is in.
     bool at_boundary = false;
-    bool built = false;     // Planned switch.
-    bool switched = false;  // Likewise.
+    bool built = false;        // Planned switch: is connected.
+    bool has_drained = false;  // And has nothing under way any more in the generation before.
     Instant heard{};
   };
   struct Generation {
@@ -103,12 +104,16 @@ class Rendezvous final {
   void completed(const Message& message);
   void built(Member& member, const Message& message, Instant now);
   void switched(Member& member, const Message& message);
+  void answer(const Member& member);
+  std::string missing_text() const;
+  void leave(std::uint64_t id, std::uint64_t generation, Instant now);
   void remove(std::uint64_t id, const std::string& lost, Instant now);
   void break_current(const std::string& reason, Instant now);
   void cancel_planned(const std::string& reason, Instant now);
   void consider(Instant now);
   void consider_start(Instant now);
   bool consider_next(Instant now);
+  void consider_drained();
   void consider_planned(Instant now);
   void announce_newcomers();
   void form(Generation generation, Instant now);
@@ -137,8 +142,9 @@ class Rendezvous final {
   bool elastic_ = false;  // All workers of the first generation are.
   bool ended_ = false;
   bool ended_well_ = false;
-  bool lost_any_ = false;  // Workers.
-  bool left_any_ = false;  // Who said goodbye.
+  bool has_drained_ = true;  // All workers, since the last planned switch.
+  bool lost_any_ = false;    // Workers.
+  bool left_any_ = false;    // Who said goodbye.
   Instant start_deadline_ = Instant::max();
   Instant plan_after_{};
   Instant next_ping_ = Instant::max();

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <deque>
@@ -219,6 +220,14 @@ bool RendezvousClient::next(Message& message, Instant deadline) {
   message = std::move(impl_->incoming.front());
   impl_->incoming.pop_front();
   return true;
+}
+
+bool RendezvousClient::has_broken(std::uint64_t generation) const {
+  const std::lock_guard lock(impl_->mutex);
+  return std::any_of(impl_->incoming.begin(), impl_->incoming.end(), [generation](const Message& message) {
+    return message.kind == MessageKind::kEnd ||
+           (message.kind == MessageKind::kBreak && message.generation == generation);
+  });
 }
 
 void RendezvousClient::close() { impl_->close(); }

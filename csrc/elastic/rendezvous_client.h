@@ -33,6 +33,8 @@ class RendezvousClient final {
   /// and after wake().
   bool next(Message& message, Instant deadline);
   void wake();
+  /// What has come, and not been taken by next(), ends that generation or the job.
+  bool has_broken(std::uint64_t generation) const;
   /// Sends what was queued, half a second at most, and ends the connection. One thread at a time; idempotent.
   void close();
 

@@ -210,6 +210,11 @@ class RendezvousServer::Impl final {
         return;
       case Action::Kind::kCloseHub:
         return close_hub(action.generation);
+      case Action::Kind::kTellHub:
+        if (const auto hub = hubs.find(action.generation); hub != hubs.end()) {
+          hub->second->never_comes(action.message.role, action.message.rank, action.message.text);
+        }
+        return;
       default:
         break;
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -100,7 +102,8 @@ struct ServerCounters {  ///< What one server has moved so far, and what it may 
   std::uint64_t memory_bound_bytes = 0;  ///< For chunks and announces of all its lanes, at most.
 };
 
-struct RuntimeStats {
+/// All of 64 bits: one that is new is added up as well.
+struct RuntimeCounters {
   std::uint64_t ops_completed = 0;
   std::uint64_t ops_failed = 0;
   std::uint64_t bytes_to_servers = 0;
@@ -116,6 +119,17 @@ struct RuntimeStats {
   std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
   std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
   std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+
+  RuntimeCounters& operator+=(const RuntimeCounters& other) {
+    using Counters = std::array<std::uint64_t, sizeof(RuntimeCounters) / sizeof(std::uint64_t)>;
+    Counters sums = std::bit_cast<Counters>(*this);
+    const Counters added = std::bit_cast<Counters>(other);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += added[i];
+    return *this = std::bit_cast<RuntimeCounters>(sums);
+  }
+};
+
+struct RuntimeStats : RuntimeCounters {
   /// By rank: contributions that operations of this rank went on without (backup workers). Empty: none.
   std::vector<std::uint64_t> dropped_contributions;
 };

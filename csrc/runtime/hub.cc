@@ -35,7 +35,8 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr int kMaxFullBatches = 64;       // 16384 events in a row: by then every member has been read.
 constexpr std::uint64_t kListenerId = 0;  // Ids in epoll; connections count from kFirstConnection.
 constexpr std::uint64_t kStopId = 1;
-constexpr ConnectionId kFirstConnection = 2;
+constexpr std::uint64_t kNewsId = 2;
+constexpr ConnectionId kFirstConnection = 3;
 
 enum class Phase : std::uint8_t {
   kHello,      // Waits for Hello.
@@ -83,12 +84,20 @@ class Hub::Impl final {
     return published_;
   }
   bool in_forked_child() const { return ::getpid() != pid_; }
+  void never_comes(Role role, std::uint32_t rank, const std::string& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      lost_.push_back({role, rank, why});
+    }
+    news_.raise();
+  }
   /// In a forked child: the thread is not here, and the connections belong to the parent.
   void abandon();
 
  private:
   void run();
   void step();
+  void take_news();
   Instant next_wakeup() const;
   bool finished(Instant now);
   void watch(int fd, std::uint64_t id, int operation, std::uint32_t events) const;
@@ -112,6 +121,7 @@ class Hub::Impl final {
   UniqueFd listener_;
   UniqueFd epoll_;
   Signal stop_;
+  Signal news_;
 
   // The thread's own.
   Membership membership_;
@@ -127,8 +137,15 @@ class Hub::Impl final {
   Instant stop_deadline_ = Instant::max();
   HubCounters counters_;
 
+  struct Lost {
+    Role role = Role::kWorker;
+    std::uint32_t rank = 0;
+    std::string why;
+  };
+
   mutable std::mutex mutex_;
-  HubCounters published_;
+  HubCounters published_;   // Guarded by mutex_, as
+  std::vector<Lost> lost_;  // What the thread is to hear of who never joins.
   std::thread thread_;
 };
 
@@ -141,6 +158,7 @@ Hub::Impl::Impl(const HubOptions& options)
   if (!epoll_) throw Error(Code::kTransport, "epoll_create1 failed: " + errno_text(errno));
   watch(listener_.get(), kListenerId, EPOLL_CTL_ADD, EPOLLIN);
   watch(stop_.fd(), kStopId, EPOLL_CTL_ADD, EPOLLIN);
+  watch(news_.fd(), kNewsId, EPOLL_CTL_ADD, EPOLLIN);
   thread_ = start_thread("herring-hub", [this] { run(); });
 }
 
@@ -153,6 +171,7 @@ void Hub::Impl::abandon() {
   listener_.reset();
   epoll_.reset();
   stop_.close();
+  news_.close();
   connections_.clear();
   thread_.detach();
 }
@@ -189,6 +208,8 @@ void Hub::Impl::step() {
       stop_deadline_ = now + (membership_.started() ? kDrainPatience : Duration::zero());
       listener_.reset();  // The next hub can have the port.
       accept_again_ = Instant::max();
+    } else if (id == kNewsId) {
+      take_news();
     } else {
       if ((event.events & EPOLLOUT) != 0) dirty_.push_back(id);
       if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) readable(id, now);
@@ -212,6 +233,16 @@ void Hub::Impl::step() {
   perform(now);
   flush(now);
   publish();
+}
+
+void Hub::Impl::take_news() {
+  news_.clear();
+  std::vector<Lost> lost;
+  {
+    const std::lock_guard lock(mutex_);
+    lost.swap(lost_);
+  }
+  for (const Lost& one : lost) membership_.never_comes(one.role, one.rank, one.why);
 }
 
 bool Hub::Impl::finished(Instant now) {
@@ -448,6 +479,7 @@ Hub::~Hub() {
 }
 
 std::uint16_t Hub::port() const { return impl_->port(); }
+void Hub::never_comes(Role role, std::uint32_t rank, const std::string& why) { impl_->never_comes(role, rank, why); }
 HubCounters Hub::counters() const { return impl_->counters(); }
 
 }  // namespace herring::runtime

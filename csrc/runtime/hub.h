@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -66,6 +67,9 @@ class Hub final {
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
   std::uint16_t port() const;
+  /// Any thread: this process, which has not joined, is lost. Who waits for it fails with that; after the start,
+  /// nothing.
+  void never_comes(Role role, std::uint32_t rank, const std::string& why);
   HubCounters counters() const;  ///< Any thread.
 
  private:
@@ -80,6 +84,8 @@ struct HubClientOptions {
   Member self;
   std::uint32_t workers = 1;  ///< What this process believes; the hub refuses who disagrees, saying both numbers.
   std::uint32_t servers = 0;
+  std::string holder = "worker 0";  ///< In whose process the hub is, for errors.
+  std::function<bool()> is_over;    ///< Asked while joining: true where nobody waits for it any more. May be empty.
 };
 
 /// Something that happened to the job, in the order in which the hub saw it.
@@ -92,7 +98,8 @@ struct HubEvent {
   };
   Kind kind = Kind::kLost;
   Member member;
-  std::string reason;  ///< For people: "connection closed", "silent for 5.0 s".
+  std::string reason;               ///< For people: "connection closed", "silent for 5.0 s".
+  std::string holder = "worker 0";  ///< kHubLost: in whose process the hub was.
 };
 /// "worker 3 (pid 812 on node-b) is lost: silent for 5.0 s"
 std::string to_string(const HubEvent& event);

@@ -60,6 +60,8 @@ class HubClient::Impl final {
   enum class End : std::uint8_t { kNone, kLeft, kHubLost };
 
   bool join_once(HubSearch& search, Instant deadline);
+  /// Guarded by mutex_.
+  std::string lost_text() const { return options_.holder + ", which holds the job together, is lost: " + end_reason_; }
   void stop();
   void run();
   void poll_once();
@@ -126,6 +128,9 @@ void HubClient::Impl::join(Instant deadline) {
     }
     const Instant now = Clock::now();
     if (now >= back_until) throw search.hub_lost();
+    if (options_.is_over && options_.is_over()) {
+      throw Error(Code::kPeerLost, "the job of this hub was given up before all had joined");
+    }
     if (now < deadline) std::this_thread::sleep_until(std::min(deadline, now + search.pause()));
   }
   throw search.failure(Clock::now() - begin);
@@ -358,7 +363,7 @@ void HubClient::Impl::end(const std::string& reason) {
   end_ = leaving_ ? End::kLeft : End::kHubLost;
   end_reason_ = reason;
   if (!leaving_ && started_) {
-    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], reason});
+    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], reason, options_.holder});
     events_waiting_.raise();
   }
   changed_.notify_all();
@@ -371,8 +376,7 @@ void HubClient::Impl::post(FrameType type, std::vector<std::byte> body) {
 
 void HubClient::Impl::check_usable() const {
   if (leaving_ || end_ == End::kLeft) throw Error(Code::kShutdown, to_string(options_.self) + " has left the job");
-  if (end_ == End::kHubLost)
-    throw Error(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + end_reason_);
+  if (end_ == End::kHubLost) throw Error(Code::kPeerLost, lost_text());
 }
 
 std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string& name, std::span<const std::byte> blob,

@@ -20,7 +20,7 @@ std::string to_string(const HubEvent& event) {
     case HubEvent::Kind::kFailed:
       return to_string(event.member) + " failed: " + event.reason;
     case HubEvent::Kind::kHubLost:
-      return "worker 0, which holds the job together, is lost: " + event.reason;
+      return event.holder + ", which holds the job together, is lost: " + event.reason;
     case HubEvent::Kind::kLost:
       break;
   }

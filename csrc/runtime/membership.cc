@@ -299,6 +299,16 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
   send(slots_[index].connection, FrameType::kMissing, make_body(encode_missing(name, text)));
 }
 
+void Membership::never_comes(Role role, std::uint32_t rank, const std::string& why) {
+  if (started_ || closing_ || !start_failure_.empty()) return;
+  const std::size_t index = index_of(Member{role, rank, 0, {}, {}});
+  // Who is here ends its connection itself, and may be replaced for a while.
+  if (index >= slots_.size() || slots_[index].state == State::kHere) return;
+  start_failure_ = why + "; the job could not start without it";
+  const auto number = static_cast<std::uint32_t>(index);
+  send_all(FrameType::kEvent, make_body(encode(Event{HubEvent::Kind::kLost, number, start_failure_})));
+}
+
 /// Who had come and went before all were there is given dead_after to come back; then nobody waits for it any more.
 void Membership::find_lost_before_start(Instant now) {
   if (started_ || now < next_return_ || !start_failure_.empty()) return;

@@ -69,6 +69,8 @@ class Membership final {
   Instant next_wakeup() const;
   /// The hub goes: says so to everybody and closes.
   void close();
+  /// It is known elsewhere that this process, which has not joined, is lost: `why` names it. Nothing after the start.
+  void never_comes(Role role, std::uint32_t rank, const std::string& why);
   /// Handshakes that ended because the secret differed; named in the texts about who is missing.
   void note_failed_handshake() { ++failed_handshakes_; }
 

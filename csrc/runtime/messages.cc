@@ -118,7 +118,7 @@ void Messages::add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::
 
 void Messages::submit(Instant now, const PendingMessage& message) {
   const std::uint64_t handle = next_handle_++;
-  Waiting waiting{message.work, message.route, nullptr};
+  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline)};
   const std::span<std::byte> memory =
       message.is_send ? std::span(const_cast<std::byte*>(message.data.data()), message.data.size()) : message.memory;
   if (options_.endpoint && options_.endpoint->needs_registration() &&
@@ -212,6 +212,12 @@ void Messages::close_group(Instant now, GroupId group) {
 void Messages::cancel_unmatched_receives(const Status& why) {
   engine_.cancel_unmatched_receives(why);
   flush();
+}
+
+bool Messages::is_stuck(Instant now, Duration patience) {
+  bool any = false;
+  for (auto& [handle, waiting] : waiting_) any |= waiting.overdue.look(now, patience);
+  return any;
 }
 
 std::size_t Messages::fail_all(const Status& why) {

@@ -14,6 +14,7 @@
 #include "intra_node/neighborhood.h"
 #include "point_to_point/engine.h"
 #include "runtime/local_endpoint.h"
+#include "runtime/overdue.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
@@ -96,6 +97,8 @@ class Messages final {
   void cancel_unmatched_receives(const Status& why);
   /// Others wait for something that has not left this process.
   bool has_unsent() const { return engine_.has_unsent(); }
+  /// Something has not ended for so long after its deadline.
+  bool is_stuck(Instant now, Duration patience);
   /// Closes the endpoints, then ends everything with `why`; returns how many there were. Nothing may be called after.
   std::size_t fail_all(const Status& why);
   const point_to_point::EngineStats& stats() const { return engine_.stats(); }
@@ -106,6 +109,7 @@ class Messages final {
     std::shared_ptr<MessageWork> work;
     std::shared_ptr<const GroupRoute> route;
     std::unique_ptr<transport::Registration> registration;
+    Overdue overdue;
   };
 
   point_to_point::EngineConfig engine_config() const;

@@ -380,7 +380,7 @@ bool Progress::take_hub_events(Instant now) {
       case HubEvent::Kind::kHubLost:
         hub_lost_ = true;
         if (!departed_.contains(0)) {
-          fail_everything(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
+          fail_everything(Status(Code::kPeerLost, to_string(event)));
         }
         break;
     }
@@ -461,6 +461,7 @@ void Progress::run_ticks(Instant now) {
     network_completions_.pop_front();
     network_done(now, action);
   }
+  end_stuck(now);
 }
 
 Instant Progress::next_deadline() const {

@@ -23,6 +23,7 @@
 #include "intra_node/neighborhood.h"
 #include "runtime/hub.h"
 #include "runtime/messages.h"
+#include "runtime/overdue.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
@@ -65,7 +66,8 @@ struct PendingOperation {
   std::uint32_t next_part = 0;
   std::uint32_t in_flight = 0;
   bool staged = false;
-  Status failure;  ///< The first error of any part.
+  Status failure;   ///< The first error of any part.
+  Overdue overdue;  ///< From the deadline on.
 };
 
 struct ProgressOptions {
@@ -187,6 +189,7 @@ class Progress final : public Driver {
   void part_done(Instant now, const OpKey& key, const Status& status);
   void network_done(Instant now, const CompleteAction& action);
   void expire_operations(Instant now);
+  void end_stuck(Instant now);
   void abort_parts(Instant now, const PendingOperation& operation, const Status& why);
 
   bool run_local_actions(Instant now);
@@ -220,6 +223,7 @@ class Progress final : public Driver {
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
   RuntimeStats counters_;
+  Instant next_look_{};  ///< For what is stuck.
   bool hub_lost_ = false;
   bool is_broken_ = false;   ///< An exception stopped it: it only refuses.
   bool has_unsent_ = false;  ///< Counted in pending_.

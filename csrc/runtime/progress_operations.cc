@@ -6,6 +6,7 @@
 #include "core/copy.h"
 #include "core/status.h"
 #include "fusion_buffer/fusion_buffer.h"
+#include "runtime/hub_protocol.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
 
@@ -62,6 +63,7 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
     return;
   }
   plan_parts(*operation);
+  operation->overdue = Overdue(operation->deadline);
   operations_.push_back(operation);
   if (operation->has_backup) {
     start_join(now, operation);
@@ -323,6 +325,27 @@ void Progress::expire_operations(Instant now) {
     abort_parts(now, *operation, gone);
   }
   run_local_actions(now);
+}
+
+/// Engines end what is past its deadline as soon as nobody uses its memory any more. A link that stays cut, with a
+/// provider that cannot be talked out of a transfer, may use it for ever: closing the endpoint is all that helps.
+void Progress::end_stuck(Instant now) {
+  if (now < next_look_) return;
+  const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));
+  next_look_ = now + grace / 4;
+  // An engine waits twice so long: for the verdict of a server, and then for what may be on its way.
+  const Duration patience = 3 * grace;
+  std::string what;
+  for (const auto& operation : operations_) {
+    if (operation->overdue.look(now, patience)) what = to_string(operation->descriptor);
+  }
+  if (messages_ && messages_->is_stuck(now, patience)) what = "a message from worker to worker";
+  if (what.empty()) return;
+  const std::string text = what + " did not end by its deadline, and its memory is still in use by the network " +
+                           control::seconds_text(patience) +
+                           " after it: a connection of this process is cut or its peer stopped";
+  fail_everything(Status(Code::kTimeout, text));
+  if (options_.hub != nullptr) options_.hub->report_failure(text);
 }
 
 /// A lost process's error also says what it kept from ending.

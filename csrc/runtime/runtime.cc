@@ -289,9 +289,14 @@ class Runtime::Impl {
       progress->drain(deadline);
       say_goodbye(deadline);
     }
-    progress_stats = progress->stats();
-    lane_traffic = progress->lane_traffic();
-    progress.reset();
+    std::unique_ptr<Progress> ended;
+    {
+      const std::scoped_lock lock(mutex);
+      progress_stats = progress->stats();
+      lane_traffic = progress->lane_traffic();
+      ended = std::move(progress);
+    }
+    ended.reset();
     options.hub->leave();
     lanes.clear();
     callbacks->close(std::chrono::steady_clock::now() + kLastCallbacks);

@@ -67,8 +67,7 @@ class ServerProcess::Impl {
   bool take(const HubEvent& event) {
     const std::string who = to_string(event.member);
     if (event.kind == HubEvent::Kind::kHubLost) {
-      if (!gone.contains(0))
-        note(Status(Code::kPeerLost, "worker 0, which holds the job together, is lost: " + event.reason));
+      if (!gone.contains(0)) note(Status(Code::kPeerLost, to_string(event)));
       return true;
     }
     // Workers go on with the other servers, this one among them.

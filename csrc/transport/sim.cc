@@ -314,11 +314,30 @@ class SimNetwork::State {
     }
     node.completions.push_back(std::move(completion));
     message.delivered = true;
+    if (message.tag == kControlTag && chance(options_.duplicate_chance)) duplicate(message);
     if (message.sent) {
       drop(id);
     } else {
       schedule(now_ + delay(message.to, message.from), EventKind::kSent, id);
     }
+  }
+
+  void duplicate(const Message& message) {
+    ++stats_.duplicated;
+    Message again;
+    again.from = message.from;
+    again.to = message.to;
+    again.tag = message.tag;
+    again.bytes = message.bytes;
+    again.copy = message.copy;
+    if (!message.sent) {
+      again.copy.resize(message.bytes);
+      copy_out(message, again.copy);
+    }
+    again.sent = true;
+    const std::uint64_t id = next_message_++;
+    messages_.emplace(id, std::move(again));
+    schedule(now_ + delay(message.from, message.to), EventKind::kArrive, id);
   }
 
   static void copy_out(const Message& message, std::span<std::byte> out) {

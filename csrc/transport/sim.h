@@ -27,6 +27,7 @@ struct SimOptions {
   /// damage_head_bytes, where headers are.
   double damage_chance = 0;
   std::size_t damage_head_bytes = 64;
+  double duplicate_chance = 0;  ///< A message to kControlTag, whose receives are a pool, with this chance comes again.
 };
 
 struct SimStats {
@@ -36,6 +37,7 @@ struct SimStats {
   std::uint64_t truncated = 0;   ///< Longer than the receive they met.
   std::uint64_t refused = 0;     ///< Posts answered with kAgain.
   std::uint64_t damaged = 0;     ///< Delivered with bits turned over.
+  std::uint64_t duplicated = 0;  ///< Came again.
 };
 
 /// Opens endpoints that reach each other. Endpoints share the network's state and may outlive the SimNetwork object.

@@ -64,6 +64,7 @@ class RendezvousTest : public testing::Test {
     for (std::vector<Rendezvous::Action> actions; !(actions = rendezvous_->take_actions()).empty();) {
       for (const auto& action : actions) {
         if (action.kind == Rendezvous::Action::Kind::kOpenHub) rendezvous_->hub_opened(action.generation, 4000, now_);
+        if (action.kind == Rendezvous::Action::Kind::kCloseHubs) closed_below_ = action.generation;
         if (action.kind == Rendezvous::Action::Kind::kSend) said_[action.connection].push_back(action.message);
       }
     }
@@ -75,6 +76,7 @@ class RendezvousTest : public testing::Test {
   std::optional<Rendezvous> rendezvous_;
   std::map<ConnectionId, std::vector<Message>> said_;
   std::vector<ConnectionId> answering_;
+  std::uint64_t closed_below_ = 0;
   Instant now_{};
 };
 
@@ -156,6 +158,74 @@ TEST_F(RendezvousTest, AServerThatDiesOnItsWayInCostsNothing) {
   pass(3s);
   EXPECT_EQ(last(1).kind, Kind::kGo) << "the next one is tried a little later";
   EXPECT_EQ(last(1).generation, 3U);
+}
+
+TEST_F(RendezvousTest, AGenerationThatWasPlannedLastsAsLongAsAnyOther) {
+  begin(2, 2, false);
+  lose(100);
+  enter(102, runtime::Role::kServer, 0, false);
+  say(1, Kind::kBuilt, 2);
+  say(2, Kind::kBuilt, 2);
+  ASSERT_EQ(last(1).kind, Kind::kSwitch);
+  answering_ = {1, 2, 101, 102};
+  pass(300s);
+  EXPECT_EQ(last(1).kind, Kind::kSwitch) << last(1).text;
+  EXPECT_FALSE(rendezvous_->has_ended());
+}
+
+TEST_F(RendezvousTest, ASecondServerIsTakenInWhenTheFirstSwitchIsOver) {
+  begin(2, 2, false);
+  answering_ = {1, 2, 101, 102, 103};
+  lose(100);
+  enter(102, runtime::Role::kServer, 0, false);
+  say(1, Kind::kBuilt, 2);
+  say(2, Kind::kBuilt, 2);
+  enter(103, runtime::Role::kServer, 0, false);
+  say(1, Kind::kSwitched, 2);
+  pass(10s);
+  EXPECT_EQ(last(1).kind, Kind::kSwitch) << "worker 1 still has something under way in the first generation";
+  EXPECT_EQ(closed_below_, 1U) << "which needs its hub";
+  say(2, Kind::kSwitched, 2);
+  EXPECT_EQ(closed_below_, 2U);
+  EXPECT_EQ(last(1).kind, Kind::kGo);
+  EXPECT_EQ(last(1).servers, 3U);
+}
+
+TEST_F(RendezvousTest, WhoLeavesBeforeItHasComeToAGenerationIsNotWaitedFor) {
+  begin(3, 0, true);
+  lose(3);
+  say(1, Kind::kReady, 1);
+  say(2, Kind::kReady, 1);
+  ASSERT_EQ(last(2).kind, Kind::kGo);
+  say(1, Kind::kLeave, 1);
+  EXPECT_EQ(last(2).kind, Kind::kBreak);
+  say(2, Kind::kReady, 2);
+  EXPECT_EQ(last(2).kind, Kind::kGo);
+  EXPECT_EQ(last(2).workers, 1U);
+}
+
+TEST_F(RendezvousTest, ServersHearWhoWasLostAndNotWhoEndedBecauseOfIt) {
+  begin(3, 1, false);
+  lose(2);
+  lose(1);
+  lose(3);
+  EXPECT_EQ(last(100).kind, Kind::kEnd);
+  EXPECT_NE(last(100).text.find("worker 1 "), std::string::npos) << last(100).text;
+}
+
+TEST_F(RendezvousTest, WhoAsksHearsWhoIsMissing) {
+  Rendezvous::Options options;
+  options.workers = 4;
+  options.servers = 2;
+  rendezvous_.emplace(options);
+  enter(1, runtime::Role::kWorker, 0, false);
+  enter(2, runtime::Role::kWorker, 2, false);
+  enter(3, runtime::Role::kWorker, 2, false);  // It stands for the first that nobody wished for.
+  enter(100, runtime::Role::kServer, 1, false);
+  say(1, Kind::kQuery, 0);
+  EXPECT_EQ(last(1).kind, Kind::kMissing);
+  EXPECT_EQ(last(1).text, "waiting for worker 3 and server 0; 4 of 6 are here");
+  EXPECT_EQ(last(1).generation, 0U);
 }
 
 TEST_F(RendezvousTest, GenerationsThatBreakWithoutALossEndTheJob) {

@@ -11,77 +11,29 @@
 #include <utility>
 #include <vector>
 
-#include "elastic/journal.h"
-#include "elastic/plan.h"
-#include "elastic/rendezvous.h"
+#include "elastic/world_parts.h"
 
 /// An elastic job without sockets, threads or time: the real Rendezvous, Journals and plans; workers that do what
-/// ElasticRuntime does, as far as the others see it; and a schedule that a seed chooses, with deaths at every point.
+/// ElasticRuntime does, as far as the others see it; servers that die and come back; and a schedule that a seed
+/// chooses, with deaths at every point.
 namespace herring::elastic::testing {
-
-using WorkerId = std::uint64_t;
-
-/// Whose contributions it has, and what came of it.
-struct Value {
-  std::set<WorkerId> contributors;
-  std::uint64_t number = 0;
-  friend bool operator==(const Value&, const Value&) = default;
-};
-
-struct Pending {
-  std::uint64_t number = 0;  // What this worker contributes.
-  std::uint64_t root = 0;
-  std::uint64_t run = 0;
-  std::optional<Value> value;
-  bool has_failed = false;
-};
-
-enum class Stage : std::uint8_t { kWaiting, kJoining, kIn };
-
-struct Worker {
-  std::uint64_t place = 0;  // Its connection.
-  bool is_alive = true;
-  bool has_left = false;
-  Stage stage = Stage::kWaiting;
-  WorkerId id = 0;
-  Message go;                  // Of the generation it joins.
-  std::uint64_t present = 0;   // The one it was in last,
-  std::vector<WorkerId> crew;  // and who is in it.
-  bool has_told_broken = false;
-  std::deque<Message> inbox;
-  std::deque<Message> outbox;
-  Journal journal;
-  std::map<OperationId, Pending> operations;
-  std::map<OperationId, Pending> outcomes;
-  std::map<OperationId, std::uint64_t> straddling;
-  std::vector<OperationId> unreported;
-  std::map<OperationId, Pending> history;  // What its user saw.
-  std::uint32_t newcomers = 0;
-  bool wants_boundary = false;
-  bool reached_boundary = false;
-  // The user's program.
-  enum class Line : std::uint8_t { kSync, kGradients, kStep, kAsked, kBoundary, kDone } line = Line::kSync;
-  std::uint64_t step = 0;
-  std::vector<OperationId> waits_for;
-  bool is_stable() const { return stage == Stage::kIn; }
-};
-
-/// What the workers of a generation have told each other.
-struct Meeting {
-  std::vector<WorkerId> members;
-  std::map<WorkerId, Summary> summaries;
-  std::map<WorkerId, std::map<OperationId, std::uint64_t>> running;  // And with which contribution.
-  std::set<WorkerId> left;
-};
 
 class World {
  public:
-  World(std::uint32_t workers, std::uint64_t seed) : random_(seed), rendezvous_(options(workers)) {
-    for (std::uint32_t i = 0; i < workers; ++i) add_worker(i);
+  struct Shape {
+    std::uint32_t workers = 2;
+    std::uint32_t servers = 0;
+    bool is_elastic = true;
+  };
+  World(const Shape& shape, std::uint64_t seed)
+      : random_(seed), is_elastic_(shape.is_elastic), rendezvous_(options(shape)) {
+    for (std::uint32_t i = 0; i < shape.workers; ++i) add_worker(i);
+    for (std::uint32_t i = 0; i < shape.servers; ++i) add_server();
   }
-  static Rendezvous::Options options(std::uint32_t workers) {
+  static Rendezvous::Options options(const Shape& shape) {
     Rendezvous::Options options;
-    options.workers = workers;
+    options.workers = shape.workers;
+    options.servers = shape.servers;
     return options;
   }
 
@@ -92,13 +44,23 @@ class World {
     Message enter;
     enter.kind = MessageKind::kEnter;
     enter.rank = wish;
-    enter.is_elastic = true;
+    enter.is_elastic = is_elastic_;
     worker.outbox.push_back(enter);
     workers_.push_back(std::move(worker));
   }
 
-  /// Plays until all have finished; returns what was wrong, "" for nothing.
-  std::string play(std::uint64_t steps, std::uint32_t deaths, std::uint32_t arrivals) {
+  void add_server() {
+    Server server;
+    server.place = ++places_;
+    Message enter;
+    enter.kind = MessageKind::kEnter;
+    enter.role = runtime::Role::kServer;
+    server.outbox.push_back(enter);
+    servers_.push_back(std::move(server));
+  }
+
+  /// Plays until all have finished; returns what was wrong, "" for nothing. `restarts`: of servers.
+  std::string play(std::uint64_t steps, std::uint32_t deaths, std::uint32_t arrivals, std::uint32_t restarts = 0) {
     steps_ = steps;
     for (std::uint64_t turn = 0; turn < 200'000; ++turn) {
       if (deaths > 0 && alive() > 1 && rendezvous_.generation() > 0 && pick(60) == 0) {
@@ -109,13 +71,20 @@ class World {
         --arrivals;
         add_worker(99);
       }
-      bool any = false;
+      if (restarts > 0 && rendezvous_.generation() > 0 && pick(40) == 0) {
+        --restarts;
+        restart_a_server();
+      }
+      bool any = pick(workers_.size() + servers_.size()) < servers_.size() && run_servers();
       const std::size_t first = pick(workers_.size());
       for (std::size_t i = 0; i < workers_.size() && !any; ++i) any = act(workers_[(first + i) % workers_.size()]);
+      any = any || run_servers();
+      pass_time(any);
       if (!problem_.empty()) return problem_;
       if (rendezvous_.has_ended())
         return rendezvous_.ended_well() ? check_results() : "the job ended badly: " + last_words_;
-      if (!any) return "deadlock: " + describe();
+      if (!any && ++idle_ > 100) return "deadlock: " + describe();
+      if (any) idle_ = 0;
     }
     return "it never ends: " + describe();
   }
@@ -124,8 +93,25 @@ class World {
   std::uint64_t delivered = 0;
   std::uint64_t failed = 0;
   std::uint64_t boundaries = 0;
+  std::uint64_t switches = 0;  // Planned, of one worker each.
 
  private:
+  // world_switch.h: from one generation to the next; servers, and planned switches.
+  bool join(Worker& worker);
+  void install(Worker& worker, const Plan& plan);
+  void apply(Worker& worker, const Step& step);
+  void restart_a_server();
+  bool run_servers();
+  bool hear(Server& server);
+  bool has_ended(std::uint64_t generation);
+  void say_ready(Server& server);
+  void pass_time(bool any);
+  bool build(Worker& worker);
+  bool go_over(Worker& worker);
+  bool retire(Worker& worker);
+  bool is_old(const Worker& worker, const OperationId& id) const;
+  void drop_beside(Worker& worker);
+
   std::size_t alive() const {
     return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) {
       return worker.is_alive && !worker.has_left && worker.present > 0;
@@ -152,7 +138,7 @@ class World {
 
   /// One thing that this worker, or its connection, can do; false where there is none.
   bool act(Worker& worker) {
-    constexpr int kKinds = 8;
+    constexpr int kKinds = 11;
     const std::uint64_t first = pick(kKinds);
     for (int i = 0; i < kKinds; ++i) {
       if (try_one(worker, static_cast<int>((first + static_cast<std::uint64_t>(i)) % kKinds))) return true;
@@ -176,6 +162,12 @@ class World {
         return notice_loss(worker);
       case 6:
         return report(worker);
+      case 7:
+        return build(worker);
+      case 8:
+        return go_over(worker);
+      case 9:
+        return retire(worker);
       default:
         return go_to_boundary(worker);
     }
@@ -183,12 +175,11 @@ class World {
 
   bool say(Worker& worker) {
     if (worker.place == 0) return false;
-    const Instant now{};
     if (!worker.outbox.empty()) {
-      rendezvous_.receive(worker.place, worker.outbox.front(), now);
+      rendezvous_.receive(worker.place, worker.outbox.front(), now_);
       worker.outbox.pop_front();
     } else if (!worker.is_alive) {
-      rendezvous_.disconnected(worker.place, "killed", now);
+      rendezvous_.disconnected(worker.place, "killed", now_);
       worker.place = 0;
     } else {
       return false;
@@ -200,8 +191,11 @@ class World {
   void carry_out() {
     for (std::vector<Rendezvous::Action> actions; !(actions = rendezvous_.take_actions()).empty();) {
       for (const auto& action : actions) {
-        if (action.kind == Rendezvous::Action::Kind::kOpenHub) rendezvous_.hub_opened(action.generation, 1, Instant{});
+        if (action.kind == Rendezvous::Action::Kind::kOpenHub) rendezvous_.hub_opened(action.generation, 1, now_);
+        if (action.kind == Rendezvous::Action::Kind::kCloseHub) meetings_[action.generation].is_cancelled = true;
+        if (action.kind == Rendezvous::Action::Kind::kCloseHubs) close_below(action.generation);
         if (action.kind != Rendezvous::Action::Kind::kSend) continue;
+        if (action.message.kind == MessageKind::kBreak) broken_.insert(action.message.generation);
         if (action.message.kind == MessageKind::kEnd) last_words_ = action.message.text;
         for (Worker& worker : workers_) {
           if (worker.place != action.connection) continue;
@@ -213,18 +207,36 @@ class World {
             worker.inbox.push_back(*decode_message(encode(action.message)));
           }
         }
+        for (Server& server : servers_) {
+          if (server.place == action.connection && server.is_alive) server.inbox.push_back(action.message);
+        }
+      }
+    }
+  }
+
+  /// A hub that goes ends the operations that still go through its generation.
+  void close_below(std::uint64_t generation) {
+    for (const Worker& worker : workers_) {
+      const bool needs_it = worker.is_alive && !worker.has_left && worker.is_stable() && worker.old != 0;
+      if (needs_it && worker.old < generation && !broken_.contains(worker.present)) {
+        problem_ = "the hub of a generation was closed that still drains";
       }
     }
   }
 
   bool hear(Worker& worker) {
     if (worker.inbox.empty()) return false;
-    // A worker that joins a generation listens to nothing else.
-    if (worker.stage == Stage::kJoining) return false;
+    // A worker that joins a generation listens to nothing else, nor one that connects beside.
+    if (worker.stage == Stage::kJoining || worker.stage == Stage::kSwitching) return false;
+    if (worker.beside && !worker.is_built) return false;
     const Message message = worker.inbox.front();
     worker.inbox.pop_front();
     switch (message.kind) {
       case MessageKind::kGo:
+        if (message.is_planned) {
+          if (worker.is_stable()) worker.beside = message;
+          break;
+        }
         if (worker.stage != Stage::kWaiting) problem_ = "a worker was sent on that has not asked for it";
         worker.stage = Stage::kJoining;
         worker.go = message;
@@ -238,7 +250,18 @@ class World {
           worker.reached_boundary = true;
         }
         break;
+      case MessageKind::kSwitch:
+        if (!worker.beside || worker.beside->generation != message.generation) break;
+        worker.stage = Stage::kSwitching;
+        for (const auto& [id, group] : worker.journal.groups()) {
+          meetings_[message.generation].submitted[worker.id][id] = group;
+        }
+        break;
       case MessageKind::kBreak:
+        if (message.is_planned) {
+          drop_beside(worker);
+          break;
+        }
         if (worker.is_stable() && message.generation >= worker.present) leave(worker, false);
         break;
       case MessageKind::kNewcomers:
@@ -273,6 +296,9 @@ class World {
 
   void leave(Worker& worker, bool at_boundary) {
     meetings_[worker.present].left.insert(worker.id);
+    if (worker.old != 0) meetings_[worker.old].left.insert(worker.id);
+    worker.old = 0;
+    drop_beside(worker);
     for (auto& [id, operation] : worker.operations) operation.run = 0;
     worker.stage = Stage::kWaiting;
     worker.has_told_broken = false;
@@ -295,7 +321,7 @@ class World {
   }
 
   bool notice_loss(Worker& worker) {
-    if (worker.stage == Stage::kWaiting) return false;
+    if (worker.stage == Stage::kWaiting || worker.stage == Stage::kSwitching || !is_elastic_) return false;
     const std::uint64_t number = worker.stage == Stage::kJoining ? worker.go.generation : worker.present;
     if (meetings_[number].left.empty()) return false;
     if (worker.stage == Stage::kJoining) {
@@ -316,84 +342,6 @@ class World {
     return true;
   }
 
-  bool join(Worker& worker) {
-    if (worker.stage != Stage::kJoining) return false;
-    Meeting& meeting = meetings_[worker.go.generation];
-    if (!meeting.summaries.contains(worker.id)) {
-      meeting.summaries[worker.id] = *decode_summary(encode(worker.journal.summary()));
-      return true;
-    }
-    if (meeting.summaries.size() < meeting.members.size()) return false;
-    std::vector<Summary> summaries;
-    for (const WorkerId member : meeting.members) summaries.push_back(meeting.summaries.at(member));
-    const Plan plan = make_plan(summaries, meeting.members);
-    for (const Step& step : plan.steps) {
-      const bool lacks = std::find(step.to.begin(), step.to.end(), worker.go.rank) != step.to.end();
-      // Who has the result is not there any more: the joining will fail.
-      if (lacks && step.kind == Step::Kind::kDeliver && meeting.left.contains(meeting.members[step.from])) return false;
-    }
-    install(worker, plan);
-    return true;
-  }
-
-  void install(Worker& worker, const Plan& plan) {
-    worker.stage = Stage::kIn;
-    worker.present = worker.go.generation;
-    worker.crew = worker.go.members;
-    worker.newcomers = 0;
-    worker.has_told_broken = false;
-    if (worker.journal.is_new()) worker.journal.begin_at(plan.start);
-    worker.journal.settle_in();
-    for (const Step& step : plan.steps) {
-      if (std::find(step.to.begin(), step.to.end(), worker.go.rank) == step.to.end()) continue;
-      apply(worker, step);
-    }
-    worker.unreported.clear();
-    for (const auto& [id, record] : worker.journal.records()) {
-      if (record.state != Record::State::kPending) worker.unreported.push_back(id);
-    }
-    for (auto& [id, operation] : worker.operations) {
-      if (!operation.value && !operation.has_failed) start(worker, id, operation);
-    }
-    if (worker.reached_boundary) worker.wants_boundary = false;
-  }
-
-  void apply(Worker& worker, const Step& step) {
-    if (step.kind == Step::Kind::kRedo) {
-      ++redone;
-      if (step.root == 0) return;
-      if (const auto found = worker.operations.find(step.id); found != worker.operations.end()) {
-        found->second.root = step.root;
-      } else {
-        worker.straddling[step.id] = step.root;
-      }
-      return;
-    }
-    Pending outcome;
-    if (step.kind == Step::Kind::kFail) {
-      ++failed;
-      outcome.has_failed = true;
-    } else {
-      ++delivered;
-      const WorkerId from = meetings_[worker.go.generation].members[step.from];
-      for (const Worker& other : workers_) {
-        if (other.id != from) continue;
-        const auto kept = other.operations.find(step.id);
-        if (kept == other.operations.end() || !kept->second.value) {
-          problem_ = "a result that others need is not kept";
-          return;
-        }
-        outcome.value = kept->second.value;
-      }
-    }
-    const auto found = worker.operations.find(step.id);
-    if (found == worker.operations.end()) {
-      worker.outcomes[step.id] = outcome;
-    } else {
-      end(worker, step.id, found->second, outcome);
-    }
-  }
-
   void end(Worker& worker, const OperationId& id, Pending& operation, const Pending& outcome) {
     operation.value = outcome.value;
     operation.has_failed = outcome.has_failed;
@@ -405,6 +353,10 @@ class World {
     }
     worker.unreported.push_back(id);
     remember(worker, id, operation);
+    if (is_elastic_) return;
+    worker.unreported.clear();
+    worker.journal.forget(id);
+    worker.operations.erase(id);
   }
 
   void remember(Worker& worker, const OperationId& id, const Pending& operation) {
@@ -415,20 +367,20 @@ class World {
   }
 
   void start(Worker& worker, const OperationId& id, Pending& operation) {
-    operation.run = worker.present;
+    operation.run = is_old(worker, id) ? worker.old : worker.present;
     const auto& crew = worker.crew;
     if (operation.root != 0 && std::find(crew.begin(), crew.end(), operation.root) == crew.end()) {
       operation.root = crew.front();
       worker.journal.set_root(id, operation.root);
     }
-    meetings_[worker.present].running[worker.id][id] = operation.number;
+    meetings_[operation.run].running[worker.id][id] = operation.number;
   }
 
   bool complete_one(Worker& worker) {
-    if (!worker.is_stable()) return false;
-    const Meeting& meeting = meetings_[worker.present];
+    if (!worker.is_stable() && worker.stage != Stage::kSwitching) return false;
     for (auto& [id, operation] : worker.operations) {
-      if (operation.value || operation.has_failed || operation.run != worker.present) continue;
+      if (operation.value || operation.has_failed || operation.run == 0) continue;
+      const Meeting& meeting = meetings_[operation.run];
       Pending outcome;
       Value value;
       bool is_whole = true;
@@ -520,7 +472,7 @@ class World {
         return true;
       case Line::kDone:
         // It goes when nobody can need what it has.
-        if (!worker.operations.empty() || !worker.is_stable()) return false;
+        if (!worker.operations.empty() || !worker.is_stable() || worker.beside || worker.old != 0) return false;
         tell(worker, MessageKind::kLeave, worker.present);
         meetings_[worker.present].left.insert(worker.id);
         worker.has_left = true;
@@ -586,8 +538,13 @@ class World {
   }
 
   std::mt19937_64 random_;
+  const bool is_elastic_;
   Rendezvous rendezvous_;
+  Instant now_{};
+  std::uint64_t idle_ = 0;
   std::deque<Worker> workers_;
+  std::deque<Server> servers_;
+  std::set<std::uint64_t> broken_;  // Generations.
   std::map<std::uint64_t, Meeting> meetings_;
   std::uint64_t places_ = 0;
   std::uint64_t steps_ = 0;
@@ -596,3 +553,5 @@ class World {
 };
 
 }  // namespace herring::elastic::testing
+
+#include "elastic/world_switch.h"

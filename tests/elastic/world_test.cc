@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <iostream>
+#include <random>
+
+#include "seeds.h"
+
 namespace herring::elastic::testing {
 namespace {
 
@@ -10,19 +15,39 @@ struct Seen {
   std::uint64_t delivered = 0;
   std::uint64_t failed = 0;
   std::uint64_t boundaries = 0;
+  std::uint64_t switches = 0;
+  void operator+=(const Seen& one) {
+    redone += one.redone;
+    delivered += one.delivered;
+    failed += one.failed;
+    boundaries += one.boundaries;
+    switches += one.switches;
+  }
 };
 
-Seen play_all(std::uint64_t first, std::uint64_t count, std::uint32_t deaths, std::uint32_t arrivals) {
+/// What befalls the job.
+struct Lot {
+  std::uint32_t deaths = 0;
+  std::uint32_t arrivals = 0;
+  std::uint32_t restarts = 0;
+  std::uint32_t servers = 0;
+  bool is_elastic = true;
+  std::uint32_t most_workers = 5;
+};
+
+/// In jobs that are not elastic workers neither die nor come.
+Seen play_one(std::uint64_t seed, const Lot& lot, std::uint64_t steps) {
+  World world({2 + static_cast<std::uint32_t>(seed % (lot.most_workers - 1)), lot.servers, lot.is_elastic}, seed);
+  const std::string problem = world.play(steps, lot.is_elastic ? lot.deaths : 0, lot.is_elastic ? lot.arrivals : 0,
+                                         lot.servers > 0 ? lot.restarts : 0);
+  EXPECT_EQ(problem, "") << "seed " << seed << " fails";
+  return {world.redone, world.delivered, world.failed, world.boundaries, world.switches};
+}
+
+Seen play_all(std::uint64_t first, std::uint64_t count, const Lot& lot) {
   Seen seen;
-  for (std::uint64_t seed = first; seed < first + count; ++seed) {
-    World world(2 + static_cast<std::uint32_t>(seed % 4), seed);
-    const std::string problem = world.play(6, deaths, arrivals);
-    EXPECT_EQ(problem, "") << "seed " << seed << ", deaths " << deaths << ", arrivals " << arrivals;
-    if (!problem.empty()) break;
-    seen.redone += world.redone;
-    seen.delivered += world.delivered;
-    seen.failed += world.failed;
-    seen.boundaries += world.boundaries;
+  for (std::uint64_t seed = first; seed < first + count && !::testing::Test::HasFailure(); ++seed) {
+    seen += play_one(seed, lot, 6);
   }
   return seen;
 }
@@ -30,32 +55,58 @@ Seen play_all(std::uint64_t first, std::uint64_t count, std::uint32_t deaths, st
 // Each seed: no deadlock, one outcome of every operation on all, every survivor's contribution in it, all steps done.
 
 TEST(ElasticWorld, WithoutDeathsNothingIsDoneTwice) {
-  const Seen seen = play_all(1, 300, 0, 0);
+  const Seen seen = play_all(1, 300, {0, 0});
   EXPECT_EQ(seen.redone + seen.delivered + seen.failed + seen.boundaries, 0U);
 }
 
 TEST(ElasticWorld, DeathsCostNoOperation) {
-  const Seen seen = play_all(1000, 1500, 1, 0);
+  const Seen seen = play_all(1000, 1500, {1, 0});
   EXPECT_GT(seen.redone, 0U);
   EXPECT_GT(seen.delivered, 0U);
 }
 
 TEST(ElasticWorld, DeathsDuringRecoveryAreTheSameAgain) {
-  const Seen seen = play_all(5000, 1500, 4, 0);
+  const Seen seen = play_all(5000, 1500, {4, 0});
   EXPECT_GT(seen.redone, 0U);
   EXPECT_GT(seen.delivered, 0U);
   EXPECT_GT(seen.failed, 0U);  // Broadcasts whose root died: on all alike.
 }
 
 TEST(ElasticWorld, NewWorkersComeInBetweenSteps) {
-  const Seen seen = play_all(9000, 1000, 0, 2);
+  const Seen seen = play_all(9000, 1000, {0, 2});
   EXPECT_GT(seen.boundaries, 0U);
 }
 
+TEST(ElasticWorld, ServersComeBackWhileTrainingGoesOn) {
+  EXPECT_GT(play_all(40000, 300, {.restarts = 3, .servers = 2, .is_elastic = false}).switches, 300U);
+  const Seen seen = play_all(50000, 500, {.deaths = 2, .arrivals = 1, .restarts = 3, .servers = 2});
+  EXPECT_GT(seen.switches, 100U);
+  EXPECT_GT(seen.redone, 0U);
+}
+
 TEST(ElasticWorld, NewWorkersAndDeathsTogether) {
-  const Seen seen = play_all(20000, 2000, 4, 3);
+  const Seen seen = play_all(20000, 2000, {4, 3});
   EXPECT_GT(seen.boundaries, 0U);
   EXPECT_GT(seen.delivered, 0U);
+}
+
+/// All of it, at sizes up to 16 workers: what benchmarks/sim.py plays.
+TEST(ElasticWorld, WhateverBefallsIt) {
+  const herring::testing::SeedRange range = herring::testing::seeds(300);
+  Seen seen;
+  for (std::uint64_t seed = range.first; seed < range.first + range.count; ++seed) {
+    std::mt19937_64 random(~seed);
+    const auto pick = [&random](std::uint64_t below) { return static_cast<std::uint32_t>(random() % below); };
+    const bool is_large = pick(4) == 0;
+    const Lot lot{pick(5), pick(4), pick(5), pick(5), pick(4) != 0, is_large ? 17U : 5U};
+    seen += play_one(seed, lot, 2 + pick(7));
+    if (::testing::Test::HasFailure()) {
+      FAIL() << "seed " << seed << " fails; HERRING_TEST_SEED=" << seed << " replays it";
+    }
+  }
+  std::cout << range.count << " schedules: " << seen.redone << " operations done again, " << seen.delivered
+            << " delivered, " << seen.failed << " failed on all alike, " << seen.boundaries << " boundaries, "
+            << seen.switches << " planned switches\n";
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engines/cluster.h"
+#include "seeds.h"
 
 /// Random operations with their inputs and the results that must come out, computed here and nowhere else.
 namespace herring::testing {
@@ -19,17 +20,6 @@ inline std::uint64_t pick(Random& random, std::uint64_t low, std::uint64_t high)
   return std::uniform_int_distribution<std::uint64_t>(low, high)(random);
 }
 inline bool chance(Random& random, double p) { return std::uniform_real_distribution<double>(0, 1)(random) < p; }
-
-/// HERRING_TEST_SEED=n runs that seed alone; HERRING_TEST_SCHEDULES=n changes how many there are.
-struct SeedRange {
-  std::uint64_t first = 1;
-  std::uint64_t count = 0;
-};
-inline SeedRange seeds(std::uint64_t count) {
-  if (const char* seed = std::getenv("HERRING_TEST_SEED")) return {std::strtoull(seed, nullptr, 10), 1};
-  if (const char* schedules = std::getenv("HERRING_TEST_SCHEDULES")) return {1, std::strtoull(schedules, nullptr, 10)};
-  return {1, count};
-}
 
 /// The naive reference: the balanced binary tree over contributors, one element at a time.
 template <class T, class Add>

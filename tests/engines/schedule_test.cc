@@ -41,6 +41,27 @@ std::vector<Death> random_deaths(Random& random, const Cluster& cluster) {
   return deaths;
 }
 
+/// Links that hold everything back for a while. From numbers of their own: the rest of a seed stays as it is.
+struct Cut {
+  std::uint32_t worker = 0;
+  std::uint32_t lane = 0;
+  Instant from;
+  Instant until;
+};
+
+std::vector<Cut> random_cuts(Random& faults, const Cluster& cluster) {
+  std::vector<Cut> cuts;
+  if (!chance(faults, 0.3)) return cuts;
+  const std::uint64_t longest = chance(faults, 0.3) ? 500'000'000 : 1'000'000;
+  for (std::uint64_t i = pick(faults, 1, 3); i > 0; --i) {
+    const auto worker = static_cast<std::uint32_t>(pick(faults, 0, cluster.options().workers - 1));
+    const auto lane = static_cast<std::uint32_t>(pick(faults, 0, cluster.options().lanes - 1));
+    const Instant from = cluster.now() + std::chrono::nanoseconds(pick(faults, 0, 300'000));
+    cuts.push_back({worker, lane, from, from + std::chrono::nanoseconds(pick(faults, 1, longest))});
+  }
+  return cuts;
+}
+
 struct Event {
   Instant when;
   std::function<void()> run;
@@ -48,8 +69,13 @@ struct Event {
 
 /// Everything that happens in one round, in the order of time.
 std::vector<Event> plan_round(Random& random, Cluster& cluster, std::vector<TestOp>& ops,
-                              const std::vector<Death>& deaths) {
+                              const std::vector<Death>& deaths, const std::vector<Cut>& cuts) {
   std::vector<Event> events;
+  for (const Cut& cut : cuts) {
+    const std::uint32_t lane = cluster.options().workers + cut.lane;
+    events.push_back({cut.from, [&cluster, lane, cut] { cluster.network().partition(cut.worker, lane); }});
+    events.push_back({cut.until, [&cluster, lane, cut] { cluster.network().heal(cut.worker, lane); }});
+  }
   for (const Submission& next : random_order(random, cluster, ops)) {
     TestOp& op = ops[next.op];
     events.push_back(
@@ -135,7 +161,9 @@ struct Coverage {
   std::uint64_t deaths = 0;
   std::uint64_t items_moved = 0;    // Announced to an heir.
   std::uint64_t chunks_copied = 0;  // Results that an heir took from who had them.
-  std::uint64_t damaged = 0;        // Messages, on the way between processes that check.
+  std::uint64_t cuts = 0;
+  std::uint64_t duplicated = 0;  // Messages that came again by themselves.
+  std::uint64_t damaged = 0;     // Messages, on the way between processes that check.
   std::uint64_t resent = 0;
 };
 
@@ -154,6 +182,7 @@ void count(const Cluster& cluster, const transport::SimStats& network, Coverage&
     coverage.resent += cluster.checked_stats(peer).resent;
   }
   coverage.damaged += network.damaged;
+  coverage.duplicated += network.duplicated;
   coverage.refused_posts += network.refused;
   coverage.messages += network.messages;
 }
@@ -199,7 +228,11 @@ ClusterOptions schedule_options(Random& random, std::uint64_t seed) {
 
 void run_schedule(std::uint64_t seed, Coverage& coverage) {
   Random random(seed);
-  Cluster cluster(schedule_options(random, seed));
+  Random faults(~seed);
+  ClusterOptions chosen = schedule_options(random, seed);
+  // Where messages carry numbers; a network without them brings each once.
+  if (chosen.checksum && chance(faults, 0.5)) chosen.sim.duplicate_chance = 0.1;
+  Cluster cluster(chosen);
   const bool failover = cluster.options().failover;
   for (std::uint32_t peer = 0; peer < cluster.options().workers + cluster.options().lanes; ++peer) {
     if (chance(random, 0.1)) cluster.network().set_slowness(peer, static_cast<double>(pick(random, 2, 20)));
@@ -222,7 +255,9 @@ void run_schedule(std::uint64_t seed, Coverage& coverage) {
     if (failover && round == death_round) deaths = random_deaths(random, cluster);
     is_disturbed |= !deaths.empty();
     coverage.deaths += deaths.size();
-    for (const Event& event : plan_round(random, cluster, ops, deaths)) {
+    const std::vector<Cut> cuts = random_cuts(faults, cluster);
+    coverage.cuts += cuts.size();
+    for (const Event& event : plan_round(random, cluster, ops, deaths, cuts)) {
       cluster.run_until(event.when);
       event.run();
     }
@@ -249,7 +284,8 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
             << coverage.messages << " messages, " << coverage.full_lanes << " lanes with every slot in use, "
             << coverage.slotless_lanes << " that needed none, " << coverage.refused_posts << " posts refused, "
             << coverage.deaths << " deaths, " << coverage.items_moved << " items moved, " << coverage.chunks_copied
-            << " chunks copied, " << coverage.damaged << " messages damaged, " << coverage.resent << " sent again\n";
+            << " chunks copied, " << coverage.damaged << " messages damaged, " << coverage.resent << " sent again, "
+            << coverage.duplicated << " doubled, " << coverage.cuts << " links cut\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);
@@ -258,6 +294,8 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
   EXPECT_GT(coverage.chunks_copied, range.count / 50);
   EXPECT_GT(coverage.damaged, range.count);
   EXPECT_GT(coverage.resent, range.count);
+  EXPECT_GT(coverage.duplicated, range.count);
+  EXPECT_GT(coverage.cuts, range.count / 4);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "message_program.h"
+#include "mutate.h"
 #include "point_to_point/engine.h"
 #include "point_to_point/message.h"
 #include "require.h"
@@ -34,12 +35,6 @@ EngineConfig engine_config() {
   config.max_incoming_of_peer = 2;
   config.grace = std::chrono::seconds(1);
   return config;
-}
-
-/// Makes the sanitizer look at every byte.
-void touch(std::span<const std::byte> bytes) {
-  volatile unsigned sum = 0;
-  for (const std::byte b : bytes) sum = sum + std::to_integer<unsigned>(b);
 }
 
 class Harness {
@@ -92,23 +87,6 @@ class Harness {
     }
   }
 
-  /// XORs bytes of header and body as the program says, and seals the header again: what a hostile worker would send.
-  std::optional<wire::Header> mutate(const wire::Header& header, std::vector<std::byte>& body) {
-    wire::HeaderBytes bytes = wire::encode(header);
-    for (int count = program_.next() & 3; count > 0; --count) {
-      const std::size_t at = program_.next();
-      const auto with = static_cast<std::byte>(program_.next());
-      if (at < bytes.size()) {
-        bytes[at] ^= with;
-      } else if (at - bytes.size() < body.size()) {
-        body[at - bytes.size()] ^= with;
-      }
-    }
-    const std::uint32_t crc = wire::crc32c(std::span(bytes).first(76));
-    for (std::size_t i = 0; i < 4; ++i) bytes[76 + i] = static_cast<std::byte>(crc >> (8 * i));
-    return wire::decode(bytes);
-  }
-
   wire::Header header_of(std::uint32_t sender, wire::MessageType type) const {
     wire::Header header;
     header.type = type;
@@ -146,7 +124,7 @@ class Harness {
     // In its turn, or a little ahead.
     const std::uint64_t ahead = header.count == 7 ? 1 : 0;
     if (header.type != wire::MessageType::kReturn) header.offset = next_number_[sender] + ahead;
-    const auto sealed = mutate(header, body);
+    const auto sealed = mutate(program_, header, body, 3);
     if (!sealed) return;
     if (header.type != wire::MessageType::kReturn && ahead == 0) ++next_number_[sender];
     engine_.link(0).on_control(now_, *sealed, body);
@@ -195,7 +173,7 @@ class Harness {
     header.offset = std::uint64_t{header.chunk} * kLink.chunk_bytes;
     header.payload_bytes = static_cast<std::uint32_t>(action.payload.size());
     std::vector<std::byte> none;
-    const auto sealed = mutate(header, none);
+    const auto sealed = mutate(program_, header, none, 3);
     if (sealed) engine_.link(0).on_received(now_, action.token, Status::ok(), *sealed);
     if (!sealed) engine_.link(0).on_received(now_, action.token, Status(Code::kProtocol, "no message"), {});
   }

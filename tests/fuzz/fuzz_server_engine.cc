@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine_program.h"
+#include "mutate.h"
 #include "require.h"
 #include "server/engine.h"
 
@@ -45,16 +46,6 @@ server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   config.backup_bytes = kBackupBytes;
   if ((setup & kSetupGrace) != 0) config.backup_grace = std::chrono::milliseconds(150);
   return config;
-}
-
-bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return !a.empty() && !b.empty() && a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
-}
-
-/// Makes the sanitizer look at every byte.
-void touch(std::span<const std::byte> bytes) {
-  volatile unsigned sum = 0;
-  for (const std::byte b : bytes) sum = sum + std::to_integer<unsigned>(b);
 }
 
 struct Message {
@@ -140,21 +131,8 @@ class Harness {
     return header;
   }
 
-  /// XORs bytes of header and body as the program says, and seals the header again: what a hostile worker would send.
   void mutate_and_send(Message message) {
-    wire::HeaderBytes bytes = wire::encode(message.header);
-    for (int count = program_.next() & 7; count > 0; --count) {
-      const std::size_t at = program_.next();
-      const auto with = static_cast<std::byte>(program_.next());
-      if (at < bytes.size()) {
-        bytes[at] ^= with;
-      } else if (at - bytes.size() < message.body.size()) {
-        message.body[at - bytes.size()] ^= with;
-      }
-    }
-    const std::uint32_t crc = wire::crc32c(std::span(bytes).first(76));
-    for (std::size_t i = 0; i < 4; ++i) bytes[76 + i] = static_cast<std::byte>(crc >> (8 * i));
-    const auto header = wire::decode(bytes);
+    const auto header = mutate(program_, message.header, message.body, 7);
     if (!header) return;
     engine_.on_control(now_, *header, message.body);
   }

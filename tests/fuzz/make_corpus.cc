@@ -15,6 +15,7 @@
 #include "runtime/hub_frame.h"
 #include "runtime/hub_protocol.h"
 #include "wire/header.h"
+#include "worker_program.h"
 
 /// Writes the first inputs of each fuzz target: make_corpus tests/fuzz/corpus
 namespace herring::fuzz {
@@ -303,6 +304,53 @@ void add_messages(const Corpus& corpus) {
   corpus.add("point_to_point", "lost", lost);
 }
 
+/// As fuzz_worker_engine reads them: each operation announced, granted, its Results, and a loss in the middle.
+void add_workers(const Corpus& corpus) {
+  const auto step = [](WorkerStep what) { return static_cast<std::uint8_t>(what); };
+  for (const std::uint8_t setup : {0, 1, 2, 1 | kSetupFailover, 2 | kSetupFailover | kSetupRetain}) {
+    for (const std::uint8_t kind : {0, 1, 2, 3, 16}) {
+      Bytes program = {setup, step(WorkerStep::kSubmit), 1, kind, 6};
+      for (std::uint8_t i = 0; i < 3; ++i) {
+        program.insert(program.end(), {step(WorkerStep::kControl), i, 0, 0, 2, 0, step(WorkerStep::kSent), 0});
+      }
+      Bytes lost = program;
+      lost.insert(lost.end(), {step(WorkerStep::kLost), 0, step(WorkerStep::kControl), 3, 0, 0, 1, 0});
+      for (int i = 0; i < 8; ++i) {
+        for (Bytes* one : {&program, &lost}) one->insert(one->end(), {step(WorkerStep::kResult), 0, 0});
+      }
+      program.insert(program.end(), {step(WorkerStep::kControl), 0, 3, 1, 2, 0, step(WorkerStep::kTick), 70});
+      const std::string name = std::to_string(setup) + "_" + std::to_string(kind);
+      corpus.add("worker_engine", "whole_" + name, program);
+      corpus.add("worker_engine", "lost_" + name, lost);
+    }
+  }
+}
+
+/// As fuzz_rendezvous reads them: a job that begins, breaks, takes a server in, ends.
+void add_rendezvous(const Corpus& corpus) {
+  constexpr std::uint8_t kElastic = 8, kServer = 4, kPresent = 1, kIsLost = 24;
+  const Bytes begin = {1 | 4, 1, 0, kElastic, 0, 1, 1, kElastic, 1, 1, 2, kServer, 0};
+  Bytes breaks = begin;
+  breaks.insert(breaks.end(), {kIsLost, 1, 2, 0, kElastic | kPresent, 0, 2, 2, kServer | kPresent, 0});
+  Bytes planned = begin;
+  planned.insert(planned.end(), {1, 3, kServer, 0, 6, 0, 2, 0, 6, 1, 2, 0, 7, 0, 1, 0, 7, 1, 1, 0});
+  Bytes ends = begin;
+  ends.insert(ends.end(), {4, 0, 64 | kPresent, 0, 0, 5, 2, 4, 1, 64 | kPresent, 0, 0, 5, 2, 5, 0, 1, 0, 5, 1, 1, 0});
+  corpus.add("rendezvous", "begins", begin);
+  corpus.add("rendezvous", "breaks", breaks);
+  corpus.add("rendezvous", "planned", planned);
+  corpus.add("rendezvous", "ends", ends);
+}
+
+/// As fuzz_checked reads them: sends that are confirmed by a report, receives that meet a whole and a damaged message.
+void add_checked(const Corpus& corpus) {
+  corpus.add("checked", "confirmed", Bytes{0, 16, 4, 0, 3, 8, 1, 2, 0, 0, 2, 0, 0, 0});
+  corpus.add("checked", "received", Bytes{1, 17, 2, 0, 4, 1, 0, 1, 0, 0, 0});
+  corpus.add("checked", "damaged",
+             Bytes{1, 49, 2, 0, 4, 1, 0, 1, 0, 0, 2, 90, 1, 91, 1, 6, 100, 2, 0, 4, 1, 0, 1, 0, 0, 0});
+  corpus.add("checked", "again", Bytes{0, 16, 4, 0, 3, 36, 1, 1, 1, 0, 1, 0, 0, 0, 6, 50, 4, 0});
+}
+
 }  // namespace
 }  // namespace herring::fuzz
 
@@ -317,5 +365,8 @@ int main(int count, char** arguments) {
   herring::fuzz::add_programs(corpus);
   herring::fuzz::add_hub_frames(corpus);
   herring::fuzz::add_messages(corpus);
+  herring::fuzz::add_workers(corpus);
+  herring::fuzz::add_rendezvous(corpus);
+  herring::fuzz::add_checked(corpus);
   return 0;
 }

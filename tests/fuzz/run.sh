@@ -6,7 +6,7 @@ set -euo pipefail
 seconds="${1:?usage: tests/fuzz/run.sh SECONDS [TARGET...]}"
 shift
 targets=("$@")
-[[ ${#targets[@]} -gt 0 ]] || targets=(header config server_engine hub_frame point_to_point)
+[[ ${#targets[@]} -gt 0 ]] || targets=(header config server_engine worker_engine hub_frame point_to_point checked rendezvous)
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 build="${FUZZ_BUILD:-$root/build/fuzz}"

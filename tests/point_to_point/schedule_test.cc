@@ -219,6 +219,7 @@ struct Coverage {
   std::uint64_t refused = 0;
   std::uint64_t failed = 0;
   std::uint64_t lost = 0;
+  std::uint64_t cuts = 0;
 };
 
 void count(Schedule& schedule, Coverage& coverage) {
@@ -232,10 +233,42 @@ void count(Schedule& schedule, Coverage& coverage) {
   }
 }
 
+/// Links of the network that hold everything back for a while. From numbers of their own: the rest of a seed stays.
+class Cuts {
+ public:
+  Cuts(std::uint64_t seed, Cluster& cluster) : faults_(~seed), cluster_(cluster), is_on_(chance(faults_, 0.3)) {}
+  void change() {
+    if (!is_on_ || !chance(faults_, 0.2)) return;
+    if (!cut_.empty() && chance(faults_, 0.5)) {
+      cluster_.network().heal(cut_.front().first, cut_.front().second);
+      cut_.pop_front();
+      return;
+    }
+    const std::uint64_t last = cluster_.options().workers - 1;
+    const auto end = [&] { return pick(faults_, 0, last) * Cluster::kLinks + 1; };
+    cut_.emplace_back(end(), end());
+    cluster_.network().partition(cut_.back().first, cut_.back().second);
+    ++count_;
+  }
+  std::uint64_t heal_all() {
+    for (const auto& [a, b] : cut_) cluster_.network().heal(a, b);
+    return count_;
+  }
+
+ private:
+  Random faults_;
+  Cluster& cluster_;
+  const bool is_on_;
+  std::deque<std::pair<std::uint64_t, std::uint64_t>> cut_;
+  std::uint64_t count_ = 0;
+};
+
 void run_schedule(std::uint64_t seed, Coverage& coverage) {
   Schedule schedule(seed);
   Cluster& cluster = schedule.cluster();
-  schedule.submit_all([] {});
+  Cuts cuts(seed, cluster);
+  schedule.submit_all([&] { cuts.change(); });
+  coverage.cuts += cuts.heal_all();
   // Thousands of chunks of 16 bytes, some of them three times, take their time.
   ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(cluster.options().checksum ? 50 : 20))) << "deadlock";
   EXPECT_EQ(cluster.completions().size(), 2 * schedule.messages().size());
@@ -308,7 +341,7 @@ void run_seeds(std::uint64_t how_many, Coverage& coverage, const char* what, Run
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::cout << range.count << ' ' << what << " in " << seconds << " s: " << coverage.messages << " messages, "
             << coverage.held << " workers that held some, " << coverage.refused << " posts refused, " << coverage.failed
-            << " failures, " << coverage.lost << " workers lost\n";
+            << " failures, " << coverage.lost << " workers lost, " << coverage.cuts << " links cut\n";
 }
 
 TEST(MessageSchedules, EveryMessageMeetsItsReceiveInOrder) {
@@ -317,6 +350,7 @@ TEST(MessageSchedules, EveryMessageMeetsItsReceiveInOrder) {
   if (seeds(6'000).count < 1000) return;
   EXPECT_GT(coverage.held, 1000u);
   EXPECT_GT(coverage.refused, 1000u);
+  EXPECT_GT(coverage.cuts, 1000u);
 }
 
 TEST(MessageSchedules, FailuresEndEverythingOnceAndLeaveNothingBehind) {

@@ -219,3 +219,57 @@ def without_a_group() -> None:
     with expect_error(TypeError, "no_such_argument"):
         DistributedDataParallel(_model(), no_such_argument=3)
     dist.destroy_process_group()
+
+
+def _names_what_is_not_finite(rank: int, size: int) -> None:
+    """HERRING_CHECK_FINITE=on: the parameter by its name in the module, on every rank; else training is the same."""
+    model = _model()
+    ours = DistributedDataParallel(model, bucket_cap_mb=0.001)  # Several buckets.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(STEPS):
+        x, y = _batch(step, rank)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(ours(x), y).backward()
+        optimizer.step()
+    for name, value in _single(size).state_dict().items():
+        assert torch.allclose(model.state_dict()[name], value, atol=1e-5), name
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        spoiled = gradient.clone()
+        if rank == 1:
+            spoiled[2, 5] = float("inf")
+        return spoiled
+
+    model.branch.weight.register_hook(spoil)
+    x, y = _batch(STEPS, rank)
+    text = ""
+    try:
+        nn.functional.mse_loss(ours(x), y).backward()
+    except RuntimeError as error:
+        text = str(error)
+    assert "the gradient of branch.weight[2, 5] on rank 1" in text, text
+
+
+def _keeps_the_users_hook(rank: int) -> None:
+    """Who registers a hook has it, with HERRING_CHECK_FINITE=on as well."""
+    calls = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # Strings, as annotations are here, torch refuses.
+        calls.append(bucket.index())
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model = DistributedDataParallel(_model())
+    model.register_comm_hook(None, hook)
+    x, y = _batch(0, rank)
+    nn.functional.mse_loss(model(x), y).backward()
+    assert calls
+
+
+def names_what_is_not_finite() -> None:
+    with world() as (rank, size):
+        _names_what_is_not_finite(rank, size)
+
+
+def keeps_the_users_hook() -> None:
+    with world() as (rank, _):
+        _keeps_the_users_hook(rank)

@@ -37,3 +37,11 @@ def test_it_creates_the_process_group_where_there_is_none() -> None:
 
 def test_training_through_servers_alone() -> None:
     run_ranks(2, "cases_ddp:equals_single_process", timeout=240, env={"HERRING_INTRA_NODE": "off"})
+
+
+def test_what_is_not_finite_is_named_as_the_module_names_it() -> None:
+    run_ranks(3, "cases_ddp:names_what_is_not_finite", env={"HERRING_CHECK_FINITE": "on"})
+
+
+def test_a_hook_of_the_users_takes_the_place_of_ours() -> None:
+    run_ranks(2, "cases_ddp:keeps_the_users_hook", env={"HERRING_CHECK_FINITE": "on"})

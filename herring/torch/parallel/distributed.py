@@ -16,6 +16,7 @@ from herring.torch._launch import prepare_environment
 from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
 from herring.torch.parallel._average import average_hook, has_backup
+from herring.torch.parallel._finite import ParameterNames, named_hook
 from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
 
 __all__ = ["DistributedDataParallel"]
@@ -44,6 +45,9 @@ class DistributedDataParallel(_TorchDDP):
     who came in time, the same on all; a communication hook as well. Buffers are broadcast from rank 0 as ever: with
     broadcast_buffers=False nobody waits for a late rank 0.
 
+    With HERRING_CHECK_FINITE=on the error says which parameter's gradient is not finite, on which rank; so does a
+    communication hook, which takes the place that no other one has by the first forward().
+
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
 
@@ -64,7 +68,7 @@ class DistributedDataParallel(_TorchDDP):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A pickle holds no hooks: this one is registered again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        own = (wire_dtype_hook, average_hook)
+        own = (wire_dtype_hook, average_hook, named_hook)
         self._comm_hooks = [each for each in self._comm_hooks if each[0] not in own]
         self._register_wire_dtype()
 
@@ -76,6 +80,19 @@ class DistributedDataParallel(_TorchDDP):
         is_elastic = session is not None and session.elastic is not None
         if (is_elastic and dist.get_backend(self.process_group) == NAME) or has_backup(self.process_group):
             self.register_comm_hook(self.process_group, average_hook)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if not self._comm_hooks:
+            self._register_names()
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _register_names(self) -> None:
+        """Not earlier: a hook of the user's own takes its place."""
+        session = process.session()
+        checks = session is not None and session.config.check_finite == "on"
+        if checks and dist.get_backend(self.process_group) == NAME:
+            state = ParameterNames(self.module, self.process_group, self.gradient_as_bucket_view)
+            self.register_comm_hook(state, named_hook)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it."""

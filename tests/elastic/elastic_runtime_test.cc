@@ -1,0 +1,187 @@
+#include "elastic/elastic_runtime.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <deque>
+
+#include "elastic/elastic_job.h"
+#include "elastic/rendezvous_client.h"
+
+namespace herring::elastic {
+namespace {
+
+using namespace testing;
+using namespace std::chrono_literals;
+
+/// Allreduces that have been called and not waited for.
+class Calls {
+ public:
+  explicit Calls(ElasticRuntime& runtime) : runtime_(runtime) {}
+  void call(std::size_t elements = 1000) {
+    auto& values = memory_.emplace_back(elements, static_cast<float>(runtime_.rank() + 1));
+    works_.push_back(runtime_.submit(all_reduce(values)));
+  }
+  /// All are done, and well.
+  void wait(float sum) {
+    for (const auto& work : works_) finish(work);
+    for (const auto& values : memory_) {
+      EXPECT_EQ(values.front(), sum);
+      EXPECT_EQ(values.back(), sum);
+    }
+    works_.clear();
+    memory_.clear();
+  }
+
+ private:
+  ElasticRuntime& runtime_;
+  std::deque<std::vector<float>> memory_;
+  std::vector<std::shared_ptr<runtime::Work>> works_;
+};
+
+TEST(ElasticJobs, ServersComeBackOneAfterTheOtherWhileAWorkerLagsBehind) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  ElasticJob job({.workers = 2, .servers = 3});
+  std::atomic<std::uint64_t> generation{1};
+  std::atomic<bool> may_catch_up{false};
+  std::atomic<int> inside{0};
+  std::thread operator_thread([&] {
+    ASSERT_TRUE(eventually([&] { return inside == 2; }));
+    job.kill_server(0);
+    job.kill_server(0);
+    job.add_server();
+    ASSERT_TRUE(eventually([&] { return job.rendezvous().generation() == 2; }));
+    job.add_server();  // It has to wait: worker 1 still owes the first generation half of its calls.
+    std::this_thread::sleep_for(1s);
+    may_catch_up = true;
+    EXPECT_TRUE(eventually([&] { return job.rendezvous().generation() == 3; })) << "the second never came in";
+    generation = 3;
+  });
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    Calls calls(runtime);
+    ++inside;
+    for (int i = 0; i < 10; ++i) {
+      if (runtime.rank() == 1 && i == 5) {
+        ASSERT_TRUE(eventually([&] { return may_catch_up.load(); }));
+      }
+      calls.call();
+    }
+    calls.wait(3);
+    // On until the second one is in; both leave the loop with the same step.
+    for (float is_over = 0; is_over == 0;) {
+      std::vector<float> values(1, generation == 3 && runtime.generation() == 3 ? 1.0F : 0.0F);
+      finish(runtime.submit(all_reduce(values, ReduceOp::kMin)));
+      is_over = values.front();
+    }
+    calls.call(100'000);
+    calls.wait(3);
+  });
+  operator_thread.join();
+  runtime::testing::expect_clean(errors);
+  EXPECT_TRUE(job.rendezvous().wait(in_seconds(10)));
+  EXPECT_TRUE(job.rendezvous().ended_well());
+}
+
+TEST(ElasticJobs, AWorkerMayFinishWhileServersComeIn) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (int round = 0; round < 6; ++round) {
+    ElasticJob job({.workers = 3, .servers = 2});
+    std::atomic<bool> has_begun{false};
+    std::thread operator_thread([&] {
+      ASSERT_TRUE(eventually([&] { return has_begun.load(); }));
+      job.kill_server(0);
+      job.add_server();
+    });
+    const auto errors = job.run([&](ElasticRuntime& runtime) {
+      Calls calls(runtime);
+      calls.call();
+      calls.wait(6);
+      has_begun = true;
+      // The switch takes a few hundredths of a second; each round another moment of it.
+      if (runtime.rank() == 0) return void(std::this_thread::sleep_for(round * 20ms));
+      std::this_thread::sleep_for(300ms);
+      const std::vector<std::uint32_t> alone{runtime.rank()};
+      runtime.add_group(GroupId{1}, alone);
+      std::vector<float> values(10, 1);
+      runtime::Request request = all_reduce(values);
+      request.group = GroupId{1};
+      finish(runtime.submit(request));
+    });
+    operator_thread.join();
+    runtime::testing::expect_clean(errors);
+    EXPECT_TRUE(job.rendezvous().wait(in_seconds(10)));
+    EXPECT_TRUE(job.rendezvous().ended_well()) << "round " << round;
+  }
+}
+
+/// It has been sent to the first generation and dies before it has joined its hub: nobody waits for it.
+TEST(ElasticJobs, WhoDiesBetweenTheRendezvousAndTheHubIsKnownAtOnce) {
+  ElasticJob job({.workers = 2, .servers = 1});
+  job.kill_server(0);
+  RendezvousClientOptions options;
+  options.host = "127.0.0.1";
+  options.port = job.rendezvous().port();
+  options.secret = "secret";
+  options.enter.role = runtime::Role::kServer;
+  options.enter.host = "somewhere";
+  RendezvousClient server(options, in_seconds(10));
+  std::thread killer([&] {
+    Message message;
+    while (server.next(message, in_seconds(20)) && message.kind != MessageKind::kGo) {
+    }
+    std::this_thread::sleep_for(200ms);
+    server.close();
+  });
+  const Instant begin = std::chrono::steady_clock::now();
+  const auto errors = job.run([](ElasticRuntime&) { FAIL() << "there is no server"; });
+  killer.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("server 0 (pid 0 on somewhere) is lost"), std::string::npos) << error;
+}
+
+TEST(ElasticJobs, CountersGoOnFromGenerationToGeneration) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  ElasticJob job({.workers = 2, .servers = 2});
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    Calls calls(runtime);
+    for (int i = 0; i < 20; ++i) calls.call();
+    calls.wait(3);
+    const runtime::RuntimeCounters before = runtime.stats();
+    EXPECT_GT(before.announces, 0U);
+    if (runtime.rank() == 0) {
+      job.kill_server(0);
+      job.add_server();
+    }
+    float is_over = 0;
+    while (is_over == 0) {
+      std::vector<float> values(1, runtime.generation() == 2 ? 1.0F : 0.0F);
+      finish(runtime.submit(all_reduce(values, ReduceOp::kMin)));
+      is_over = values.front();
+      const runtime::RuntimeCounters now = runtime.stats();
+      EXPECT_GE(now.announces, before.announces);
+      EXPECT_GE(now.bytes_to_servers, before.bytes_to_servers);
+      EXPECT_GE(now.zero_copy_ops + now.staged_ops, before.zero_copy_ops + before.staged_ops);
+    }
+    EXPECT_GT(runtime.stats().ops_completed, before.ops_completed);
+  });
+  runtime::testing::expect_clean(errors);
+}
+
+TEST(RuntimeStats, AddUpInEveryField) {
+  using Counters = std::array<std::uint64_t, sizeof(runtime::RuntimeCounters) / sizeof(std::uint64_t)>;
+  Counters a;
+  Counters b;
+  Counters expected;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i] = 1 + i;
+    b[i] = 1000 * (i + 1);
+    expected[i] = a[i] + b[i];
+  }
+  auto sum = std::bit_cast<runtime::RuntimeCounters>(a);
+  sum += std::bit_cast<runtime::RuntimeCounters>(b);
+  EXPECT_EQ(std::bit_cast<Counters>(sum), expected);
+}
+
+}  // namespace
+}  // namespace herring::elastic

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "elastic/journal.h"
+#include "elastic/plan.h"
+#include "elastic/rendezvous.h"
+
+/// What tests/elastic/world.h plays with.
+namespace herring::elastic::testing {
+
+using WorkerId = std::uint64_t;
+
+/// Whose contributions it has, and what came of it.
+struct Value {
+  std::set<WorkerId> contributors;
+  std::uint64_t number = 0;
+  friend bool operator==(const Value&, const Value&) = default;
+};
+
+struct Pending {
+  std::uint64_t number = 0;  // What this worker contributes.
+  std::uint64_t root = 0;
+  std::uint64_t run = 0;
+  std::optional<Value> value;
+  bool has_failed = false;
+};
+
+enum class Stage : std::uint8_t { kWaiting, kJoining, kIn, kSwitching };
+
+struct Worker {
+  std::uint64_t place = 0;  // Its connection.
+  bool is_alive = true;
+  bool has_left = false;
+  Stage stage = Stage::kWaiting;
+  WorkerId id = 0;
+  Message go;                  // Of the generation it joins.
+  std::uint64_t present = 0;   // The one it was in last,
+  std::vector<WorkerId> crew;  // and who is in it.
+  bool has_told_broken = false;
+  std::deque<Message> inbox;
+  std::deque<Message> outbox;
+  Journal journal;
+  std::map<OperationId, Pending> operations;
+  std::map<OperationId, Pending> outcomes;
+  std::map<OperationId, std::uint64_t> straddling;
+  std::vector<OperationId> unreported;
+  std::map<OperationId, Pending> history;  // What its user saw.
+  std::uint32_t newcomers = 0;
+  bool wants_boundary = false;
+  bool reached_boundary = false;
+  // A planned switch: the generation beside, and what still goes through the one before.
+  std::optional<Message> beside;
+  bool is_built = false;
+  std::uint64_t old = 0;
+  std::map<std::uint32_t, GroupRecord> cutoff;
+  // The user's program.
+  enum class Line : std::uint8_t { kSync, kGradients, kStep, kAsked, kBoundary, kDone } line = Line::kSync;
+  std::uint64_t step = 0;
+  std::vector<OperationId> waits_for;
+  bool is_stable() const { return stage == Stage::kIn; }
+};
+
+/// What the workers of a generation have told each other.
+struct Meeting {
+  std::vector<WorkerId> members;
+  std::map<WorkerId, Summary> summaries;
+  std::map<WorkerId, std::map<OperationId, std::uint64_t>> running;  // And with which contribution.
+  std::set<WorkerId> left;
+  // A planned one.
+  std::set<WorkerId> joined;
+  std::map<WorkerId, std::map<std::uint32_t, GroupRecord>> submitted;
+  bool is_cancelled = false;
+};
+
+/// A server process, as far as the rendezvous sees it: what it sums is no matter here.
+struct Server {
+  std::uint64_t place = 0;
+  std::uint64_t serves = 0;  // The generation; 0: none.
+  bool is_alive = true;
+  std::deque<Message> inbox;
+  std::deque<Message> outbox;
+};
+
+}  // namespace herring::elastic::testing

@@ -1,0 +1,127 @@
+// A link that stays cut, and a transport that never gives the memory of a transfer back: the user's call ends all the
+// same.
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <deque>
+
+#include "core/status.h"
+#include "runtime/progress.h"
+
+namespace herring::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// Takes everything; nothing ever leaves it, and nothing comes.
+class CutEndpoint final : public transport::Endpoint {
+ public:
+  const transport::Address& address() const override { return address_; }
+  std::string description() const override { return "cut"; }
+  void add_peer(PeerId, std::span<const std::byte>) override {}
+  void remove_peer(PeerId) override {}
+  bool needs_registration() const override { return false; }
+  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
+    return std::make_unique<transport::Registration>();
+  }
+  Status post_send(PeerId, Tag, std::span<const std::byte>, std::span<const std::byte>, Token) override { return {}; }
+  Status post_receive(Tag, std::span<std::byte>, std::span<std::byte>, Token) override { return {}; }
+  void cancel_receive(Token token) override {
+    cancelled_.push_back({token, transport::CompletionKind::kCancelled, 0, {}});
+  }
+  std::size_t poll(std::span<transport::Completion> completions) override {
+    if (cancelled_.empty() || completions.empty()) return 0;
+    completions.front() = cancelled_.front();
+    cancelled_.pop_front();
+    return 1;
+  }
+  void wait(Instant, std::span<const int> also) override {
+    std::vector<pollfd> items;
+    for (const int descriptor : also) items.push_back({descriptor, POLLIN, 0});
+    if (cancelled_.empty()) ::poll(items.data(), items.size(), 10);
+  }
+  bool prepare_wait(std::vector<int>&, Instant&) override { return cancelled_.empty(); }
+  void wake() override {}
+
+ private:
+  transport::Address address_;
+  std::deque<transport::Completion> cancelled_;
+};
+
+class StuckTest : public testing::Test {
+ protected:
+  StuckTest() {
+    config_.servers = 1;
+    config_.dead_after_s = 0.2;
+    config_.intra_node = Switch::kOff;
+    const std::vector<Member> workers{{Role::kWorker, 0, 1, "id-a", "a"}, {Role::kWorker, 1, 2, "id-b", "b"}};
+    const std::vector<Member> servers{{Role::kServer, 0, 3, "id-c", "c"}};
+    placement_ = make_placement(config_, workers, servers);
+    ProgressOptions options;
+    options.config = config_;
+    options.placement = &placement_;
+    options.endpoint = std::make_unique<CutEndpoint>();
+    options.peer_endpoint = std::make_unique<CutEndpoint>();
+    progress_ = std::make_unique<Progress>(std::move(options));
+    group_ = std::make_shared<Group>();
+    const std::vector<std::uint32_t> all{0, 1};
+    group_->route = make_route(placement_, config_, 0, all);
+  }
+
+  std::shared_ptr<PendingWork> reduce(std::span<float> values, Duration timeout) {
+    auto operation = std::make_shared<PendingOperation>();
+    operation->group = group_;
+    operation->op = group_->next_op++;
+    operation->descriptor.dims = 1;
+    operation->descriptor.shape[0] = values.size();
+    operation->descriptor.op_bytes = values.size_bytes();
+    operation->output = std::as_writable_bytes(values);
+    operation->input = operation->output;
+    operation->deadline = std::chrono::steady_clock::now() + timeout;
+    operation->work = std::make_shared<PendingWork>(callbacks_, progress_->seat());
+    progress_->submit(operation);
+    return operation->work;
+  }
+
+  Config config_;
+  Placement placement_;
+  std::shared_ptr<CallbackPool> callbacks_ = std::make_shared<CallbackPool>();
+  std::shared_ptr<Group> group_;
+  std::unique_ptr<Progress> progress_;
+};
+
+TEST_F(StuckTest, AnOperationOnALinkThatStaysCutFails) {
+  std::vector<float> values(16, 1);
+  const auto work = reduce(values, 100ms);
+  ASSERT_TRUE(work->wait(std::chrono::steady_clock::now() + 5s)) << "it waits for the transport for ever";
+  EXPECT_EQ(work->status().code(), Code::kTimeout) << work->status().to_string();
+  const auto later = reduce(values, 10s);
+  ASSERT_TRUE(later->wait(std::chrono::steady_clock::now() + 5s));
+  EXPECT_FALSE(later->status().is_ok()) << "its endpoint is closed";
+}
+
+TEST_F(StuckTest, AMessageOnALinkThatStaysCutFails) {
+  std::vector<float> values(100'000, 1);
+  PendingMessage message;
+  message.route = {group_, &group_->route};
+  message.peer = 1;
+  message.is_send = true;
+  message.tag = 7;
+  message.data = std::as_bytes(std::span(values));
+  message.deadline = std::chrono::steady_clock::now() + 100ms;
+  message.work = std::make_shared<MessageWork>(callbacks_);
+  progress_->submit(message);
+  ASSERT_TRUE(message.work->wait(std::chrono::steady_clock::now() + 5s));
+  EXPECT_EQ(message.work->status().code(), Code::kTimeout) << message.work->status().to_string();
+}
+
+TEST(Overdue, CountsOnlyWhileSomebodyLooks) {
+  Overdue overdue(Instant{} + 10s);
+  EXPECT_FALSE(overdue.look(Instant{} + 9s, 1s));
+  EXPECT_FALSE(overdue.look(Instant{} + 100s, 1s)) << "its process had been stopped";
+  EXPECT_FALSE(overdue.look(Instant{} + 101s, 1s));
+  EXPECT_TRUE(overdue.look(Instant{} + 102s, 1s));
+}
+
+}  // namespace
+}  // namespace herring::runtime
