@@ -77,7 +77,7 @@ class DistributedDataParallel(_TorchDDP):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self._comm_hooks:
             self._register_names()
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _register_names(self) -> None:
         """Not earlier: a hook of the user's own takes its place."""
