@@ -222,7 +222,7 @@ def without_a_group() -> None:
 
 
 def _names_what_is_not_finite(rank: int, size: int) -> None:
-    """HERRING_CHECK_FINITE=on: the parameter by its name in the module, on every rank; else the training is the same."""
+    """HERRING_CHECK_FINITE=on: the parameter by its name in the module, on every rank; else training is the same."""
     model = _model()
     ours = DistributedDataParallel(model, bucket_cap_mb=0.001)  # Several buckets.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
