@@ -159,7 +159,7 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   // Where a loss ends the job, those who end because of it are lost after it.
   if (elastic_ || !lost_any_) last_reason_ = text;
   left_any_ = left_any_ || (lost.empty() && is_worker);
-  if (!lost.empty() && !is_worker) lost_server_ = text;
+  if (!lost.empty() && !is_worker && !lost_any_) lost_server_ = text;
   if (!lost.empty()) {
     // It may not have joined the hub yet, which then waits for it.
     Message news;
