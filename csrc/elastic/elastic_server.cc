@@ -154,11 +154,12 @@ class ElasticServer::Impl final {
 
   void serve(const Message& go, Serving& serving) {
     std::string failure;
+    bool gave_up = false;
     try {
       const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
-      const auto is_unwanted = [this, &serving] {
+      const auto is_unwanted = [this, &serving, &gave_up] {
         const std::scoped_lock lock(mutex);
-        return serving.is_unwanted;
+        return gave_up = serving.is_unwanted;
       };
       ServerProcess::Options options{config_of(home, go),
                                      join_hub(home, runtime::Role::kServer, go, deadline, is_unwanted), go.rank,
@@ -179,7 +180,9 @@ class ElasticServer::Impl final {
     {
       const std::scoped_lock lock(mutex);
       serving.is_over = true;
-      if (!serving.is_unwanted && !serving.is_planned) why_broken = failure;
+      // Who was told to stop while it served knows nothing of its own.
+      const bool was_told = gave_up || (serving.is_unwanted && serving.process);
+      if (!was_told && !serving.is_planned) why_broken = failure;
       if (serving.process) add(past, serving.process->counters());
     }
     std::unique_ptr<ServerProcess> last;

@@ -159,6 +159,7 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   // Where a loss ends the job, those who end because of it are lost after it.
   if (elastic_ || !lost_any_) last_reason_ = text;
   left_any_ = left_any_ || (lost.empty() && is_worker);
+  if (!lost.empty() && !is_worker && !lost_any_) lost_server_ = text;
   if (!lost.empty()) {
     // It may not have joined the hub yet, which then waits for it.
     Message news;
@@ -329,7 +330,9 @@ void Rendezvous::consider(Instant now) {
     consider_start(now);
   } else if (present(current_.workers).empty()) {
     const bool well = elastic_ ? left_any_ : !lost_any_;
-    end(well, well ? "all workers have finished" : "no worker is left: " + last_reason_);
+    // While a job begins the workers may have ended because of it.
+    const std::string before = lost_server_.empty() ? "" : "; before that " + lost_server_;
+    end(well, well ? "all workers have finished" : "no worker is left: " + last_reason_ + before);
   } else if (!consider_next(now)) {
     consider_drained();
     consider_planned(now);

@@ -137,6 +137,7 @@ class Rendezvous final {
   std::map<OperationId, Tally> tally_;
   std::vector<Action> actions_;
   std::string last_reason_;
+  std::string lost_server_;      // The last one: how.
   std::uint32_t fruitless_ = 0;  // Generations in a row that broke though nobody was lost.
   std::uint32_t announced_ = 0;
   bool elastic_ = false;  // All workers of the first generation are.
