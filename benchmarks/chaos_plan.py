@@ -102,7 +102,9 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
         resume=dice.random() < 0.5,
         again=dice.random() < 0.2,
     )
-    mode = dice.choices(("plain", "restart", "elastic"), (5, 3, 4))[0]
+    # What befalls links stays as it is.
+    is_spread = len(set(hosts)) > 1
+    mode = "plain" if is_spread else dice.choices(("plain", "restart", "elastic"), (2, 4, 4))[0]
     checksum = dice.random() < 0.3
     return replace(plan if mode == "plain" else _with_rendezvous(dice, plan, mode), checksum=checksum)
 
