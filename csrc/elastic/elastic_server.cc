@@ -154,12 +154,12 @@ class ElasticServer::Impl final {
 
   void serve(const Message& go, Serving& serving) {
     std::string failure;
-    bool gave_up = false;
+    bool was_told = false;  // It knows nothing of its own.
     try {
       const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
-      const auto is_unwanted = [this, &serving, &gave_up] {
+      const auto is_unwanted = [this, &serving, &was_told] {
         const std::scoped_lock lock(mutex);
-        return gave_up = serving.is_unwanted;
+        return was_told = serving.is_unwanted;
       };
       ServerProcess::Options options{config_of(home, go),
                                      join_hub(home, runtime::Role::kServer, go, deadline, is_unwanted), go.rank,
@@ -172,7 +172,11 @@ class ElasticServer::Impl final {
         serving.process = std::move(process);
         is_wanted = !serving.is_unwanted;
       }
-      if (is_wanted) failure = own->run().message();
+      if (is_wanted) {
+        const Status ended = own->run();
+        failure = ended.message();
+        was_told = ended.code() == Code::kCancelled;
+      }
     } catch (const std::exception& error) {
       failure = error.what();
     }
@@ -180,8 +184,6 @@ class ElasticServer::Impl final {
     {
       const std::scoped_lock lock(mutex);
       serving.is_over = true;
-      // Who was told to stop while it served knows nothing of its own.
-      const bool was_told = gave_up || (serving.is_unwanted && serving.process);
       if (!was_told && !serving.is_planned) why_broken = failure;
       if (serving.process) add(past, serving.process->counters());
     }

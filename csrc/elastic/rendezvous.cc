@@ -156,8 +156,14 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
   if (planned_.number != 0 && (is_in(planned_.workers, id) || is_in(planned_.servers, id))) cancel_planned(text, now);
   if (!is_in(is_worker ? current_.workers : current_.servers, id)) return;
   current_.has_shrunk = true;
-  // Where a loss ends the job, those who end because of it are lost after it.
-  if (elastic_ || !lost_any_) last_reason_ = text;
+  // Where a loss ends the job, those who end because of it are lost after it; a process that had to wait for a core
+  // may see several at once.
+  constexpr std::size_t kMaxReason = 1000;
+  if (elastic_ || !lost_any_) {
+    last_reason_ = text;
+  } else if (!lost.empty() && is_worker && last_reason_.size() < kMaxReason) {
+    last_reason_ += "; then " + text;
+  }
   left_any_ = left_any_ || (lost.empty() && is_worker);
   if (!lost.empty() && !is_worker && !lost_any_) lost_server_ = text;
   if (!lost.empty()) {

@@ -60,7 +60,10 @@ class ServerProcess::Impl {
         if (take(event)) return outcome;
       }
     }
-    return Status(Code::kCancelled, "the server was stopped");
+    // Who stops it may have heard earlier than this one why the job is over.
+    HubEvent event;
+    while (outcome.is_ok() && options.hub->next_event(event)) static_cast<void>(take(event));
+    return outcome.is_ok() ? Status(Code::kCancelled, "the server was stopped") : outcome;
   }
 
   /// True where there is nobody left to serve.

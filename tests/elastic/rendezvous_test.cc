@@ -210,7 +210,7 @@ TEST_F(RendezvousTest, ServersHearWhoWasLostAndNotWhoEndedBecauseOfIt) {
   lose(1);
   lose(3);
   EXPECT_EQ(last(100).kind, Kind::kEnd);
-  EXPECT_NE(last(100).text.find("worker 1 "), std::string::npos) << last(100).text;
+  EXPECT_NE(last(100).text.find("no worker is left: worker 1 "), std::string::npos) << last(100).text;
 }
 
 TEST_F(RendezvousTest, WhoAsksHearsWhoIsMissing) {
