@@ -4,6 +4,8 @@
 #include <poll.h>
 
 #include <deque>
+#include <set>
+#include <utility>
 
 #include "core/status.h"
 #include "runtime/progress.h"
@@ -24,16 +26,29 @@ class CutEndpoint final : public transport::Endpoint {
   std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
     return std::make_unique<transport::Registration>();
   }
-  Status post_send(PeerId, Tag, std::span<const std::byte>, std::span<const std::byte>, Token) override { return {}; }
-  Status post_receive(Tag, std::span<std::byte>, std::span<std::byte>, Token) override { return {}; }
+  Status post_send(PeerId, Tag, std::span<const std::byte>, std::span<const std::byte>, Token token) override {
+    sends_.push_back(token);
+    return {};
+  }
+  Status post_receive(Tag tag, std::span<std::byte>, std::span<std::byte>, Token token) override {
+    if (tag == kControlTag) controls_.insert(token.value);
+    return {};
+  }
   void cancel_receive(Token token) override {
     cancelled_.push_back({token, transport::CompletionKind::kCancelled, 0, {}});
+    if (!controls_.contains(token.value)) return;
+    // Its user closes it: that ends what it has sent too.
+    for (const Token send : std::exchange(sends_, {})) {
+      cancelled_.push_back({send, transport::CompletionKind::kSend, 0, Status(Code::kPeerLost, "closed")});
+    }
   }
   std::size_t poll(std::span<transport::Completion> completions) override {
-    if (cancelled_.empty() || completions.empty()) return 0;
-    completions.front() = cancelled_.front();
-    cancelled_.pop_front();
-    return 1;
+    std::size_t count = 0;
+    for (; count < completions.size() && !cancelled_.empty(); ++count) {
+      completions[count] = cancelled_.front();
+      cancelled_.pop_front();
+    }
+    return count;
   }
   void wait(Instant, std::span<const int> also) override {
     std::vector<pollfd> items;
@@ -46,6 +61,8 @@ class CutEndpoint final : public transport::Endpoint {
  private:
   transport::Address address_;
   std::deque<transport::Completion> cancelled_;
+  std::vector<Token> sends_;
+  std::set<std::uint64_t> controls_;
 };
 
 class StuckTest : public testing::Test {
