@@ -38,7 +38,7 @@ class World:
 
 
 WORLDS = [
-    World("engines", "test_engines", "EngineSchedules.EveryResultIsBitIdenticalInTenThousandSeededSchedules", 36),
+    World("engines", "test_engines", "EngineSchedules.EveryResultIsBitIdenticalInTenThousandSeededSchedules", 30),
     World("damage", "test_engines", "EngineFailures.DataThatIsDamagedAgainAndAgainFailsTheOperationEverywhere", 2),
     World("disagree", "test_engines", "EngineFailures.RanksThatDisagreeAllLearnWhoSaidWhatAndNothingElseSuffers", 2),
     World("never-comes", "test_engines", "EngineFailures.ARankThatNeverComesIsNamedAndHearsOfItWhenItDoes", 2),
@@ -47,6 +47,8 @@ WORLDS = [
     World("server-dies", "test_engines", "EngineFailures.ALostLaneFailsEveryOperationThatUsesIt", 2),
     World("last-server", "test_engines", "EngineFailures.WithFailoverTheLastLanesDeathIsAnErrorOfEveryRank", 2),
     World("hostile", "test_engines", "EngineFailures.HostileMessagesAreCountedAndChangeNothing", 2),
+    World("backup", "test_engines", "BackupSchedules.AllAgreeOnWhoIsInAndOnTheSumOfThoseInThreeThousandSchedules", 6),
+    World("backup-fails", "test_engines", "BackupSchedules.WhenAWorkerIsLostAllEndsAndWhatEndsWellIsRight", 2),
     World("messages", "test_point_to_point", "MessageSchedules.EveryMessageMeetsItsReceiveInOrder", 8),
     World("messages-fail", "test_point_to_point", "MessageSchedules.FailuresEndEverythingOnceAndLeaveNothingBehind", 6),
     World("host", "test_intra_node", "EngineSchedules.EveryResultIsTheTreeSumWhateverTheSchedule", 4),
@@ -57,7 +59,7 @@ WORLDS = [
         8,
         100001,
     ),
-    World("elastic", "test_elastic", "ElasticWorld.WhateverBefallsIt", 20),
+    World("elastic", "test_elastic", "ElasticWorld.WhateverBefallsIt", 18),
 ]
 
 
