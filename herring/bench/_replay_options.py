@@ -14,7 +14,7 @@ from herring.bench._units import format_size, parse_size
 
 CONTENDERS = ("herring", "gloo")
 # Of DistributedDataParallel, whose first bucket is small so that communication starts early, unless told a size.
-_BUCKET, _FIRST_BUCKET = "25MB", 1 << 20
+_BUCKET, _FIRST_BUCKET = 25 << 20, 1 << 20
 # Options of `herring bench allreduce` that would go unheeded, with their defaults; and the other way round.
 _UNHEEDED = {"sizes": None, "min": "8", "max": "64MB", "factor": 8.0, "turn": 0, "mpi_args": ""}
 _REPLAY_ONLY = {"model": None, "backward_ms": None, "backward_for": None, "scale": 1.0, "bucket": None}
@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale", type=float, default=1.0, metavar="X", help="make every gradient X as large (default 1)"
     )
     group.add_argument(
-        "--bucket", metavar="SIZE", help=f"as DDP's bucket_cap_mb (default {_BUCKET}, and 1MB for the first one)"
+        "--bucket",
+        metavar="SIZE",
+        help="as DDP's bucket_cap_mb (default 25MB, and 1MB for the first one, both times --scale)",
     )
 
 
@@ -103,13 +105,15 @@ def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
         raise InvalidArgumentError("give one of --backward-ms T and --backward-for gloo=50%")
     if args.backward_ms is not None and not 0 < args.backward_ms < 1e6:
         raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: above 0 and below 1,000,000")
-    bucket = parse_size(args.bucket or _BUCKET)
+    # A model that is X as large in buckets X as large: as many of them, ready at the same points of backward.
+    whole, first = (max(round(size * args.scale / 1024), 1) * 1024 for size in (_BUCKET, _FIRST_BUCKET))
+    bucket = whole if args.bucket is None else parse_size(args.bucket)
     return ReplayOptions(
         shared=shared,
         models=names,
         scale=args.scale,
         bucket_bytes=bucket,
-        first_bucket_bytes=_FIRST_BUCKET if args.bucket is None else bucket,
+        first_bucket_bytes=first if args.bucket is None else bucket,
         backward_s=None if args.backward_ms is None else args.backward_ms / 1e3,
         target=None if args.backward_for is None else _read_target(args.backward_for, shared),
     )

@@ -220,12 +220,13 @@ def test_all_models_over_servers(tmp_path):
 @needs_torch
 def test_backward_as_long_as_gloo_needs(tmp_path):
     options = ["--model", "resnet50", "--scale", "0.05", "--peers", "gloo", "--backward-for", "gloo=50%"]
-    content, _ = replay(tmp_path, HERRINGRUN, *options)
+    content, output = replay(tmp_path, HERRINGRUN, *options)
     assert [(each["who"], each["memory"]) for each in content["rows"]] == [
         ("herring", "arena"),
         ("herring", "private"),
         ("gloo", "private"),
     ]
+    assert "# 1280KB buckets, the first of 51KB" in output, "a model made smaller overlaps as the whole one does"
     assert len({each["nominal_backward_ms"] for each in content["rows"]}) == 1, "one backward time for all of them"
     assert content["rows"][0]["ratios"].keys() == {"gloo"}
 
