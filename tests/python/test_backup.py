@@ -95,14 +95,14 @@ def finish(steps, **more):
     ids=["embedded", "one server", "four lanes", "host first", "checksums"],
 )
 def test_who_sleeps_is_left_out_and_gets_the_same_result(job, servers, settings):
-    setting = {"backup_workers": 1, "bucket_bytes": "1MB", "backup_grace_s": 0.05, **settings}
+    setting = {"backup_workers": 1, "bucket_bytes": "1MB", "backup_grace_s": 0.3, **settings}
     results = run(job, sleeps_now_and_then, 4, servers, **setting)
     contributors = check_agreement(results)
     everybody, without = [0, 1, 2, 3], [0, 1, 3]
     assert contributors[0] == everybody
     assert contributors[2] == contributors[5] == contributors[8] == without
     punctual = max(results[rank]["slowest"] for rank in everybody if rank != LATE)
-    assert punctual < 0.5, f"somebody waited {punctual} s for the late one"
+    assert punctual < 0.9, f"somebody waited {punctual} s for the late one"
 
 
 def sleeps_now_and_then():
@@ -112,7 +112,7 @@ def sleeps_now_and_then():
     for step, count in enumerate([3, 3, 3, 50_000, 50_000, 50_000, 900_000, 900_000, 900_000]):
         if step % 3 == 2:
             if herring.rank() == LATE:
-                time.sleep(0.8)
+                time.sleep(1)
         else:
             herring.barrier()  # All at the same place again.
         start = time.perf_counter()
@@ -267,12 +267,30 @@ def too_late():
 
 
 def test_who_does_not_say_backup_disagrees(job):
-    for text in run(job, disagrees, 3, backup_workers=1):
+    for text in run(job, disagrees, 3, backup_workers=1, backup_grace_s=20):
         assert "with backup workers" in text, text
+
+
+def test_who_comes_late_and_disagrees_learns_it_alone(job):
+    results = run(job, disagrees_late, 3, backup_workers=1, backup_grace_s=0)
+    assert results[0] == results[2] == "no error", results
+    assert "the others, who did not wait for it, had said" in results[1], results
 
 
 def disagrees():
     herring.init()
+    return call_that_disagrees()
+
+
+def disagrees_late():
+    herring.init()
+    herring.barrier()
+    if herring.rank() == 1:
+        time.sleep(0.8)
+    return call_that_disagrees()
+
+
+def call_that_disagrees():
     try:
         herring.allreduce(np.ones(7), "sum", backup=herring.rank() != 1, timeout=20)
     except herring.MismatchError as error:

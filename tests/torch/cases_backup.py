@@ -29,7 +29,7 @@ def late_rank(wire_dtype: str | None = None) -> None:
         waited = 0.0
         for step in range(STEPS):
             if rank == LATE and step > 0:
-                time.sleep(0.3)
+                time.sleep(0.8)
             start = time.perf_counter()
             torch.manual_seed(100 * step + rank)
             loss = model(torch.randn(8, 40)).square().mean()
@@ -41,7 +41,7 @@ def late_rank(wire_dtype: str | None = None) -> None:
             same_everywhere(parameter, name)
         dropped = herring.stats()["dropped_contributions"]
         assert set(dropped) == {LATE}, dropped
-        assert rank == LATE or waited < 0.2 * (STEPS - 1), f"rank {rank} waited {waited} s for the late one"
+        assert rank == LATE or waited < 0.5 * (STEPS - 1), f"rank {rank} waited {waited} s for the late one"
         if narrow is None:
             check_average(model, size)
 
@@ -51,7 +51,7 @@ def check_average(model: torch.nn.Module, size: int) -> None:
     dist.barrier()
     rank = dist.get_rank()
     if rank == LATE:
-        time.sleep(0.5)
+        time.sleep(0.8)
     alone = make_model()
     alone.load_state_dict(model.module.state_dict())
     total = [torch.zeros_like(parameter) for parameter in alone.parameters()]
