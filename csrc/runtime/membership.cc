@@ -201,8 +201,9 @@ void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const
   }
   if (!first_needed_gone_ && index < options_.workers) first_needed_gone_ = index;
   const SharedBody body = make_body(encode(Event{kind, static_cast<std::uint32_t>(index), reason}));
-  for (const Slot& other : slots_) {
-    if (other.connection != 0 && &other != &slot) send(other.connection, FrameType::kEvent, body);
+  // Worker 0 last: its process holds the hub, and may end when it hears, before the hub has told the others.
+  for (auto other = slots_.rbegin(); other != slots_.rend(); ++other) {
+    if (other->connection != 0 && &*other != &slot) send(other->connection, FrameType::kEvent, body);
   }
   fail_rounds_without(index);
 }
@@ -244,7 +245,7 @@ void Membership::fail_rounds_without(std::size_t gone) {
     }
     const SharedBody body =
         make_body(encode(ExchangeFailed{it->first, static_cast<std::uint32_t>(gone), gone_text(gone)}));
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
+    for (std::size_t i = slots_.size(); i-- > 0;) {
       if (round.brought[i] && slots_[i].connection != 0) send(slots_[i].connection, FrameType::kExchangeFailed, body);
     }
     it = rounds_.erase(it);

@@ -108,6 +108,24 @@ class Job {
   std::vector<ConnectionId> closed;
 };
 
+/// Worker 0's process holds the hub. Its user's script may end it as soon as it hears of a loss, and with it the hub:
+/// who has not been told by then would blame worker 0.
+TEST(Membership, WorkerZeroHearsOfALossAfterAllOthers) {
+  Job job(4, 1);
+  job.join_all();
+  for (const ConnectionId id : {1u, 3u, 4u, 5u}) job.exchange(id, "round", "x");
+  job.sent.clear();
+  job.disconnect(2);
+  for (const FrameType type : {FrameType::kEvent, FrameType::kExchangeFailed}) {
+    std::vector<ConnectionId> told;
+    for (const auto& [id, frame] : job.sent) {
+      if (frame.type == type) told.push_back(id);
+    }
+    EXPECT_EQ(told.size(), 4u);
+    EXPECT_EQ(told.back(), 1u);
+  }
+}
+
 TEST(Membership, StartsWhenTheLastHasJoinedWhateverTheOrder) {
   Job job(2, 1);
   job.join(10, Job::server(0));
