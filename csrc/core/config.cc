@@ -117,13 +117,11 @@ constexpr auto kSettings = std::to_array<Setting>({
      kToggleChoices},
     {"HERRING_BACKUP_WORKERS", Type::kCount, &Config::backup_workers,
      "Contributions that a reduction with backup=True, or of Herring's DDP, does not wait for: it ends with the first "
-     "n-b "
-     "of n, less than the number of workers. 0: off. Not in elastic jobs; turns HERRING_FAILOVER=auto off.",
+     "n-b of n, less than the number of workers. 0: off. Not in elastic jobs; turns HERRING_FAILOVER=auto off.",
      0, 1'000'000},
     {"HERRING_BACKUP_GRACE_S", Type::kSeconds, &Config::backup_grace_s,
      "Backup workers: how long the last ones are still waited for, once the others are there. Not those who are behind "
-     "in "
-     "earlier operations.",
+     "in earlier operations.",
      0, 3600},
     {"HERRING_BACKUP_BYTES", Type::kBytes, &Config::backup_bytes,
      "Backup workers: results that each server lane keeps at most for those who have not come for them. Past it "

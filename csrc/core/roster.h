@@ -35,13 +35,18 @@ inline std::vector<std::uint32_t> members_of(const Roster& roster) {
   return members;
 }
 
+/// How many they are.
+inline std::uint32_t count_of(const Roster& roster) {
+  std::uint32_t count = 0;
+  for (const std::uint64_t word : roster) count += static_cast<std::uint32_t>(std::popcount(word));
+  return count;
+}
+
 /// Whether it names somebody, and only contributors that there are.
 inline bool is_sane(const Roster& roster, std::uint32_t contributors) {
   if (roster.size() != roster_words(contributors)) return false;
-  std::uint32_t count = 0;
-  for (const std::uint64_t word : roster) count += static_cast<std::uint32_t>(std::popcount(word));
   const std::uint32_t used = contributors % kRosterBits;
-  return count > 0 && (used == 0 || roster.back() >> used == 0);
+  return count_of(roster) > 0 && (used == 0 || roster.back() >> used == 0);
 }
 
 }  // namespace herring

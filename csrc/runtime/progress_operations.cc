@@ -217,8 +217,8 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     operation.first_rank = options_.rank;
   }
   if (part.descriptor.collective == Collective::kAllReduce && part.descriptor.reduce == ReduceOp::kAverage) {
-    const std::size_t in = whole.roster.empty() ? route.ranks.size() : members_of(whole.roster).size();
-    operation.average_over = static_cast<std::uint32_t>(in);
+    const auto all = static_cast<std::uint32_t>(route.ranks.size());
+    operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }
   operation.is_join = part.is_join;
   operation.roster = whole.roster;

@@ -289,17 +289,21 @@ void Engine::Impl::after_announce(Instant now, Op& op) {
   }
 }
 
+void Engine::Impl::count_lateness(const Op& op, Participant& participant) {
+  const Duration late = participant.announced - op.first_announce;
+  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(late).count();
+  participant.late = static_cast<std::uint32_t>(std::min<std::int64_t>(microseconds, wire::kWasLast - 1));
+  Lateness& sum = lateness_[participant.peer.value];
+  ++sum.announces;
+  sum.total += late;
+}
+
 /// What moved here from a lost lane says nothing about who is slow.
 void Engine::Impl::note_lateness(Op& op) {
   if (op.participants.size() < 2 || op.moved_by != 0) return;
   Participant* last = &op.participants.front();
   for (Participant& participant : op.participants) {
-    const Duration late = participant.announced - op.first_announce;
-    const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(late).count();
-    participant.late = static_cast<std::uint32_t>(std::min<std::int64_t>(microseconds, wire::kWasLast - 1));
-    Lateness& sum = lateness_[participant.peer.value];
-    ++sum.announces;
-    sum.total += late;
+    count_lateness(op, participant);
     if (participant.announced >= last->announced) last = &participant;
   }
   if (op.absentees() > 0) return;  // Somebody will come later.

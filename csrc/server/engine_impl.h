@@ -261,6 +261,7 @@ class Engine::Impl {
                        std::span<const std::byte> data);
   void place_participant(Op& op, std::uint32_t index);
   void after_announce(Instant now, Op& op);
+  void count_lateness(const Op& op, Participant& participant);
   void note_lateness(Op& op);
   void make_ready(Instant now, Op& op);
 

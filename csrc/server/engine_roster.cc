@@ -135,15 +135,10 @@ void Engine::Impl::send_roster(Op& op, Participant& participant) {
 
 /// Who is slow is known best of those that nobody waits for.
 void Engine::Impl::note_late_join(Op& op, Participant& participant) {
-  const Duration late = participant.announced - op.first_announce;
-  const auto microseconds = std::chrono::duration_cast<std::chrono::microseconds>(late).count();
-  participant.late = static_cast<std::uint32_t>(std::min<std::int64_t>(microseconds, wire::kWasLast - 1));
-  Lateness& sum = lateness_[participant.peer.value];
-  ++sum.announces;
-  sum.total += late;
+  count_lateness(op, participant);
   if (op.absentees() > 0) return;
   participant.late |= wire::kWasLast;
-  ++sum.last;
+  ++lateness_[participant.peer.value].last;
 }
 
 /// One who is not in, and comes when it has been decided or the others' data is being summed.
