@@ -38,12 +38,6 @@ class ReduceOp(str, Enum):
     BXOR = "bxor"
 
 
-def _op(op: ReduceOp | str) -> str:
-    if isinstance(op, str):
-        return op  # Its value is checked where it is used.
-    raise InvalidArgumentError(f"op is {op!r}; it must be one of {', '.join(each.value for each in ReduceOp)}")
-
-
 def _root(session: Session, root: int) -> int:
     if not 0 <= root < session.job.size:
         raise InvalidArgumentError(f"root is {root}; it must be a rank, from 0 to {session.job.size - 1}")
@@ -57,12 +51,12 @@ def _call(
     result: ArrayT,
     timeout: Timeout,
     name: str | None,
-    op: str = "sum",
+    op: ReduceOp | str = "sum",
     root: int = 0,
     async_op: bool = False,
     backup: bool = False,
 ) -> ArrayT | Handle[ArrayT]:
-    seconds = to_seconds(timeout)
+    seconds = None if timeout is None else to_seconds(timeout)
     if not async_op:
         session.runtime.run(collective, source, result, op, root, name, seconds, backup)
         return result
@@ -127,7 +121,7 @@ def allreduce(
     session = process.current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
-    return _call(session, "all_reduce", source, result, timeout, name, _op(op), 0, async_op, backup)
+    return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup)
 
 
 @overload
@@ -164,7 +158,11 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = process.current()
-    return _call(session, "all_reduce", None, array, timeout, name, _op(op), 0, async_op, backup)
+    if async_op:
+        return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup)
+    seconds = None if timeout is None else to_seconds(timeout)
+    session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)
+    return array
 
 
 @overload
@@ -228,7 +226,8 @@ def allgather(
 
 def barrier(*, name: str | None = None, timeout: Timeout = None) -> None:
     """Returns when every rank has called it. Raises HerringTimeoutError naming the ranks that did not."""
-    _call(process.current(), "barrier", None, None, timeout=timeout, name=name)
+    seconds = None if timeout is None else to_seconds(timeout)
+    process.current().runtime.run("barrier", None, None, "sum", 0, name, seconds, False)
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:

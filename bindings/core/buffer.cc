@@ -13,13 +13,13 @@ constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int1
   throw Error(Code::kInvalidArgument, role + " " + why);
 }
 
-std::string type_name(const py::object& object) { return Py_TYPE(object.ptr())->tp_name; }
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 /// Runs `release` with the interpreter lock when the last copy goes; leaves the object alone where that is impossible.
 template <class T, class Release>
 std::shared_ptr<void> owner_of(T* resource, Release release) {
-  return std::shared_ptr<void>(resource, [release, pid = getpid()](void* pointer) {
-    if (is_finalizing() || getpid() != pid) return;
+  return std::shared_ptr<void>(resource, [release, pid = process_id()](void* pointer) {
+    if (is_finalizing() || process_id() != pid) return;
     py::gil_scoped_acquire locked;
     release(static_cast<T*>(pointer));
   });
@@ -107,36 +107,43 @@ std::string describe(dlpack::DataType dtype) {
 }
 
 /// An object's dtype as its own library writes it; the format where it has none.
-std::string dtype_of(const py::object& object, const char* format) {
+std::string dtype_of(py::handle object, const char* format) {
   if (py::hasattr(object, "dtype")) return py::str(object.attr("dtype"));
   return std::string("buffer format '") + (format == nullptr ? "B" : format) + "'";
 }
 
-Buffer take_exported(const py::object& object, Access access, const std::string& role) {
-  auto view = std::make_unique<Py_buffer>();
-  if (PyObject_GetBuffer(object.ptr(), view.get(), PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
-    py::error_already_set raised;
-    const std::string kind = py::hasattr(object, "dtype") ? " (dtype " + dtype_of(object, nullptr) + ")" : "";
-    refuse(role, "cannot be read as memory" + kind + ": " + raised.what() + "; dtypes that work: " + kDtypes);
-  }
-  Buffer buffer;
-  buffer.owner = owner_of(view.release(), [](Py_buffer* exported) {
-    PyBuffer_Release(exported);
-    delete exported;
-  });
-  const auto* exported = static_cast<const Py_buffer*>(buffer.owner.get());
-  if (!parse_format(exported->format == nullptr ? "B" : exported->format, exported->itemsize, buffer.dtype)) {
-    refuse(role, "has dtype " + dtype_of(object, exported->format) +
+/// Throws where the object does not export what is asked for; the caller releases it.
+void export_to(Py_buffer& exported, py::handle object, const std::string& role) {
+  if (PyObject_GetBuffer(object.ptr(), &exported, PyBUF_STRIDES | PyBUF_FORMAT) == 0) return;
+  py::error_already_set raised;
+  const std::string kind = py::hasattr(object, "dtype") ? " (dtype " + dtype_of(object, nullptr) + ")" : "";
+  refuse(role, "cannot be read as memory" + kind + ": " + raised.what() + "; dtypes that work: " + kDtypes);
+}
+
+View view_of(const Py_buffer& exported, py::handle object, Access access, const std::string& role) {
+  View view;
+  if (!parse_format(exported.format == nullptr ? "B" : exported.format, exported.itemsize, view.dtype)) {
+    refuse(role, "has dtype " + dtype_of(object, exported.format) +
                      ", which Herring does not take; dtypes that work: " + kDtypes);
   }
-  if (access == Access::kWrite && exported->readonly != 0)
+  if (access == Access::kWrite && exported.readonly != 0)
     refuse(role, "is read-only, but the result is written into it");
-  if (PyBuffer_IsContiguous(exported, 'C') == 0) {
+  if (PyBuffer_IsContiguous(&exported, 'C') == 0) {
     refuse(role, "is not contiguous (row-major); copy it first: numpy.ascontiguousarray(array)");
   }
-  for (int i = 0; i < exported->ndim; ++i) buffer.shape.push_back(static_cast<std::uint64_t>(exported->shape[i]));
-  buffer.bytes = {static_cast<std::byte*>(exported->buf), static_cast<std::size_t>(exported->len)};
-  return buffer;
+  for (int i = 0; i < exported.ndim; ++i) view.shape.append(static_cast<std::uint64_t>(exported.shape[i]));
+  view.bytes = {static_cast<std::byte*>(exported.buf), static_cast<std::size_t>(exported.len)};
+  return view;
+}
+
+Buffer take_exported(py::handle object, Access access, const std::string& role) {
+  auto exported = std::make_unique<Py_buffer>();
+  export_to(*exported, object, role);
+  const std::shared_ptr<void> owner = owner_of(exported.release(), [](Py_buffer* last) {
+    PyBuffer_Release(last);
+    delete last;
+  });
+  return {view_of(*static_cast<const Py_buffer*>(owner.get()), object, access, role), owner};
 }
 
 bool is_contiguous(const dlpack::Tensor& tensor) {
@@ -150,7 +157,7 @@ bool is_contiguous(const dlpack::Tensor& tensor) {
   return true;
 }
 
-void check_device(const py::object& object, const std::string& role) {
+void check_device(py::handle object, const std::string& role) {
   if (!py::hasattr(object, "__dlpack_device__")) return;
   const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
   const auto type = py::int_(device[0]).cast<int>();
@@ -159,7 +166,7 @@ void check_device(const py::object& object, const std::string& role) {
   refuse(role, "is on " + name + "; herring's functions take CPU memory: copy it to the CPU first");
 }
 
-py::object call_dlpack(const py::object& object, const std::string& role) {
+py::object call_dlpack(py::handle object, const std::string& role) {
   try {
     try {
       return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
@@ -182,7 +189,7 @@ std::shared_ptr<void> consume(const py::object& capsule, const char* name, const
   });
 }
 
-Buffer take_dlpack(const py::object& object, Access access, const std::string& role) {
+Buffer take_dlpack(py::handle object, Access access, const std::string& role) {
   check_device(object, role);
   const py::object capsule = call_dlpack(object, role);
   Buffer buffer;
@@ -212,7 +219,7 @@ Buffer take_dlpack(const py::object& object, Access access, const std::string& r
     refuse(role, "is not contiguous (row-major); copy it first, for example with .contiguous()");
   std::uint64_t elements = 1;
   for (int i = 0; i < tensor->dims; ++i) {
-    buffer.shape.push_back(static_cast<std::uint64_t>(tensor->shape[i]));
+    buffer.shape.append(static_cast<std::uint64_t>(tensor->shape[i]));
     elements *= static_cast<std::uint64_t>(tensor->shape[i]);
   }
   auto* data = static_cast<std::byte*>(tensor->data);
@@ -221,12 +228,38 @@ Buffer take_dlpack(const py::object& object, Access access, const std::string& r
   return buffer;
 }
 
-}  // namespace
+bool is_exporter(py::handle object) { return PyObject_CheckBuffer(object.ptr()) != 0; }
 
-Buffer take_buffer(const py::object& object, Access access, const std::string& role) {
-  if (PyObject_CheckBuffer(object.ptr()) != 0) return take_exported(object, access, role);
+Buffer take_foreign(py::handle object, Access access, const std::string& role) {
   if (py::hasattr(object, "__dlpack__")) return take_dlpack(object, access, role);
   refuse(role, "is a " + type_name(object) + "; it must be a numpy array, or have the buffer protocol or __dlpack__");
+}
+
+}  // namespace
+
+void Buffer::take(py::handle object, Access access, const std::string& role) {
+  *this = is_exporter(object) ? take_exported(object, access, role) : take_foreign(object, access, role);
+}
+
+void Loan::take(py::handle object, Access access, const std::string& role) {
+  if (is_exporter(object)) {
+    export_to(exported_, object, role);
+    static_cast<View&>(*this) = view_of(exported_, object, access, role);
+  } else {
+    Buffer buffer = take_foreign(object, access, role);
+    static_cast<View&>(*this) = buffer;
+    owner_ = std::move(buffer.owner);
+  }
+}
+
+std::shared_ptr<void> Loan::prolong() const {
+  if (exported_.obj == nullptr) return owner_;
+  try {
+    return take_exported(exported_.obj, Access::kRead, "the array").owner;
+  } catch (const std::exception&) {
+    Py_INCREF(exported_.obj);  // No memory for it: better never freed than freed under the runtime.
+    return nullptr;
+  }
 }
 
 }  // namespace herring::python

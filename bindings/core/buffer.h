@@ -1,31 +1,69 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "bindings/core/python.h"
+#include "core/operation.h"
 #include "core/types.h"
 
 namespace herring::python {
 
 enum class Access { kRead, kWrite };
 
-/// Contiguous CPU memory of a Python object, kept alive (and, for the buffer protocol, exported) until the last copy of
-/// `owner` goes, which may happen on any thread.
-struct Buffer {
-  std::span<std::byte> bytes;
-  DataType dtype = DataType::kFloat32;
-  std::vector<std::uint64_t> shape;
-  std::shared_ptr<void> owner;
+/// Sizes of an array. More dimensions than the wire carries are folded into the last one.
+struct Shape {
+  std::array<std::uint64_t, kMaxDims> sizes{};
+  std::uint8_t dims = 0;
+
+  void append(std::uint64_t size) {
+    if (dims < kMaxDims) {
+      sizes[dims++] = size;
+    } else {
+      sizes[kMaxDims - 1] *= size;
+    }
+  }
 };
 
-/// Takes an object with the buffer protocol (numpy arrays, bytearray, ...) or with __dlpack__ (torch, jax, ... tensors)
-/// without a copy. Throws Error(kInvalidArgument) that says what `role` ("the input") is and why it cannot be used: not
-/// on the CPU, not contiguous, read-only where it is written, a dtype Herring does not reduce, or no array at all.
-Buffer take_buffer(const py::object& object, Access access, const std::string& role);
+/// Contiguous CPU memory of a Python object.
+struct View {
+  std::span<std::byte> bytes;
+  DataType dtype = DataType::kFloat32;
+  Shape shape;
+};
+
+/// Memory that is kept alive (and, for the buffer protocol, exported) until the last copy of `owner` goes, which may
+/// happen on any thread.
+struct Buffer : View {
+  std::shared_ptr<void> owner;
+
+  /// Takes an object with the buffer protocol (numpy arrays, bytearray, ...) or with __dlpack__ (torch, jax, ...
+  /// tensors) without a copy. Throws Error(kInvalidArgument) that says what `role` ("the input") is and why it cannot
+  /// be used: not on the CPU, not contiguous, read-only where it is written, a dtype Herring does not reduce, or no
+  /// array at all.
+  void take(py::handle object, Access access, const std::string& role);
+};
+
+/// Memory that is kept as long as this lives, which is one call from Python: nothing is allocated for it.
+class Loan final : public View {
+ public:
+  Loan() = default;
+  ~Loan() { PyBuffer_Release(&exported_); }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  /// Once; as Buffer's.
+  void take(py::handle object, Access access, const std::string& role);
+  /// For a call that ends before its work does: keeps the memory as a Buffer's owner.
+  std::shared_ptr<void> prolong() const;
+
+ private:
+  Py_buffer exported_{};
+  std::shared_ptr<void> owner_;  ///< Where the object has no buffer protocol.
+};
 
 }  // namespace herring::python

@@ -26,7 +26,7 @@ elastic::Home make_home(const PyConfig& config, std::string host, std::uint16_t 
   home.config = config.result.config;
   home.host = std::move(host);
   home.port = port;
-  home.self = runtime::Member{runtime::Role::kWorker, rank, static_cast<std::uint32_t>(getpid()),
+  home.self = runtime::Member{runtime::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()),
                               intra_node::host_identity(), host_name()};
   home.fabric_search = std::move(fabric_search);
   return home;
@@ -91,16 +91,16 @@ std::unique_ptr<PyRendezvous> open_rendezvous(const PyConfig& config, std::strin
 }
 
 void call_on_change(const PyElasticRuntime& self, const py::function& function) {
-  const pid_t pid = getpid();
+  const std::int32_t pid = process_id();
   const std::shared_ptr<py::function> kept(new py::function(function), [pid](py::function* callback) {
-    if (is_finalizing() || getpid() != pid) return;
+    if (is_finalizing() || process_id() != pid) return;
     py::gil_scoped_acquire locked;
     delete callback;
   });
   const auto runtime = self.get();
   py::gil_scoped_release unlocked;
   runtime->on_change([kept, pid](const Change& change) {
-    if (is_finalizing() || getpid() != pid) return;
+    if (is_finalizing() || process_id() != pid) return;
     py::gil_scoped_acquire locked;
     try {
       (*kept)(change.generation, change.rank, change.size, change.lost, change.joined, change.reason);

@@ -42,14 +42,29 @@ const char* class_name(Code code) {
 
 }  // namespace
 
+void raise(const Error& error) noexcept {
+  const Status& status = error.status();
+  try {
+    const py::object type = py::module_::import("herring._errors").attr(class_name(status.code()));
+    PyErr_SetString(type.ptr(), status.message().c_str());
+  } catch (py::error_already_set& unimportable) {
+    unimportable.restore();
+  }
+}
+
+std::string_view text_of(py::handle text) {
+  Py_ssize_t bytes = 0;
+  const char* const begin = PyUnicode_AsUTF8AndSize(text.ptr(), &bytes);
+  if (begin == nullptr) throw py::error_already_set();
+  return {begin, static_cast<std::size_t>(bytes)};
+}
+
 void register_errors(py::module_&) {
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
     } catch (const Error& error) {
-      const Status& status = error.status();
-      const py::object type = py::module_::import("herring._errors").attr(class_name(status.code()));
-      PyErr_SetString(type.ptr(), status.message().c_str());
+      raise(error);
     }
   });
 }

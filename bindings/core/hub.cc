@@ -60,8 +60,8 @@ std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> p
   options.host = std::move(host);
   options.ports = std::move(ports);
   options.secret = config.result.config.secret;
-  options.self =
-      Member{parse_role(role), rank, static_cast<std::uint32_t>(getpid()), intra_node::host_identity(), host_name()};
+  options.self = Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
+                        host_name()};
   options.workers = workers;
   options.servers = config.result.config.servers;
   const Instant deadline = deadline_after(timeout);

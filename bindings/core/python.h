@@ -2,16 +2,17 @@
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <future>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include "core/process.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -30,6 +31,12 @@ void bind_elastic(py::module_& module);
 /// True once the interpreter no longer hands out its lock; Python objects are then left alone.
 bool is_finalizing() noexcept;
 
+/// Raises the class of herring._errors that stands for it.
+void raise(const Error& error) noexcept;
+
+/// A str's bytes, which live as long as it does. Throws py::error_already_set for anything else.
+std::string_view text_of(py::handle text);
+
 /// Seconds from now, saturating. Throws Error(kInvalidArgument) for NaN or a value below zero.
 Instant deadline_after(double seconds);
 
@@ -39,12 +46,12 @@ Instant deadline_after(double seconds);
 template <class T>
 class ProcessOwned final {
  public:
-  explicit ProcessOwned(std::shared_ptr<T> object) : object_(std::move(object)), pid_(getpid()) {}
+  explicit ProcessOwned(std::shared_ptr<T> object) : object_(std::move(object)), pid_(process_id()) {}
   ProcessOwned(const ProcessOwned&) = delete;
   ProcessOwned& operator=(const ProcessOwned&) = delete;
   ~ProcessOwned() {
     if (!object_) return;
-    if (getpid() != pid_) {
+    if (process_id() != pid_) {
       abandon();
       return;
     }
@@ -53,11 +60,11 @@ class ProcessOwned final {
 
   /// Throws Error(kShutdown) after reset() and in a forked child, naming the process that owns it.
   std::shared_ptr<T> get() const {
-    if (getpid() != pid_) {
+    if (process_id() != pid_) {
       throw Error(Code::kShutdown, "this object belongs to process " + std::to_string(pid_) +
                                        " and cannot be used in its "
                                        "forked child " +
-                                       std::to_string(getpid()) +
+                                       std::to_string(process_id()) +
                                        "; start the child with spawn, and call herring.init() in it");
     }
     if (!object_) throw Error(Code::kShutdown, "this object was closed");
@@ -66,7 +73,7 @@ class ProcessOwned final {
 
   /// Drops the reference. Call with the interpreter lock held.
   void reset() {
-    if (getpid() != pid_) return abandon();
+    if (process_id() != pid_) return abandon();
     std::shared_ptr<T> last = std::move(object_);
     object_.reset();
     if (PyGILState_Check() != 0) {
@@ -80,7 +87,7 @@ class ProcessOwned final {
   void abandon() noexcept { static_cast<void>(new std::shared_ptr<T>(std::move(object_))); }
 
   std::shared_ptr<T> object_;
-  pid_t pid_;
+  std::int32_t pid_;
 };
 
 /// Longest time between two looks at Python's pending signals.

@@ -12,46 +12,43 @@ namespace {
 using runtime::Communicator;
 using runtime::Work;
 
-ReduceOp parse_op(const std::string& text) {
+ReduceOp parse_op(py::handle text) {
   constexpr std::array kOps = {ReduceOp::kSum,     ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                                ReduceOp::kProduct, ReduceOp::kBand,    ReduceOp::kBor, ReduceOp::kBxor};
-  for (const ReduceOp op : kOps) {
-    if (name(op) == text) return op;
+  if (PyUnicode_Check(text.ptr()) != 0) {
+    const std::string_view given = text_of(text);
+    for (const ReduceOp op : kOps) {
+      if (name(op) == given) return op;
+    }
   }
   std::string known;
   for (const ReduceOp op : kOps) known += (known.empty() ? "" : ", ") + std::string(name(op));
-  throw Error(Code::kInvalidArgument, "op is '" + text + "'; it must be one of " + known);
+  throw Error(Code::kInvalidArgument, "op is " + std::string(py::repr(text)) + "; it must be one of " + known);
 }
 
-Collective parse_collective(const std::string& text) {
+Collective parse_collective(std::string_view text) {
   constexpr std::array kCollectives = {Collective::kAllReduce, Collective::kBroadcast, Collective::kAllGather,
                                        Collective::kBarrier};
   for (const Collective collective : kCollectives) {
     if (name(collective) == text) return collective;
   }
-  throw Error(Code::kInvalidArgument, "'" + text + "' names no collective");
+  throw Error(Code::kInvalidArgument, "'" + std::string(text) + "' names no collective");
 }
 
-/// Says what this rank does. More dimensions than the wire carries are folded into the last one.
-OpDescriptor describe(Collective collective, const Buffer& argument, ReduceOp op, std::uint32_t root) {
+/// Says what this rank does.
+OpDescriptor describe(Collective collective, const View& argument, ReduceOp op, std::uint32_t root) {
   OpDescriptor descriptor;
   descriptor.collective = collective;
   descriptor.dtype = argument.dtype;
   descriptor.reduce = collective == Collective::kAllReduce ? op : ReduceOp::kSum;
   descriptor.root = root;
   descriptor.op_bytes = argument.bytes.size();
-  for (std::size_t i = 0; i < argument.shape.size(); ++i) {
-    if (i < kMaxDims) {
-      descriptor.shape[i] = argument.shape[i];
-      descriptor.dims = static_cast<std::uint8_t>(i + 1);
-    } else {
-      descriptor.shape[kMaxDims - 1] *= argument.shape[i];
-    }
-  }
+  descriptor.shape = argument.shape.sizes;
+  descriptor.dims = argument.shape.dims;
   return descriptor;
 }
 
-void check_output(Collective collective, const Buffer& input, const Buffer& output) {
+void check_output(Collective collective, const View& input, const View& output) {
   if (input.dtype != output.dtype) {
     throw Error(Code::kInvalidArgument, "the input is " + std::string(name(input.dtype)) + " but the output is " +
                                             std::string(name(output.dtype)) + "; they must be of one dtype");
@@ -78,16 +75,16 @@ std::optional<Duration> to_duration(const std::optional<double>& seconds) {
 /// Calls `callback` on a thread of the runtime, once, when the operation has ended. What it raises is reported as
 /// Python reports exceptions in destructors.
 void call_when_done(const PyWork& self, const py::function& callback) {
-  const pid_t pid = getpid();
+  const std::int32_t pid = process_id();
   const std::shared_ptr<py::function> kept(new py::function(callback), [pid](py::function* function) {
-    if (is_finalizing() || getpid() != pid) return;
+    if (is_finalizing() || process_id() != pid) return;
     py::gil_scoped_acquire locked;
     delete function;
   });
   const std::shared_ptr<Work> work = self.owned.get();
   py::gil_scoped_release unlocked;
   work->on_done([kept, pid](const Status&) {
-    if (is_finalizing() || getpid() != pid) return;
+    if (is_finalizing() || process_id() != pid) return;
     py::gil_scoped_acquire locked;
     try {
       (*kept)();
@@ -120,41 +117,52 @@ bool wait_interruptibly(Work& work, Instant deadline) {
   return true;
 }
 
-/// What a request borrows its memory from.
+/// What a request borrows its memory from: Buffers or Loans.
+template <class Array>
 struct Arrays {
-  Buffer input;
-  Buffer output;
+  Array input;  ///< Nothing where the input is the output.
+  Array output;
 };
 
-runtime::Request make_request(const SubmitArguments& arguments, Arrays& arrays) {
+template <class Array>
+runtime::Request make_request(const SubmitArguments& arguments, Arrays<Array>& arrays) {
   runtime::Request request;
   const Collective collective = parse_collective(arguments.collective);
   const ReduceOp op = parse_op(arguments.op);
-  auto& [input, output] = arrays;
   if (collective == Collective::kBarrier) {
     request.descriptor.collective = collective;
     request.descriptor.dtype = DataType::kUInt8;
   } else {
-    output = take_buffer(arguments.output, Access::kWrite, "the output");
+    arrays.output.take(arguments.output, Access::kWrite, "the output");
     const bool in_place = arguments.input.is_none() || arguments.input.is(arguments.output);
-    input = in_place ? output : take_buffer(arguments.input, Access::kRead, "the input");
-    check_output(collective, input, output);
+    if (!in_place) arrays.input.take(arguments.input, Access::kRead, "the input");
+    const View& input = in_place ? arrays.output : arrays.input;
+    check_output(collective, input, arrays.output);
     request.descriptor = describe(collective, input, op, arguments.root);
+    request.input = input.bytes;
+    request.output = arrays.output.bytes;
   }
   request.group = GroupId{arguments.group};
   request.name = arguments.name;
-  request.input = input.bytes;
-  request.output = output.bytes;
   request.timeout = to_duration(arguments.timeout);
   request.is_waited_for = arguments.is_waited_for;
   request.has_backup = arguments.has_backup;
   return request;
 }
 
+void finish(Work& work, const SubmitArguments& arguments, double default_timeout) {
+  // An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
+  constexpr double kGrace = 60;
+  const Instant deadline = deadline_after(arguments.timeout.value_or(default_timeout) + kGrace);
+  if (wait_interruptibly(work, deadline)) return;
+  const std::string what = std::string(arguments.collective) + (arguments.name ? " '" + *arguments.name + "'" : "");
+  throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
+}
+
 }  // namespace
 
 std::unique_ptr<PyWork> submit(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments) {
-  Arrays arrays;
+  Arrays<Buffer> arrays;
   const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
   {
@@ -168,35 +176,34 @@ std::unique_ptr<PyWork> submit(const std::shared_ptr<Communicator>& runtime, con
   return result;
 }
 
-void run(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments, double default_timeout) {
-  // An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
-  constexpr double kGrace = 60;
-  const Instant deadline = deadline_after(arguments.timeout.value_or(default_timeout) + kGrace);
-  Arrays arrays;
+void run(Communicator& runtime, const SubmitArguments& arguments, double default_timeout) {
+  Arrays<Loan> arrays;
   const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
   Status status;
-  try {
-    {
-      py::gil_scoped_release unlocked;
-      work = runtime->run(request, status);
-      if (work) work->wait(std::min(deadline, std::chrono::steady_clock::now() + kSignalPeriod));
-    }
-    if (work && !wait_interruptibly(*work, deadline)) {
-      const std::string what = arguments.collective + (arguments.name ? " '" + *arguments.name + "'" : "");
-      throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
-    }
-  } catch (...) {
-    // It was left early (ctrl-C): the runtime still uses the arrays.
-    if (work && !work->is_done()) work->on_done([arrays = std::move(arrays)](const Status&) {});
-    throw;
+  {
+    py::gil_scoped_release unlocked;
+    work = runtime.run(request, status);
+    if (work) work->wait(std::chrono::steady_clock::now() + kSignalPeriod);
   }
-  (work ? work->status() : status).or_throw();
+  if (work) {
+    try {
+      finish(*work, arguments, default_timeout);
+    } catch (...) {
+      // It was left early (ctrl-C): the runtime still uses the arrays.
+      const std::array kept = {arrays.input.prolong(), arrays.output.prolong()};
+      work->on_done([kept](const Status&) {});
+      throw;
+    }
+    status = work->status();
+  }
+  status.or_throw();
 }
 
 std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
   if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank; there is none named");
-  const Buffer data = take_buffer(arguments.memory, Access::kRead, "the message");
+  Buffer data;
+  data.take(arguments.memory, Access::kRead, "the message");
   runtime::Send message;
   message.group = GroupId{arguments.group};
   message.to = *arguments.peer;
@@ -211,7 +218,8 @@ std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const
 }
 
 std::unique_ptr<PyWork> receive(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
-  const Buffer memory = take_buffer(arguments.memory, Access::kWrite, "the memory for the message");
+  Buffer memory;
+  memory.take(arguments.memory, Access::kWrite, "the memory for the message");
   runtime::Receive message;
   message.group = GroupId{arguments.group};
   message.from = arguments.peer;

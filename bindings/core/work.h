@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings/core/python.h"
@@ -22,12 +23,12 @@ struct PyWork {
   std::vector<std::shared_ptr<void>> arrays;
 };
 
-/// What Python says in Runtime.submit() and Runtime.run(), before it is checked.
+/// What Python says in Runtime.submit() and Runtime.run(), before it is checked. Borrowed for the time of the call.
 struct SubmitArguments {
-  std::string collective;  ///< "all_reduce", "broadcast", "all_gather", "barrier"
-  py::object input;
-  py::object output;
-  std::string op;
+  std::string_view collective;  ///< "all_reduce", "broadcast", "all_gather", "barrier"
+  py::handle input;             ///< None: the output.
+  py::handle output;
+  py::handle op;
   std::uint32_t root = 0;
   std::uint32_t group = 0;
   std::optional<std::string> name;
@@ -38,7 +39,7 @@ struct SubmitArguments {
 
 /// A message to or from one rank of a group; see runtime::Send and runtime::Receive.
 struct MessageArguments {
-  py::object memory;
+  py::handle memory;
   std::optional<std::uint32_t> peer;  ///< None: from any rank.
   std::uint64_t tag = 0;
   std::uint32_t group = 0;
@@ -50,8 +51,7 @@ struct MessageArguments {
 std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments);
 /// submit() and wait in one, without what only a call that goes on needs: for small arrays that is most of the time.
 /// Throws what the operation failed with. `default_timeout` in seconds, where the arguments have none.
-void run(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments,
-         double default_timeout);
+void run(runtime::Communicator& runtime, const SubmitArguments& arguments, double default_timeout);
 /// Likewise.
 std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
 std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,

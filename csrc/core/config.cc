@@ -136,7 +136,7 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
      "Silence after which a process counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
-     "How long to poll before blocking; ten times as long where a caller waits on a core of its own. 0: block at once.",
+     "How long to poll before blocking; ten times as long where a caller waits. 0: block at once.",
      0, 1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
     {"HERRING_PROVIDER",

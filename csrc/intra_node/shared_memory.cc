@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include "core/status.h"
@@ -17,7 +16,6 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const std::string& call) {
@@ -100,24 +98,6 @@ Mapping::Mapping(Mapping&& other) noexcept : bytes_(std::exchange(other.bytes_, 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   return *this;
-}
-
-ForkGuard::ForkGuard() : pid_(getpid()) {
-  void* page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return;
-  if (madvise(page, kPageBytes, MADV_WIPEONFORK) != 0) {
-    munmap(page, kPageBytes);
-    return;
-  }
-  page_ = new (page) std::atomic<std::uint32_t>(1);
-}
-
-ForkGuard::~ForkGuard() {
-  if (page_ != nullptr) munmap(page_, kPageBytes);
-}
-
-bool ForkGuard::in_owner() const {
-  return page_ != nullptr ? page_->load(std::memory_order_relaxed) == 1 : getpid() == pid_;
 }
 
 }  // namespace herring::intra_node

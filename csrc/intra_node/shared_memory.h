@@ -1,10 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+
+#include "core/process.h"
 
 /// Owners of the system resources that ranks of one host share. All set-up calls throw Error(kTransport) that names the
 /// call and what it was for.
@@ -59,18 +60,13 @@ class Mapping final {
 };
 
 /// Tells the process that made it from its fork()ed children, which inherit the shared mappings but must leave what is
-/// in them alone. Costs one load: the kernel clears the page in a child.
+/// in them alone. Costs one load.
 class ForkGuard final {
  public:
-  ForkGuard();
-  ~ForkGuard();
-  ForkGuard(const ForkGuard&) = delete;
-  ForkGuard& operator=(const ForkGuard&) = delete;
-  bool in_owner() const;
+  bool in_owner() const { return process_id() == owner_; }
 
  private:
-  std::atomic<std::uint32_t>* page_ = nullptr;  ///< Null where the kernel cannot wipe on fork: then pids are compared.
-  int pid_ = 0;
+  const std::int32_t owner_ = process_id();
 };
 
 }  // namespace herring::intra_node
