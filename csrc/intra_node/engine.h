@@ -69,7 +69,7 @@ using LocalActions = std::vector<LocalAction>;
 struct EngineConfig {
   std::uint32_t local_rank = 0;
   std::uint32_t local_size = 1;
-  std::uint32_t inline_bytes = 0;  ///< Parts up to this travel inside the messages themselves.
+  std::uint32_t inline_bytes = 0;  ///< Parts up to inline_limit() of it travel inside the messages themselves.
   bool check_finite = false;       ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
   std::vector<std::span<std::byte>> arenas;  ///< Each local rank's arena as mapped here; [local_rank] is our own.
   /// Staging memory of our own arena; empty span where full (the operation then fails with kUnavailable, naming
@@ -77,6 +77,10 @@ struct EngineConfig {
   std::function<std::span<std::byte>(std::size_t)> allocate;
   std::function<void(std::span<std::byte>)> deallocate;
 };
+
+/// The largest part that travels inside the messages among so many members, of which each sums all for itself: beyond
+/// it, sharing the sum pays, although it takes a second round of messages.
+std::uint64_t inline_limit(std::uint64_t inline_bytes, std::size_t members);
 
 struct EngineStats {
   std::uint64_t ops_completed = 0;

@@ -134,9 +134,16 @@ Status check(const LocalOperation& operation, const EngineConfig& config) {
   return Status::ok();
 }
 
+std::uint64_t inline_limit(std::uint64_t inline_bytes, std::size_t members) {
+  constexpr std::uint64_t kAlways = 8 << 10;
+  constexpr std::uint64_t kTogether = 256 << 10;  // What a core has close to it.
+  return std::min(inline_bytes, std::max(kAlways, kTogether / std::max<std::uint64_t>(members, 1)));
+}
+
 Way choose_way(const LocalOperation& operation, const EngineConfig& config) {
   if (operation.memory.empty()) return Way::kNothing;
-  if (!operation.network && operation.memory.size() <= config.inline_bytes) return Way::kInline;
+  const std::uint64_t limit = inline_limit(config.inline_bytes, operation.members.size());
+  if (!operation.network && operation.memory.size() <= limit) return Way::kInline;
   return is_rooted_collective(operation.descriptor.collective) ? Way::kFromRoot : Way::kSlots;
 }
 

@@ -234,11 +234,11 @@ void Progress::drive(const Work& work, Instant deadline) {
   if (!may_leave()) seat_->unpark();
 }
 
-/// How long a thread that waits polls: it would do nothing else, and a core of its own is its to burn, for longer than
-/// waking up costs.
+/// How long a thread that waits polls: it would do nothing else, and it lets whoever wants the core have it. Longer
+/// than waking up costs, or those that wait for each other by turns never stop waking each other up.
 Duration Progress::patience() const {
   constexpr std::uint32_t kPatience = 10;
-  return std::chrono::microseconds(config_.spin_us) * (shares_cores_ ? 1 : kPatience);
+  return std::chrono::microseconds(config_.spin_us) * kPatience;
 }
 
 void Progress::start_driving() {

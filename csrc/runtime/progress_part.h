@@ -29,10 +29,10 @@ struct Progress::Part {
   std::unique_ptr<transport::Registration> registration;
 };
 
-/// Largest part that travels inside the messages between the ranks of a host: beyond it, sharing the sum pays.
+/// Largest part that may travel inside the messages between the ranks of a host.
 inline std::uint32_t local_inline_bytes(std::size_t max_message_bytes) {
   constexpr std::size_t kMessageOverhead = 512;
-  constexpr std::size_t kLargest = 8192;
+  constexpr std::size_t kLargest = 64 << 10;
   return static_cast<std::uint32_t>(
       std::min(kLargest, max_message_bytes - std::min(max_message_bytes, kMessageOverhead)));
 }

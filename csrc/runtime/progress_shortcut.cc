@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/operation.h"
+#include "core/relax.h"
 #include "intra_node/shortcut.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
@@ -23,7 +24,8 @@ bool Progress::is_small(const SmallOperation& operation) const {
   if (options_.neighborhood == nullptr) return false;
   const Collective collective = operation.descriptor.collective;
   const std::uint64_t one_part = config_.local_part_bytes / kPartAlignment * kPartAlignment;
-  const std::uint64_t one_message = local_inline_bytes(options_.neighborhood->max_message_bytes());
+  const std::uint64_t one_message = intra_node::inline_limit(
+      local_inline_bytes(options_.neighborhood->max_message_bytes()), operation.route->local_members.size());
   return operation.route->path == GroupRoute::Path::kLocal &&
          (collective == Collective::kAllReduce || collective == Collective::kBarrier) &&
          (operation.key.op & kNamedKey) == 0 && config_.check_finite == Toggle::kOff &&
@@ -53,6 +55,7 @@ bool Progress::may_take_shortcut() const {
 
 /// False where the engine has to go on.
 bool Progress::exchange_small(SmallOperation& operation) {
+  constexpr int kRoundsPerYield = 32;
   constexpr int kRoundsPerLook = 16;
   intra_node::Neighborhood& neighborhood = *options_.neighborhood;
   const GroupRoute& route = *operation.route;
@@ -82,7 +85,12 @@ bool Progress::exchange_small(SmallOperation& operation) {
     }
     if (next == members) break;
     if (round % kRoundsPerLook == 0 && std::chrono::steady_clock::now() >= deadline) return false;
-    sched_yield();  // Whom this one waits for may be on this very core.
+    // From another core it comes sooner than a system call returns; but whom it waits for may be on this very core.
+    if (shares_cores_ || round % kRoundsPerYield == 0) {
+      sched_yield();
+    } else {
+      relax();
+    }
   }
   if (!operation.output.empty()) {
     const ReduceSpec spec{operation.descriptor.dtype, operation.descriptor.reduce, divisor(operation)};

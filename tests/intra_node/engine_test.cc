@@ -64,6 +64,15 @@ class FiniteTest : public EngineTest {
   FiniteTest() : EngineTest(true) {}
 };
 
+TEST(InlineLimit, FallsWithTheNumberOfMembersOfWhomEachSumsAll) {
+  constexpr std::uint64_t kMost = 64 << 10;
+  EXPECT_EQ(inline_limit(kMost, 2), kMost);
+  EXPECT_EQ(inline_limit(kMost, 4), kMost);
+  EXPECT_EQ(inline_limit(kMost, 8), 32u << 10);
+  EXPECT_EQ(inline_limit(kMost, 96), 8u << 10) << "a few bytes are never worth a second round";
+  EXPECT_EQ(inline_limit(100, 2), 100u);
+}
+
 /// Also of the parts that are summed by others: small ones by everybody, large ones by one rank for all.
 TEST_F(FiniteTest, NamesTheRankAndTheElementOnEveryRank) {
   for (const std::size_t elements : {8u, 100u}) {
