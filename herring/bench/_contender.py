@@ -58,9 +58,9 @@ class Contender(Protocol):
     def prepare(self, case: Case) -> None:
         """Takes memory for a case; forgets the one before."""
 
-    def turn(self, iterations: int, salt: int) -> Turn:
-        """Runs the prepared case; data is refilled before every iteration, outside the timing. The last iteration's
-        result is checked on every rank. Iteration i uses `salt + i`."""
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+        """Runs the prepared case: `iterations` of which the first `lead_in` are not timed; data is refilled before
+        every one, outside the timing. The last one's result is checked on every rank. Iteration i uses `salt + i`."""
 
     def release(self) -> None:
         """Gives the case's memory back."""
@@ -77,6 +77,7 @@ def timed_loop(
     operate: Callable[[], None],
     iterations: int,
     salt: int,
+    lead_in: int = 0,
 ) -> Turn:
     """The measuring loop of every contender: fill, barrier, clock, operation, clock, barrier; at the end, the check.
 
@@ -92,8 +93,10 @@ def timed_loop(
             barrier()
             begin = time.perf_counter()
             operate()
-            turn.seconds.append(time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
             barrier()
+            if i >= lead_in:
+                turn.seconds.append(seconds)
     finally:
         if gc_was_on:
             gc.enable()

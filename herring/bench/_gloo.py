@@ -89,7 +89,7 @@ class GlooContender:
         names = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
         self._options.reduceOp = getattr(self._dist.ReduceOp, names.get(case.op, case.op.upper()))
 
-    def turn(self, iterations: int, salt: int) -> Turn:
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
@@ -108,7 +108,7 @@ class GlooContender:
             group.barrier().wait()
 
         operate = in_place if source is result else out_of_place
-        return timed_loop(self._pattern, source, result, barrier, operate, iterations, salt)
+        return timed_loop(self._pattern, source, result, barrier, operate, iterations, salt, lead_in)
 
     def release(self) -> None:
         """See Contender."""

@@ -59,7 +59,7 @@ class HerringContender:
         self._op = case.op
         self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
 
-    def turn(self, iterations: int, salt: int) -> Turn:
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
@@ -73,7 +73,7 @@ class HerringContender:
             herring.allreduce(source, op, out=result)
 
         operate = in_place if source is result else out_of_place
-        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt)
+        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt, lead_in)
 
     def release(self) -> None:
         """See Contender."""

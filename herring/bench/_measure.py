@@ -11,27 +11,37 @@ import numpy as np
 import herring
 from herring.bench._contender import Case, Contender
 
-# Turns of this many iterations: long ones one by one, short ones in groups, since a first one after somebody else's
-# turn pays for caches and for waking up.
+# Long iterations take turns one by one. Short ones in groups, a quarter of all within these limits, led in by some that
+# are not timed: the first ones after somebody else's turn are of waking up, and of finding ranks and cores together.
 _SMALL_BYTES = 1 << 20
-_SMALL_TURN = 5
+_SMALL_TURN = (5, 50)
+_SMALL_LEAD_IN = 20
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often: `iterations` timed ones after `warmup` that are not; `turn` at a time (0: by size)."""
+    """How often: `iterations` timed ones after `warmup` that are not; `turn` at a time (0: by size), each turn after
+    `lead_in` that are not timed (None: by size)."""
 
     iterations: int
     warmup: int
     turn: int = 0
+    lead_in: int | None = None
 
     def turns(self, size_bytes: int) -> Iterator[int]:
-        """Iterations of each turn."""
-        length = self.turn or (_SMALL_TURN if size_bytes < _SMALL_BYTES else 1)
+        """Timed iterations of each turn."""
+        least, most = _SMALL_TURN if size_bytes < _SMALL_BYTES else (1, 1)
+        length = self.turn or min(max(self.iterations // 4, least), most)
         left = self.iterations
         while left > 0:
             yield min(length, left)
             left -= length
+
+    def lead_in_of(self, size_bytes: int) -> int:
+        """Iterations before those of each turn."""
+        if self.lead_in is not None:
+            return self.lead_in
+        return _SMALL_LEAD_IN if size_bytes < _SMALL_BYTES else 0
 
 
 @dataclass(frozen=True)
@@ -86,12 +96,13 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
     for index, contender in enumerate(contenders):
         wrong[index] += contender.turn(max(schedule.warmup, 1), salt).wrong
     salt += max(schedule.warmup, 1)
+    lead_in = schedule.lead_in_of(case.nbytes)
     for length in schedule.turns(case.nbytes):
         for index, contender in enumerate(contenders):
-            turn = contender.turn(length, salt)
+            turn = contender.turn(lead_in + length, salt, lead_in)
             seconds[index] += turn.seconds
             wrong[index] += turn.wrong
-        salt += length
+        salt += lead_in + length
     for contender in contenders:
         contender.release()
     return [

@@ -31,7 +31,15 @@ def refusal(name: str, case: Case) -> str:
     return "" if case.op in _NAMES else f"{name} has no {case.op}"
 
 
-def mpi_loop(mpi: Any, pattern: Pattern, arrays: tuple[Array, Array], op: str, iterations: int, salt: int) -> Turn:
+def mpi_loop(
+    mpi: Any,
+    pattern: Pattern,
+    arrays: tuple[Array, Array],
+    op: str,
+    iterations: int,
+    salt: int,
+    lead_in: int,
+) -> Turn:
     """timed_loop() over MPI_Allreduce on COMM_WORLD; `mpi` is mpi4py's MPI module."""
     source, result = arrays
     comm, reduce_op = mpi.COMM_WORLD, getattr(mpi, _NAMES[op])
@@ -40,7 +48,7 @@ def mpi_loop(mpi: Any, pattern: Pattern, arrays: tuple[Array, Array], op: str, i
     def operate() -> None:
         comm.Allreduce(sent, result, reduce_op)
 
-    return timed_loop(pattern, source, result, comm.Barrier, operate, iterations, salt)
+    return timed_loop(pattern, source, result, comm.Barrier, operate, iterations, salt, lead_in)
 
 
 class InProcessMpi:
@@ -66,11 +74,11 @@ class InProcessMpi:
         self._op = case.op
         self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
 
-    def turn(self, iterations: int, salt: int) -> Turn:
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
-        return mpi_loop(self._mpi, self._pattern, self._arrays, self._op, iterations, salt)
+        return mpi_loop(self._mpi, self._pattern, self._arrays, self._op, iterations, salt, lead_in)
 
     def release(self) -> None:
         """See Contender."""
@@ -115,11 +123,11 @@ class SeparateMpi:
             )
         herring.barrier()
 
-    def turn(self, iterations: int, salt: int) -> Turn:
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
         """See Contender."""
-        turn = Turn([0.0] * iterations)
+        turn = Turn([0.0] * (iterations - lead_in))
         if self._job is not None:
-            answers = self._job.ask({"do": "turn", "iterations": iterations, "salt": salt})
+            answers = self._job.ask({"do": "turn", "iterations": iterations, "salt": salt, "lead_in": lead_in})
             turn.seconds = [max(column) for column in zip(*(each["seconds"] for each in answers), strict=True)]
             turn.wrong = sum(each["wrong"] for each in answers)
         herring.barrier()

@@ -63,7 +63,8 @@ class Rank:
         if what == "turn":
             assert self._arrays is not None
             assert self._pattern is not None
-            turn = mpi_loop(self._mpi, self._pattern, self._arrays, self._op, command["iterations"], command["salt"])
+            how_often = (command["iterations"], command["salt"], command["lead_in"])
+            turn = mpi_loop(self._mpi, self._pattern, self._arrays, self._op, *how_often)
             return {"seconds": turn.seconds, "wrong": turn.wrong}
         if what == "release":
             self._arrays = None

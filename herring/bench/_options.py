@@ -39,6 +39,7 @@ class Options:
     iterations: int
     warmup: int
     turn: int
+    lead_in: int | None
     dtype: str
     op: str
     in_place: tuple[bool, ...]
@@ -82,7 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="iterations of one contender before the next has its turn (default: 1 from 1MB, 5 below)",
+        help="iterations of one contender before the next has its turn (default: 1 from 1MB, up to 50 below)",
+    )
+    how.add_argument(
+        "--lead-in",
+        type=int,
+        metavar="N",
+        help="iterations at the beginning of each turn that are not timed (default: 0 from 1MB, 20 below)",
     )
     bound = parser.add_argument_group("the bound t*")
     bound.add_argument("--rate", help="of each host's link, such as 500mbit (default: the emulated cluster's)")
@@ -120,6 +127,8 @@ def read_options(args: argparse.Namespace) -> Options:
     for name, value, least in (("--iters", args.iters, 1), ("--warmup", args.warmup, 0), ("--turn", args.turn, 0)):
         if value < least:
             raise InvalidArgumentError(f"{name} {value}: at least {least} is needed")
+    if args.lead_in is not None and args.lead_in < 0:
+        raise InvalidArgumentError(f"--lead-in {args.lead_in}: a number of iterations, 0 or more")
     if args.server_hosts is not None and args.server_hosts < 0:
         raise InvalidArgumentError(f"--server-hosts {args.server_hosts}: a number of hosts, 0 or more")
     if args.dtype.startswith("float") and args.op in ("band", "bor", "bxor"):
@@ -133,6 +142,7 @@ def read_options(args: argparse.Namespace) -> Options:
         iterations=args.iters,
         warmup=args.warmup,
         turn=args.turn,
+        lead_in=args.lead_in,
         dtype=args.dtype,
         op=args.op,
         in_place={"yes": (True,), "no": (False,), "both": (False, True)}[args.in_place],

@@ -172,7 +172,7 @@ def _run(options: Options) -> int:
         rows = measure_all(
             cases,
             contenders,
-            Schedule(options.iterations, options.warmup, options.turn),
+            Schedule(options.iterations, options.warmup, options.turn, options.lead_in),
             lambda found: say("\n".join(table.lines(found))),
             lambda reason: say(f"# left out: {reason}"),
         )

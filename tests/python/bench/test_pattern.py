@@ -104,6 +104,10 @@ def test_nobody_fills_or_checks_while_others_are_timed():
     turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 2, 0)
     assert calls == ["fill", "barrier", "operation", "barrier"] * 2 + ["check"]
     assert (len(turn.seconds), turn.wrong) == (2, 0)
+    calls.clear()
+    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 5, 0, lead_in=3)
+    assert calls == ["fill", "barrier", "operation", "barrier"] * 5 + ["check"], "a lead-in is the same, but for the clock"
+    assert (len(turn.seconds), turn.wrong) == (2, 0)
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])

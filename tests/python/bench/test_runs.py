@@ -197,7 +197,7 @@ class Liar(HerringContender):
         super().__init__("private", private)
         self._kind = kind
 
-    def turn(self, iterations: int, salt: int) -> Turn:
+    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
         source, result = self._arrays
 
         def operate() -> None:
@@ -209,7 +209,7 @@ class Liar(HerringContender):
             if self._kind == "later" and salt > 0 and herring.rank() == herring.size() - 1:
                 result[0] += 1
 
-        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt)
+        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt, lead_in)
 
 
 def measure_liar(kind, in_place):

@@ -64,7 +64,14 @@ def test_percentiles_of_a_row():
 def test_turns_cover_all_iterations():
     assert list(Schedule(7, 2).turns(25 * MB)) == [1] * 7
     assert list(Schedule(7, 2).turns(8)) == [5, 2]
+    assert list(Schedule(500, 2).turns(8)) == [50] * 10
     assert list(Schedule(7, 2, turn=3).turns(8)) == [3, 3, 1]
+
+
+def test_only_turns_of_short_iterations_are_led_in():
+    assert [Schedule(7, 2).lead_in_of(size) for size in (8, MB - 1, MB, 25 * MB)] == [20, 20, 0, 0]
+    assert [Schedule(7, 2, lead_in=0).lead_in_of(size) for size in (8, MB)] == [0, 0]
+    assert [Schedule(7, 2, lead_in=3).lead_in_of(size) for size in (8, MB)] == [3, 3]
 
 
 def test_the_links_in_words():
