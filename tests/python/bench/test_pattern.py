@@ -106,7 +106,7 @@ def test_nobody_fills_or_checks_while_others_are_timed():
     assert (len(turn.seconds), turn.wrong) == (2, 0)
     calls.clear()
     turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 5, 0, lead_in=3)
-    assert calls == ["fill", "barrier", "operation", "barrier"] * 5 + ["check"], "a lead-in is the same, but for the clock"
+    assert calls == ["fill", "barrier", "operation", "barrier"] * 5 + ["check"], "no clock, else the same"
     assert (len(turn.seconds), turn.wrong) == (2, 0)
 
 
