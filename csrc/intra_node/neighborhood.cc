@@ -9,6 +9,7 @@
 #include <new>
 #include <optional>
 
+#include "core/process.h"
 #include "intra_node/arena_allocator.h"
 #include "intra_node/meeting.h"
 #include "intra_node/ring.h"

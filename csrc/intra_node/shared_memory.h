@@ -5,8 +5,6 @@
 #include <span>
 #include <string>
 
-#include "core/process.h"
-
 /// Owners of the system resources that ranks of one host share. All set-up calls throw Error(kTransport) that names the
 /// call and what it was for.
 namespace herring::intra_node {
@@ -57,16 +55,6 @@ class Mapping final {
 
  private:
   std::span<std::byte> bytes_;
-};
-
-/// Tells the process that made it from its fork()ed children, which inherit the shared mappings but must leave what is
-/// in them alone. Costs one load.
-class ForkGuard final {
- public:
-  bool in_owner() const { return process_id() == owner_; }
-
- private:
-  const std::int32_t owner_ = process_id();
 };
 
 }  // namespace herring::intra_node

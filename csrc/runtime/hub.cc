@@ -3,7 +3,6 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "core/hmac.h"
+#include "core/process.h"
 #include "core/status.h"
 #include "runtime/hub_protocol.h"
 #include "runtime/hub_socket.h"
@@ -83,7 +83,7 @@ class Hub::Impl final {
     const std::lock_guard lock(mutex_);
     return published_;
   }
-  bool in_forked_child() const { return ::getpid() != pid_; }
+  bool in_forked_child() const { return !guard_.in_owner(); }
   void never_comes(Role role, std::uint32_t rank, const std::string& why) {
     {
       const std::lock_guard lock(mutex_);
@@ -116,7 +116,7 @@ class Hub::Impl final {
   void publish();
 
   const HubOptions options_;
-  const pid_t pid_ = ::getpid();
+  const ForkGuard guard_;
   std::uint16_t port_ = 0;
   UniqueFd listener_;
   UniqueFd epoll_;

@@ -1,5 +1,4 @@
 #include <poll.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <condition_variable>
@@ -10,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/process.h"
 #include "core/status.h"
 #include "runtime/hub.h"
 #include "runtime/hub_connect.h"
@@ -53,7 +53,7 @@ class HubClient::Impl final {
   bool next_event(HubEvent& event);
   void report_failure(const std::string& reason);
   void leave();
-  bool in_forked_child() const { return ::getpid() != pid_; }
+  bool in_forked_child() const { return !guard_.in_owner(); }
   void abandon();
 
  private:
@@ -81,7 +81,7 @@ class HubClient::Impl final {
   }
 
   const HubClientOptions options_;
-  const pid_t pid_ = ::getpid();
+  const ForkGuard guard_;
   Signal wake_;
   Signal events_waiting_;
 
