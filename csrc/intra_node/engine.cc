@@ -233,7 +233,6 @@ void Engine::Impl::complete(Exchange& exchange, const Status& status) {
   --active_;
   ++(status.is_ok() ? stats_.ops_completed : stats_.ops_failed);
   exchange.stage = Stage::kReleasing;
-  actions_.push_back(CompleteLocal{exchange.key.key, status});
   if (status.is_ok()) {
     for (std::uint32_t i = 0; i < exchange.size(); ++i) {
       if (i == exchange.me) continue;
@@ -249,6 +248,8 @@ void Engine::Impl::complete(Exchange& exchange, const Status& status) {
   if (active_ == 0) {
     for (std::uint32_t rank = 0; rank < config_.local_size; ++rank) send_dones(rank);
   }
+  // Last: what others wait for is on its way when the caller hears of it, and may leave.
+  actions_.push_back(CompleteLocal{exchange.key.key, status});
   try_retire(exchange);
 }
 

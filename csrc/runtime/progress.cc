@@ -66,11 +66,11 @@ Progress::Progress(ProgressOptions options)
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) {
     intra_node::Neighborhood& neighborhood = *options_.neighborhood;
-    const std::vector<std::uint32_t> neighbours = options_.placement->neighbours(options_.rank);
+    neighbours_ = options_.placement->neighbours(options_.rank);
     intra_node::EngineConfig config;
-    config.local_size = static_cast<std::uint32_t>(neighbours.size());
+    config.local_size = static_cast<std::uint32_t>(neighbours_.size());
     for (std::uint32_t i = 0; i < config.local_size; ++i) {
-      if (neighbours[i] == options_.rank) config.local_rank = i;
+      if (neighbours_[i] == options_.rank) config.local_rank = i;
       config.arenas.push_back(neighborhood.arena(i));
     }
     config.check_finite = config_.check_finite == Toggle::kOn;
@@ -78,10 +78,10 @@ Progress::Progress(ProgressOptions options)
     config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
     config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
     local_ = std::make_unique<intra_node::Engine>(std::move(config));
-    local_backlog_.resize(neighbours.size());
+    local_backlog_.resize(neighbours_.size());
     cpu_set_t cores;
     shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
-                    neighbours.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
+                    neighbours_.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
   }
   if (options_.endpoint) {
     network_config_ = make_network_config(options_);
@@ -248,11 +248,9 @@ void Progress::start_driving() {
 
 /// True where nothing needs a driver until the next submit, which then knows that there is none.
 bool Progress::may_leave() {
-  const bool has_backlog =
-      std::any_of(local_backlog_.begin(), local_backlog_.end(), [](const auto& backlog) { return !backlog.empty(); });
   const std::scoped_lock lock(mutex_);
   const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
-  is_driven_ = pending_.load() > 0 || has_backlog || failure_waits || !message_commands_.is_empty() ||
+  is_driven_ = pending_.load() > 0 || has_local_backlog() || failure_waits || !message_commands_.is_empty() ||
                options_.endpoint != nullptr;
   return !is_driven_;
 }
@@ -344,10 +342,10 @@ void Progress::settle(std::uint64_t ended) {
   drained_.notify_all();
 }
 
-/// Answers that others wait for count as pending until they are out, and so do results that others may still need.
+/// What others wait for counts as pending until it is out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  const bool has_unsent =
-      (messages_ && messages_->has_unsent()) || (network_ && network_config_.failover && network_->has_operations());
+  const bool has_unsent = has_local_backlog() || (messages_ && messages_->has_unsent()) ||
+                          (network_ && network_config_.failover && network_->has_operations());
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {
@@ -418,6 +416,9 @@ void Progress::member_left(Instant now, const HubEvent& event) {
     return;
   }
   departed_.emplace(event.member.rank, text);
+  for (std::size_t i = 0; i < neighbours_.size(); ++i) {
+    if (neighbours_[i] == event.member.rank) local_backlog_[i].clear();
+  }
   options_.on_peer_left(PeerId{event.member.rank});
   if (messages_) messages_->worker_left(now, event.member.rank, text);
   // What it took part in is finished on its side and on its way here; what it did not join never comes.
@@ -517,10 +518,16 @@ bool Progress::run_local_actions(Instant now) {
 }
 
 void Progress::send_local(intra_node::SendLocal& message) {
+  if (departed_.contains(neighbours_[message.to])) return;  // Nobody reads it.
   auto& backlog = local_backlog_[message.to];
   if (!backlog.empty() || options_.neighborhood->send(message.to, message.bytes).is_again()) {
     backlog.push_back(std::move(message.bytes));
   }
+}
+
+/// Messages to ranks of this host for which there was no room yet.
+bool Progress::has_local_backlog() const {
+  return std::ranges::any_of(local_backlog_, [](const auto& backlog) { return !backlog.empty(); });
 }
 
 bool Progress::flush_local_backlog() {

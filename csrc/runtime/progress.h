@@ -195,6 +195,7 @@ class Progress final : public Driver {
   bool run_local_actions(Instant now);
   void execute(Instant now, intra_node::LocalAction& action);
   void send_local(intra_node::SendLocal& message);
+  bool has_local_backlog() const;
   bool flush_local_backlog();
   Status with_pending(const Status& status) const;
   void fail_everything(const Status& status);
@@ -219,6 +220,7 @@ class Progress final : public Driver {
   std::vector<std::shared_ptr<PendingOperation>> operations_;
   std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
   std::set<std::uint32_t> lost_servers_;           ///< Server processes that are gone.
+  std::vector<std::uint32_t> neighbours_;          ///< The ranks of this host, by their local rank.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;

@@ -374,6 +374,7 @@ void Progress::fail_everything(const Status& status) {
   network_.reset();
   local_.reset();
   network_completions_.clear();
+  for (auto& backlog : local_backlog_) backlog.clear();
   parts_.clear();
   std::vector<std::shared_ptr<PendingOperation>> operations;
   operations.swap(operations_);

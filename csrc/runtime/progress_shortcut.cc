@@ -2,8 +2,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
-
 #include "core/operation.h"
 #include "core/relax.h"
 #include "intra_node/shortcut.h"
@@ -43,14 +41,15 @@ Shortcut Progress::take_shortcut(SmallOperation& operation) {
     break_down(problem);
     operation.status = failure();
   }
+  watch_unsent();
   settle(1);
+  if (has_local_backlog()) seat_->unpark();
   return result;
 }
 
 bool Progress::may_take_shortcut() const {
   if (is_broken_ || !local_ || !departed_.empty() || !local_->is_untroubled()) return false;
-  const bool has_backlog = std::ranges::any_of(local_backlog_, [](const auto& backlog) { return !backlog.empty(); });
-  return !has_backlog && failure().is_ok();
+  return !has_local_backlog() && failure().is_ok();
 }
 
 /// False where the engine has to go on.

@@ -3,8 +3,11 @@
 import gc
 import importlib.metadata
 import os
+import signal
 import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,3 +180,55 @@ def test_the_installed_version_is_the_packages():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("herring is not installed, only on the path")
     assert installed == herring.__version__
+
+
+def test_what_a_process_still_owes_its_host_goes_out_before_it_leaves(job):
+    assert job.run(owe_and_leave, 2) == [[0.5] * (OWED + 1)] * 2
+
+
+OWED = 40
+"""All-reduces of 60 KB: ten times what finds room between two processes of a host."""
+
+
+def owe_and_leave():
+    """Rank 1 has got everything and shuts down while rank 0 is stopped, and has taken little of what rank 1 sent."""
+    herring.init()
+    [stopped, _] = herring.allgather(np.array([os.getpid()]))
+    if herring.rank() == 0:
+        handles = [*start_owed(), None]
+        time.sleep(1)  # Rank 1 waits for the last, and takes what comes.
+        handles[-1] = average_rank("last")
+        time.sleep(1)
+        os.kill(stopped, signal.SIGSTOP)
+    else:
+        last = average_rank("last")
+        while Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        handles = [*start_owed(), last]
+    means = [float(handle.wait(30)[-1]) for handle in handles]
+    if herring.rank() == 1:
+        threading.Timer(1, os.kill, (int(stopped), signal.SIGCONT)).start()
+    herring.shutdown()
+    return means
+
+
+def start_owed():
+    return [average_rank(f"owed{i}") for i in range(OWED)]
+
+
+def average_rank(name):
+    return herring.allreduce_(np.full(15_000, herring.rank(), np.float32), name=name, async_op=True)
+
+
+def test_what_is_owed_to_a_process_that_has_left_holds_nobody_up(job):
+    # A shutdown would wait 30 s for a neighbour that may still come.
+    job.run(owe_to_one_that_leaves, 2, env={"HERRING_DEAD_AFTER_S": "2"}, timeout=20)
+
+
+def owe_to_one_that_leaves():
+    herring.init()
+    if herring.rank() == 1:
+        for handle in start_owed():
+            with pytest.raises(herring.PeerLostError, match="has left the job"):
+                handle.wait(15)
+    herring.shutdown()
