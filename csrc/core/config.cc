@@ -66,7 +66,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      "down to 32KB. At most HERRING_BUCKET_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
-     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to three times as much "
+     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to six times as much "
      "where it goes quickly.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,

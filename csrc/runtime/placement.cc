@@ -55,7 +55,8 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
 /// queues, and sums wait for what it holds up.
 void set_windows(Placement& placement, const Config& config) {
   constexpr double kChunksOfLargestLane = 4;
-  constexpr std::uint32_t kWindowGrowth = 3;
+  constexpr double kMostShares = 6;          // Of what the lane begins with, where chunks go quickly;
+  constexpr std::uint32_t kLeastGrowth = 3;  // also where its share is less than the chunk that it gets.
   constexpr std::uint32_t kMinChunkBytes = 32 << 10;
   constexpr std::uint32_t kChunkAlignment = 64;
   placement.chunk_bytes = config.chunk_bytes;
@@ -77,7 +78,8 @@ void set_windows(Placement& placement, const Config& config) {
   for (LanePlace& lane : placement.lanes) {
     const double chunks = flight * lane.weight / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
-    lane.max_window = lane.window * kWindowGrowth;
+    lane.max_window =
+        std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * kMostShares)));
   }
 }
 

@@ -33,8 +33,8 @@ class AdaptiveWindow final {
 
  private:
   // Long beside what a busy machine takes to schedule everybody once, short beside a bucket on a link that needs this.
-  static constexpr Duration kShort = std::chrono::milliseconds(36);
-  static constexpr Duration kLong = std::chrono::milliseconds(48);
+  static constexpr Duration kShort = std::chrono::milliseconds(20);
+  static constexpr Duration kLong = std::chrono::milliseconds(30);
 
   const std::uint32_t least_;
   const std::uint32_t most_;

@@ -33,9 +33,9 @@ TEST(AdaptiveWindow, ShrinksWhereChunksOnlyWaitButNotBelowItsShare) {
 
 TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
   AdaptiveWindow window(4, 12);
-  complete(window, 1000, milliseconds(42));
+  complete(window, 1000, milliseconds(25));
   EXPECT_EQ(window.size(), 4u);
-  complete(window, 1, milliseconds(150));  // One late chunk of four: 39 ms on average.
+  complete(window, 1, milliseconds(94));  // One late chunk of four: 25 ms on average.
   complete(window, 3, milliseconds(2));
   EXPECT_EQ(window.size(), 4u);
 }
