@@ -227,6 +227,30 @@ TEST_F(EngineTest, NamesAMemberThatDoesNotLetGo) {
   EXPECT_EQ(cluster_.rank(1).engine->stats().staging_bytes, 0u) << "until the member answers";
 }
 
+TEST_F(EngineTest, WhatOthersWaitForGoesOutBeforeTheCallerHears) {
+  // The root's memory is read in place, so it waits for each reader; a reader that is told first may leave first.
+  const auto memory = cluster_.allocate(0, 400);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    LocalOperation broadcast = operation(rank, rank == 0 ? a_ : rank == 1 ? b_ : c_);
+    broadcast.descriptor.collective = Collective::kBroadcast;
+    if (rank == 0) broadcast.memory = memory;
+    cluster_.submit(rank, broadcast);
+    while (cluster_.act(rank)) {
+    }
+  }
+  EXPECT_TRUE(cluster_.deliver(2, 1));
+  EXPECT_TRUE(cluster_.deliver(0, 1));
+  const LocalActions& actions = cluster_.rank(1).actions;
+  ASSERT_EQ(actions.size(), 3u);
+  EXPECT_TRUE(std::holds_alternative<CopyAction>(actions[0]));
+  ASSERT_TRUE(std::holds_alternative<SendLocal>(actions[1]));
+  EXPECT_EQ(std::get<SendLocal>(actions[1]).to, 0u);
+  EXPECT_TRUE(std::holds_alternative<CompleteLocal>(actions[2]));
+  cluster_.run(random_);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank).is_ok());
+  expect_idle();
+}
+
 TEST_F(EngineTest, SaysWhatToRaiseWhereTheArenaIsFull) {
   const auto all = cluster_.allocate(1, 1 << 20);
   ASSERT_FALSE(all.empty());
