@@ -73,6 +73,18 @@ void LocalEndpoint::remove_peer(PeerId id) {
   }
 }
 
+bool LocalEndpoint::owes_answers() const {
+  return waiting_ > 0 && std::ranges::any_of(peers_, [](const auto& entry) { return !entry.second.answers.empty(); });
+}
+
+void LocalEndpoint::peer_left(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return;
+  found->second.has_left = true;
+  waiting_ -= found->second.answers.size();
+  found->second.answers.clear();
+}
+
 std::unique_ptr<transport::Registration> LocalEndpoint::register_memory(std::span<std::byte>) {
   return std::make_unique<transport::Registration>();
 }
@@ -289,6 +301,7 @@ void LocalEndpoint::keep(PeerId from, std::uint64_t tag, Unexpected message) {
 
 /// The sender may use that memory again.
 void LocalEndpoint::answer(Peer& peer, std::uint64_t id) {
+  if (peer.has_left) return;
   Head head;
   head.kind = static_cast<std::uint8_t>(Kind::kAnswer);
   head.id = id;

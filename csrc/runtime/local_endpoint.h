@@ -48,6 +48,10 @@ class LocalEndpoint final : public transport::Endpoint {
   void add_neighbour(PeerId peer, std::uint32_t local_rank);
   /// A message from a ring whose first byte is kLocalEndpointChannel. Never trusted.
   void deliver(std::uint32_t from, std::span<const std::byte> bytes);
+  /// Senders wait for answers for which there was no room yet; poll() goes on with them.
+  bool owes_answers() const;
+  /// It waits for no answers any more.
+  void peer_left(PeerId peer);
   const LocalEndpointStats& stats() const { return stats_; }
 
   const transport::Address& address() const override { return address_; }
@@ -78,6 +82,7 @@ class LocalEndpoint final : public transport::Endpoint {
     std::deque<Send> waiting;           // For room in the ring or for staging memory.
     std::deque<std::uint64_t> answers;  // Ids to answer, which wait for room.
     std::size_t unexpected_bytes = 0;
+    bool has_left = false;
   };
   /// A message that the receiver has not read yet.
   struct Lent {

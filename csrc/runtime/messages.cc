@@ -200,6 +200,7 @@ bool Messages::prepare_wait(std::vector<int>& descriptors, Instant& deadline) {
 
 void Messages::worker_left(Instant now, std::uint32_t rank, const std::string& why) {
   engine_.on_peer_left(now, PeerId{rank}, why);
+  if (local_) local_->peer_left(PeerId{rank});
   flush();
 }
 

@@ -96,7 +96,7 @@ class Messages final {
   void close_group(Instant now, GroupId group);
   void cancel_unmatched_receives(const Status& why);
   /// Others wait for something that has not left this process.
-  bool has_unsent() const { return engine_.has_unsent(); }
+  bool has_unsent() const { return engine_.has_unsent() || (local_ && local_->owes_answers()); }
   /// Something has not ended for so long after its deadline.
   bool is_stuck(Instant now, Duration patience);
   /// Closes the endpoints, then ends everything with `why`; returns how many there were. Nothing may be called after.

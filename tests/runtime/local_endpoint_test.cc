@@ -178,6 +178,40 @@ TEST(LocalEndpoint, AFullArenaIsAnErrorThatNamesTheSetting) {
   EXPECT_NE(done[0].status.message().find("HERRING_ARENA_BYTES"), std::string::npos);
 }
 
+/// Until not even an answer finds room; neighbours drop it.
+void fill_ring(PolledEndpoint& from, std::uint32_t to) {
+  for (std::size_t size = 16 << 10; size > 0; size /= 2) {
+    const Bytes filler(size, kLocalEndpointChannel);
+    while (!from.neighborhood().send(to, filler).is_again()) {
+    }
+  }
+  from.neighborhood().flush();
+}
+
+TEST(LocalEndpoint, AnswersThatFoundNoRoomAreOwedUntilTheyAreOutOrTheSenderHasLeft) {
+  auto host = open_host(2, 64u << 20);
+  const Bytes data = pattern(1 << 20);
+  const std::span<std::byte> shared = host[0]->neighborhood().allocate(data.size());
+  std::memcpy(shared.data(), data.data(), data.size());
+  std::vector<Completion> batch(4);
+  for (std::uint64_t round = 1; round <= 2; ++round) {
+    fill_ring(*host[1], 0);
+    Bytes in(data.size());
+    ASSERT_TRUE(host[0]->post_send(PeerId{1}, Tag{round}, {}, shared, Token{round}).is_ok());
+    host[0]->neighborhood().flush();
+    ASSERT_TRUE(host[1]->post_receive(Tag{round}, {}, in, Token{9}).is_ok());
+    ASSERT_EQ(host[1]->poll(batch), 1u);
+    EXPECT_EQ(in, data);
+    EXPECT_TRUE(host[1]->inner().owes_answers());
+    if (round == 2) host[1]->inner().peer_left(PeerId{0});
+    EXPECT_EQ(host[1]->inner().owes_answers(), round == 1);
+    if (round == 2) break;
+    EXPECT_EQ(host[0]->poll(batch), 0u) << "it has made room, and no answer came";
+    EXPECT_EQ(poll_until(*host[0], *host[1], 1).size(), 1u);
+    EXPECT_FALSE(host[1]->inner().owes_answers());
+  }
+}
+
 TEST(LocalEndpoint, WhatNoNeighbourSendsIsDropped) {
   auto host = open_host(2, 4u << 20);
   std::mt19937_64 random(3);
