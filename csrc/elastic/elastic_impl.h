@@ -41,7 +41,11 @@ struct Group {
   std::vector<std::uint64_t> members;  ///< Ids, in group order.
   std::vector<std::uint32_t> ranks;    ///< Of those in the present generation.
   std::uint32_t index = 0;             ///< This worker among `ranks`.
+  std::size_t most_members = 0;        ///< That it ever had.
 };
+
+inline constexpr const char* kOthersAreIn =
+    ": it has a block for each worker, and the group has others in it now; call it again for those that are there";
 
 /// Three kinds of threads: callers; those of the present Runtime, on which its operations end; and the supervisor,
 /// which listens to the rendezvous and alone goes from one generation to the next. Everything is under one mutex but
@@ -71,6 +75,8 @@ class ElasticRuntime::Impl final {
 
   // Operations; `lock` is of mutex, held.
   void wait_for_room(std::unique_lock<std::mutex>& lock);
+  void wait_for_plan(std::unique_lock<std::mutex>& lock);
+  Status check(runtime::Request& request) const;
   void start(const OperationId& id, Operation& operation);
   bool take_outcome(const OperationId& id, Operation& operation);
   void finished(const OperationId& id, std::uint64_t run, const Status& status);
@@ -125,6 +131,7 @@ class ElasticRuntime::Impl final {
   std::map<GroupId, Group> groups;
   Generation present;
   bool is_stable = false;       // Operations start at once.
+  bool is_planning = false;     // All ranks tell each other what they have called; nothing more is until it counts.
   bool holds_messages = false;  // A planned switch is near.
   bool is_stopping = false;     // Nothing more is submitted.
   bool supervises = true;

@@ -31,6 +31,13 @@ bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
 }
 
+/// An all_gather for more workers than there are left.
+bool has_blocks_of_the_lost(const Request& request, const Group& group) {
+  if (request.descriptor.collective != Collective::kAllGather || request.input.empty()) return false;
+  const std::size_t blocks = request.output.size() / request.input.size();
+  return blocks > group.members.size() && blocks <= group.most_members;
+}
+
 /// What ends with one of these was cut short by the end of its generation; it is nobody's fault who called.
 bool is_break(Code code) {
   return code == Code::kPeerLost || code == Code::kTransport || code == Code::kShutdown || code == Code::kCancelled;
@@ -43,7 +50,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
       elastic(given.config.elastic == Toggle::kOn),
       join_timeout(seconds(given.config.join_timeout_s)),
       logger(logger_options(given.config, "elastic")) {
-  groups[GroupId{0}] = Group{GroupId{0}, {}, {}, 0};
+  groups[GroupId{0}] = Group{GroupId{0}, {}, {}, 0, 0};
   RendezvousClientOptions options;
   options.host = home.host;
   options.port = home.port;
@@ -87,7 +94,7 @@ void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> 
   if (groups.contains(id)) {
     throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
   }
-  Group group{id, {}, {ranks.begin(), ranks.end()}, 0};
+  Group group{id, {}, {ranks.begin(), ranks.end()}, 0, ranks.size()};
   for (const std::uint32_t rank : ranks) {
     if (rank >= present.members.size()) {
       throw Error(Code::kInvalidArgument, "there is no rank " + std::to_string(rank) + "; the job has " +
@@ -131,35 +138,56 @@ void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
                    [this] { return kept_bytes <= home.config.journal_bytes || !ended.is_ok() || is_stopping; });
 }
 
+/// What is called now is either in the plan that is being made, for all ranks alike, or after it: never beside it.
+void ElasticRuntime::Impl::wait_for_plan(std::unique_lock<std::mutex>& lock) {
+  changed.wait(lock, [this] { return !is_planning || !ended.is_ok() || is_stopping; });
+}
+
+/// The caller may not know yet who is in the group now: where others called before that changed, what they said counts.
+Status ElasticRuntime::Impl::check(Request& request) const {
+  if (!ended.is_ok()) return ended;
+  if (is_stopping) return {Code::kShutdown, "herring has been shut down"};
+  const auto found = groups.find(request.group);
+  if (found == groups.end()) {
+    return {Code::kInvalidArgument, "group " + std::to_string(request.group.value) + " does not exist on this rank"};
+  }
+  const Group& group = found->second;
+  const OperationId id = journal.next(request.group.value, request.name);
+  if (outcomes.contains(id)) return Status::ok();  // Nothing of this call is asked for any more.
+  if (const auto root = straddling.find(id); root != straddling.end()) {
+    const auto place = std::find(group.members.begin(), group.members.end(), root->second);
+    if (place != group.members.end()) {
+      request.descriptor.root = static_cast<std::uint32_t>(place - group.members.begin());
+    }
+  }
+  runtime::GroupRoute route;
+  route.ranks = group.ranks;
+  route.index = group.index;
+  const Status status = runtime::validate(request, route);
+  if (!status.is_ok() && has_blocks_of_the_lost(request, group)) {
+    return {Code::kPeerLost, to_string(request.descriptor) + kOthersAreIn};
+  }
+  return status;
+}
+
 std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
   auto work = std::make_shared<runtime::PendingWork>(callbacks);
   std::unique_lock lock(mutex);
   wait_for_room(lock);
-  Status status = ended;
-  if (status.is_ok() && is_stopping) status = Status(Code::kShutdown, "herring has been shut down");
-  const auto found = groups.find(request.group);
-  if (status.is_ok() && found == groups.end()) {
-    status =
-        Status(Code::kInvalidArgument, "group " + std::to_string(request.group.value) + " does not exist on this rank");
-  }
-  if (status.is_ok()) {
-    runtime::GroupRoute route;
-    route.ranks = found->second.ranks;
-    route.index = found->second.index;
-    status = runtime::validate(request, route);
-  }
-  if (!status.is_ok()) {
+  wait_for_plan(lock);
+  Operation operation;
+  operation.request = request;
+  if (const Status status = check(operation.request); !status.is_ok()) {
     work->complete(status);
     return work;
   }
-  Operation operation;
-  operation.request = request;
   operation.request.name.reset();
   operation.request.is_waited_for = false;
   operation.work = work;
-  const Group& group = found->second;
+  const Group& group = groups.at(request.group);
   if (request.descriptor.collective == Collective::kBroadcast) {
-    operation.root = group.members[request.descriptor.root];
+    const std::uint32_t root = operation.request.descriptor.root;
+    operation.root = root < group.members.size() ? group.members[root] : 0;  // Settled already.
   }
   if (elastic && !request.input.empty() && overlap(request.input, request.output)) {
     operation.source.assign(request.input.begin(), request.input.end());
@@ -398,7 +426,11 @@ void ElasticRuntime::Impl::pass_boundary(std::unique_lock<std::mutex>& lock, Ins
 /// Who leaves before all have what it has takes away what they still need to come to the boundary.
 bool ElasticRuntime::Impl::is_ready_for_boundary() const {
   if (!boundary_wanted || !is_stable) return false;
-  return operations.size() == (starts_again ? unfinished : 0);
+  if (!starts_again) return operations.empty();
+  // What failed did so on all of them, whether they have called it yet or never will.
+  return std::none_of(operations.begin(), operations.end(), [](const auto& entry) {
+    return entry.second.work->is_done() && entry.second.work->status().is_ok();
+  });
 }
 
 /// Nothing runs any more.

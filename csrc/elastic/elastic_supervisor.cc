@@ -252,6 +252,11 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
     install(next, go, plan, received, reason);
     return Status::ok();
   } catch (const Error& error) {
+    {
+      const std::scoped_lock lock(mutex);
+      is_planning = false;
+      changed.notify_all();
+    }
     if (next.runtime) {
       next.runtime->give_up(error.status());
       next.runtime->shutdown();
@@ -275,6 +280,7 @@ Plan ElasticRuntime::Impl::make_common_plan(Generation& next) {
   Summary summary;
   {
     const std::scoped_lock lock(mutex);
+    is_planning = true;
     summary = journal.summary();
   }
   const auto summaries = decode_all(gather(*next.runtime, "herring.elastic.journal", encode(summary)));
@@ -350,6 +356,7 @@ void ElasticRuntime::Impl::adopt(Generation next) {
       group.ranks.push_back(static_cast<std::uint32_t>(place - present.members.begin()));
     }
     group.members = std::move(left);
+    group.most_members = std::max(group.most_members, group.members.size());
     if (id.value != 0) present.runtime->add_group(id, group.ranks);
   }
 }
@@ -372,6 +379,7 @@ void ElasticRuntime::Impl::install(Generation next, const Message& go, const Pla
     if (record.state != Record::State::kPending) unreported.push_back(id);
   }
   newcomers = 0;
+  is_planning = false;
   is_stable = true;
   restart_operations();
   if (boundary_reached) boundary_wanted = false;
@@ -387,10 +395,7 @@ void ElasticRuntime::Impl::restart_operations() {
     const bool fits = descriptor.collective != Collective::kAllGather ||
                       operation.request.output.size() == operation.request.input.size() * group.members.size();
     if (!fits) {
-      end_operation(id, operation,
-                    Status(Code::kPeerLost, to_string(descriptor) +
-                                                ": it has a block for each worker, and the group "
-                                                "has others in it now; call it again for those that are there"));
+      end_operation(id, operation, Status(Code::kPeerLost, to_string(descriptor) + kOthersAreIn));
       continue;
     }
     start(id, operation);

@@ -11,10 +11,18 @@ void Journal::remove_group(std::uint32_t group) {
   std::erase_if(records_, [group](const auto& entry) { return entry.first.group == group; });
 }
 
+OperationId Journal::next(std::uint32_t group, std::optional<std::string_view> name) const {
+  const GroupRecord& record = groups_.at(group);
+  if (!name) return {group, record.next};
+  const std::uint64_t key = runtime::name_key(*name);
+  const auto uses = record.uses.find(key);
+  return {group, runtime::use_key(key, uses == record.uses.end() ? 0 : uses->second)};
+}
+
 OperationId Journal::submit(const Submission& submission) {
   GroupRecord& group = groups_.at(submission.group);
   Record record;
-  record.id.group = submission.group;
+  record.id = next(submission.group, submission.name);
   record.collective = submission.collective;
   record.bytes = submission.bytes;
   record.root = submission.root;
@@ -22,9 +30,8 @@ OperationId Journal::submit(const Submission& submission) {
   if (submission.name) {
     record.name = runtime::name_key(*submission.name);
     record.use = group.uses[record.name]++;
-    record.id.key = runtime::use_key(record.name, record.use);
   } else {
-    record.id.key = group.next++;
+    ++group.next;
   }
   records_[record.id] = record;
   return record.id;

@@ -26,6 +26,8 @@ class Journal final {
     std::uint64_t root = 0;
     std::uint32_t members = 1;
   };
+  /// The number that submit() would give.
+  OperationId next(std::uint32_t group, std::optional<std::string_view> name) const;
   /// Numbers an operation and records it as pending. The group exists.
   OperationId submit(const Submission& submission);
   void complete(const OperationId& id) { records_.at(id).state = Record::State::kComplete; }

@@ -168,6 +168,88 @@ TEST(ElasticJobs, CountersGoOnFromGenerationToGeneration) {
   runtime::testing::expect_clean(errors);
 }
 
+runtime::Request all_gather(std::vector<float>& block, std::vector<float>& all) {
+  runtime::Request request;
+  request.descriptor.collective = Collective::kAllGather;
+  request.descriptor.dims = 1;
+  request.descriptor.shape[0] = block.size();
+  request.input = std::as_bytes(std::span(block));
+  request.output = std::as_writable_bytes(std::span(all));
+  return request;
+}
+
+runtime::Request broadcast(std::vector<float>& values, std::uint32_t root) {
+  runtime::Request request = all_reduce(values);
+  request.descriptor.collective = Collective::kBroadcast;
+  request.descriptor.root = root;
+  return request;
+}
+
+/// Worker 1 is lost. Worker 0 has called for three of them; worker 2 calls the same when there are two.
+TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  ElasticJob job({.workers = 3, .is_elastic = true});
+  std::atomic<bool> has_called{false};
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    const std::uint32_t born = runtime.rank();
+    if (born == 1) {
+      ASSERT_TRUE(eventually([&] { return has_called.load(); }));
+      return runtime.abort("the test");
+    }
+    if (born == 2) {
+      ASSERT_TRUE(eventually([&] { return runtime.size() == 2; }));
+    }
+    std::vector<float> block{static_cast<float>(born)};
+    std::vector<float> all(3);
+    std::vector<float> values{born == 2 ? 7.0F : 0.0F};
+    std::vector<float> later(1);
+    const auto gathered = runtime.submit(all_gather(block, all));
+    const auto given = runtime.submit(broadcast(values, 2));
+    has_called = true;
+    ASSERT_TRUE(gathered->wait(in_seconds(20)));
+    EXPECT_EQ(gathered->status().code(), Code::kPeerLost) << gathered->status().message();
+    finish(given);
+    EXPECT_EQ(values.front(), 7);
+    // Nobody called these before the loss: refused alike, and not counted.
+    const auto stale = runtime.submit(all_gather(block, all));
+    ASSERT_TRUE(stale->wait(in_seconds(20)));
+    EXPECT_EQ(stale->status().code(), Code::kPeerLost) << stale->status().message();
+    std::vector<float> both(2);
+    finish(runtime.submit(all_gather(block, both)));
+    EXPECT_EQ(both, (std::vector<float>{0, 2}));
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+}
+
+/// What failed for one and was never called by the other does not keep them from starting again.
+TEST(ElasticJobs, AFailureThatOnlyOneHasSeenDoesNotHoldUpANewStart) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  ElasticJob job({.workers = 3, .is_elastic = true});
+  std::atomic<bool> has_called{false};
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    const std::uint32_t born = runtime.rank();
+    if (born == 1) {
+      ASSERT_TRUE(eventually([&] { return has_called.load(); }));
+      return runtime.abort("the test");
+    }
+    if (born == 0) {
+      std::vector<float> block(1);
+      std::vector<float> all(3);
+      const auto gathered = runtime.submit(all_gather(block, all));
+      has_called = true;
+      ASSERT_TRUE(gathered->wait(in_seconds(20)));
+      EXPECT_EQ(gathered->status().code(), Code::kPeerLost);
+    } else {
+      ASSERT_TRUE(eventually([&] { return runtime.size() == 2; }));
+    }
+    runtime.start_again(in_seconds(20));
+    std::vector<float> values{1};
+    finish(runtime.submit(all_reduce(values)));
+    EXPECT_EQ(values.front(), 2);
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+}
+
 TEST(RuntimeStats, AddUpInEveryField) {
   using Counters = std::array<std::uint64_t, sizeof(runtime::RuntimeCounters) / sizeof(std::uint64_t)>;
   Counters a;
