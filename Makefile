@@ -9,8 +9,10 @@ SOAK_MINUTES ?= 10
 TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
+# Where setup.py builds the package. Known once there is a virtual environment.
+BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}/cmake")')
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
-TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" .ci/test
+TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
 .PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests format doctor docs clean
 
@@ -42,14 +44,14 @@ doctor: setup
 	@$(RUN) -m herring._cli doctor
 
 build-tests: setup-tests
-	@$(CMAKE) -B build/tests >/dev/null
-	@$(PATH_IN_VENV) ninja -C build/tests -j $(JOBS) --quiet
+	@$(CMAKE) -B $(BUILD) >/dev/null
+	@$(PATH_IN_VENV) ninja -C $(BUILD) -j $(JOBS) --quiet
 
 cpp-tests: build-tests
-	@$(TESTS) "C++ tests" build/tests
+	@$(TESTS) "C++ tests" $(BUILD)
 
 test: build-tests
-	@$(TESTS) test build/tests tests
+	@$(TESTS) test $(BUILD) tests
 
 check-fast: setup-tests
 	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,6 +60,7 @@ class CMakeBuild(build_ext):
         configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={self.pybind11_folder()}"]
         # These lie in pip's build environment, another one each time: what an earlier run remembers is gone.
         configure += [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}"]
+        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         try:
             subprocess.run(configure, check=True)
             subprocess.run(["ninja", "-C", str(build), "herring_shared", "herring_python"], check=True)

@@ -28,8 +28,7 @@ class ReplayOptions:
     shared: Options
     models: tuple[str, ...]
     scale: float
-    bucket_bytes: int
-    first_bucket_bytes: int
+    bucket_bytes: tuple[int, ...]  # of the first bucket, the second, ..., and of all others
     backward_s: float | None
     target: tuple[str, float] | None
 
@@ -51,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--bucket",
-        metavar="SIZE",
-        help="as DDP's bucket_cap_mb (default 25MB, and 1MB for the first one, both times --scale)",
+        metavar="LIST",
+        help="size, as DDP's bucket_cap_mb; several: of the first, the second, ..., and all others, as DDP's "
+        "bucket_cap_mb_list (default 1MB,25MB, both times --scale)",
     )
 
 
@@ -106,14 +106,13 @@ def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     if args.backward_ms is not None and not 0 < args.backward_ms < 1e6:
         raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: above 0 and below 1,000,000")
     # A model that is X as large in buckets X as large: as many of them, ready at the same points of backward.
-    whole, first = (max(round(size * args.scale / 1024), 1) * 1024 for size in (_BUCKET, _FIRST_BUCKET))
-    bucket = whole if args.bucket is None else parse_size(args.bucket)
+    scaled = tuple(max(round(size * args.scale / 1024), 1) * 1024 for size in (_FIRST_BUCKET, _BUCKET))
+    given = () if args.bucket is None else tuple(parse_size(size) for size in args.bucket.split(","))
     return ReplayOptions(
         shared=shared,
         models=names,
         scale=args.scale,
-        bucket_bytes=bucket,
-        first_bucket_bytes=first if args.bucket is None else bucket,
+        bucket_bytes=given or scaled,
         backward_s=None if args.backward_ms is None else args.backward_ms / 1e3,
         target=None if args.backward_for is None else _read_target(args.backward_for, shared),
     )
@@ -125,7 +124,6 @@ def row_name(model: str, scale: float) -> str:
 
 
 def buckets_text(options: ReplayOptions) -> str:
-    """ "25MB buckets, the first of 1MB"."""
-    text = f"{format_size(options.bucket_bytes)} buckets"
-    first = options.first_bucket_bytes
-    return text if first == options.bucket_bytes else f"{text}, the first of {format_size(first)}"
+    """ "25MB buckets, the first of 1MB"; "25MB buckets, the first of 1MB, 2MB, 4MB"."""
+    *first, others = (format_size(size) for size in options.bucket_bytes)
+    return f"{others} buckets" + (f", the first of {', '.join(first)}" if first else "")

@@ -241,7 +241,7 @@ def _replay_one(
     rows: list[tuple[ReplayRow, dict[str, Any]]],
 ) -> None:
     element_bytes = np.dtype(options.shared.dtype).itemsize
-    filled = buckets(gradients(model, options.scale), element_bytes, options.bucket_bytes, options.first_bucket_bytes)
+    filled = buckets(gradients(model, options.scale), element_bytes, options.bucket_bytes)
     say(f"# {model.name}: {model.source}; {model.gradient_elements:,} gradients")
     if options.scale != 1:
         say(f"# {model.name}: scaled down, every gradient is {options.scale:g} of that")

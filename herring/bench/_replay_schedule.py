@@ -48,9 +48,10 @@ def gradients(model: Model, scale: float = 1.0) -> list[Gradient]:
     return found
 
 
-def buckets(found: Sequence[Gradient], element_bytes: int, cap_bytes: int, first_cap_bytes: int) -> list[Bucket]:
+def buckets(found: Sequence[Gradient], element_bytes: int, caps: Sequence[int]) -> list[Bucket]:
     """As DistributedDataParallel fills them once it knows the order: a bucket is full when it has reached its cap, so
-    the gradient that fills it may take it beyond; the first one's cap is `first_cap_bytes`."""
+    the gradient that fills it may take it beyond. `caps`: bytes, of the first bucket, the second, ...; the last one is
+    also that of all after it."""
     result: list[Bucket] = []
     elements = tensors = 0
     ready = 0.0
@@ -58,7 +59,7 @@ def buckets(found: Sequence[Gradient], element_bytes: int, cap_bytes: int, first
         elements += gradient.elements
         tensors += 1
         ready = gradient.ready
-        if elements * element_bytes >= (cap_bytes if result else first_cap_bytes):
+        if elements * element_bytes >= caps[min(len(result), len(caps) - 1)]:
             result.append(Bucket(elements, tensors, ready))
             elements = tensors = 0
     if tensors:

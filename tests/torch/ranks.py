@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import herring
+from preloaded import ForkedChild
 
 HERE = Path(__file__).resolve().parent
 # Not inherited: what launched the tests says nothing about the processes that they start.
@@ -77,10 +78,15 @@ def run_children(
     commands: Iterable[tuple[Sequence[str], Mapping[str, str]]], timeout: float, expect: Mapping[int, int] | None = None
 ) -> list[str]:
     """Runs (command, environment) at the same time; returns their outputs, or fails showing all of them."""
-    children: list[Child] = []
+    return _finish((Child(command, env) for command, env in commands), timeout, expect)
+
+
+def _finish(
+    started: Iterable[Child | ForkedChild], timeout: float, expect: Mapping[int, int] | None = None
+) -> list[str]:
+    children: list[Child | ForkedChild] = []
     try:
-        for command, env in commands:
-            children.append(Child(command, env))
+        children.extend(started)
         deadline = time.monotonic() + timeout
         late = [rank for rank, child in enumerate(children) if not child.wait(deadline)]
         wanted = [(expect or {}).get(rank, 0) for rank in range(len(children))]
@@ -111,10 +117,11 @@ def run_ranks(
     `expect` gives the exit codes of ranks that shall not exit with 0.
     """
     port = str(free_port())
-    commands = []
-    for rank in range(size):
+
+    def start(rank: int) -> ForkedChild:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         variables = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        command = [sys.executable, "-X", "faulthandler", str(HERE / "child.py"), case, *map(str, arguments)]
-        commands.append((command, clean_environment({**variables, **(env or {})})))
-    return run_children(commands, timeout, expect)
+        variables |= env or {}
+        return ForkedChild(case, [str(each) for each in arguments], clean_environment(variables), clean_environment())
+
+    return _finish(map(start, range(size)), timeout, expect)

@@ -112,21 +112,22 @@ def test_scaling_shrinks_gradients_and_leaves_the_times():
 def test_a_bucket_is_ready_with_its_last_gradient():
     found = [Gradient("a", 1, 0.1), Gradient("b", 5, 0.3), Gradient("c", 2, 0.5), Gradient("d", 1, 1.0)]
     expected = [Bucket(1, 1, 0.1), Bucket(7, 2, 0.5), Bucket(1, 1, 1.0)]
-    assert buckets(found, 4, cap_bytes=24, first_cap_bytes=4) == expected
+    assert buckets(found, 4, [4, 24]) == expected
 
 
 @needs_torch
-@pytest.mark.parametrize("first_bytes", [MB, 25 * MB])
+@pytest.mark.parametrize("caps", [(25,), (1, 25), (1, 2, 4, 8, 16, 25)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_buckets_are_those_of_torch(name, first_bytes):
+def test_buckets_are_those_of_torch(name, caps):
     import torch
     import torch.distributed as dist
 
     found = gradients(MODELS[name](), 0.5)
+    caps_bytes = [cap * MB for cap in caps]
     tensors = [torch.empty(gradient.elements, device="meta") for gradient in found]
-    theirs, _ = dist._compute_bucket_assignment_by_size(tensors, [first_bytes, 25 * MB])
+    theirs, _ = dist._compute_bucket_assignment_by_size(tensors, caps_bytes)
     assert list(itertools.chain(*theirs)) == list(range(len(found))), "torch keeps the order"
-    ours = buckets(found, 4, 25 * MB, first_bytes)
+    ours = buckets(found, 4, caps_bytes)
     assert [bucket.tensors for bucket in ours] == [len(each) for each in theirs]
     assert [bucket.elements for bucket in ours] == [sum(found[i].elements for i in each) for each in theirs]
 
@@ -144,7 +145,7 @@ def test_a_step_ends_when_the_last_bucket_is_reduced():
 @pytest.mark.parametrize("efficiency", [0.05, 0.5, 0.85, 0.99])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_backward_time_for_an_efficiency_gives_it(name, efficiency):
-    filled = buckets(gradients(MODELS[name]()), 4, 25 * MB, MB)
+    filled = buckets(gradients(MODELS[name]()), 4, [MB, 25 * MB])
     backward_s = backward_for(filled, communication_s=3.0, efficiency=efficiency)
     assert backward_s / expected_step(filled, backward_s, 3.0) == pytest.approx(efficiency)
 

@@ -51,7 +51,7 @@ class Line:
 @pytest.mark.parametrize("communication_s", [0.01, 0.3, 1.0, 30.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_starts_buckets_when_backward_has_made_them(monkeypatch, name, communication_s):
-    filled = buckets(gradients(MODELS[name](), 0.3), 4, 25 << 20, 1 << 20)
+    filled = buckets(gradients(MODELS[name](), 0.3), 4, [1 << 20, 25 << 20])
     elements = [bucket.elements for bucket in filled]
     line = Line(sum(elements) / communication_s)
     monkeypatch.setattr(_replay, "time", line)
@@ -200,7 +200,7 @@ def replay(tmp_path, launcher, *options):
 
 
 def test_all_models_over_servers(tmp_path):
-    options = ["--model", ",".join(MODELS), "--scale", "0.01", "--bucket", "256KB", "--backward-ms", "40"]
+    options = ["--model", ",".join(MODELS), "--scale", "0.01", "--bucket", "64KB,128KB,256KB", "--backward-ms", "40"]
     content, output = replay(tmp_path, [*HERRINGRUN, "--servers", "1"], *options)
     assert [(each["model"], each["memory"]) for each in content["rows"]] == [
         (name, memory) for name in MODELS for memory in ("arena", "private")
