@@ -56,11 +56,11 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
   if (status.is_ok()) status = check_departed(*operation);
   if (!status.is_ok()) {
     operation->work->complete(status);
-    const std::scoped_lock lock(mutex_);
-    ++stats_.ops_failed;
-    --pending_;
-    drained_.notify_all();
-    return;
+    {
+      const std::scoped_lock lock(mutex_);
+      ++stats_.ops_failed;
+    }
+    return settle(1);
   }
   plan_parts(*operation);
   operation->overdue = Overdue(operation->deadline);
@@ -290,10 +290,7 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   publish();
   watch_unsent();  // Else a drain could miss what others may still need.
   operation->work->complete(operation->failure);
-  if (--pending_ == 0) {
-    const std::scoped_lock lock(mutex_);
-    drained_.notify_all();
-  }
+  settle(1);
 }
 
 void Progress::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {
@@ -388,15 +385,12 @@ void Progress::fail_everything(const Status& status) {
   }
   for (const auto& operation : operations) operation->work->complete(failure());
   for (const PendingMessage& message : messages) message.work->complete(failure());
-  pending_ -= messages.size();
+  std::uint64_t ended = operations.size() + messages.size() + (std::exchange(has_unsent_, false) ? 1 : 0);
   if (messages_) {
-    const std::size_t failed = messages_->fail_all(failure());
+    ended += messages_->fail_all(failure());
     messages_.reset();
-    pending_ -= failed + (std::exchange(has_unsent_, false) ? 1 : 0);
   }
-  pending_ -= operations.size();
-  const std::scoped_lock lock(mutex_);
-  drained_.notify_all();
+  settle(ended);
 }
 
 }  // namespace herring::runtime
