@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from preloaded import ForkedProcess
+
 import herring
-from preloaded import ForkedChild
 
 HERE = Path(__file__).resolve().parent
 # Not inherited: what launched the tests says nothing about the processes that they start.
@@ -39,13 +39,24 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 class Child:
     """A process that leads its own process group, so that stop() ends what it started as well."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, start: Callable[[IO[bytes]], subprocess.Popen[bytes] | ForkedProcess]) -> None:
         # A file: a pipe that nobody reads yet would stop the child.
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop())
-        self._process = subprocess.Popen(
-            list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT,
-            start_new_session=True,
+        self._output: IO[bytes] = tempfile.NamedTemporaryFile()  # noqa: SIM115 (closed by stop())
+        self._process = start(self._output)
+
+    @classmethod
+    def of_command(cls, command: Sequence[str], env: Mapping[str, str]) -> Child:
+        return cls(
+            lambda output: subprocess.Popen(
+                list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         )  # fmt: skip
+
+    @classmethod
+    def of_case(cls, case: str, arguments: Sequence[str], env: Mapping[str, str]) -> Child:
+        """ "module:function" of this folder, which need not import torch first."""
+        return cls(lambda output: ForkedProcess(case, arguments, env, clean_environment(), output.name))
 
     def wait(self, deadline: float) -> bool:
         """False where it still runs at the deadline; it is then told to print its stacks and end."""
@@ -59,8 +70,9 @@ class Child:
 
     def stop(self) -> None:
         if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # The second where it does not lead a group yet.
+                with contextlib.suppress(ProcessLookupError):
+                    kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._output.close()
 
@@ -78,13 +90,11 @@ def run_children(
     commands: Iterable[tuple[Sequence[str], Mapping[str, str]]], timeout: float, expect: Mapping[int, int] | None = None
 ) -> list[str]:
     """Runs (command, environment) at the same time; returns their outputs, or fails showing all of them."""
-    return _finish((Child(command, env) for command, env in commands), timeout, expect)
+    return _finish((Child.of_command(command, env) for command, env in commands), timeout, expect)
 
 
-def _finish(
-    started: Iterable[Child | ForkedChild], timeout: float, expect: Mapping[int, int] | None = None
-) -> list[str]:
-    children: list[Child | ForkedChild] = []
+def _finish(started: Iterable[Child], timeout: float, expect: Mapping[int, int] | None = None) -> list[str]:
+    children: list[Child] = []
     try:
         children.extend(started)
         deadline = time.monotonic() + timeout
@@ -118,10 +128,10 @@ def run_ranks(
     """
     port = str(free_port())
 
-    def start(rank: int) -> ForkedChild:
+    def start(rank: int) -> Child:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         variables = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
         variables |= env or {}
-        return ForkedChild(case, [str(each) for each in arguments], clean_environment(variables), clean_environment())
+        return Child.of_case(case, [str(each) for each in arguments], clean_environment(variables))
 
     return _finish(map(start, range(size)), timeout, expect)
