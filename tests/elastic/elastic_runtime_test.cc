@@ -185,69 +185,74 @@ runtime::Request broadcast(std::vector<float>& values, std::uint32_t root) {
   return request;
 }
 
-/// Worker 1 is lost. Worker 0 has called for three of them; worker 2 calls the same when there are two.
-TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
-  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+/// Runs `early` as worker 0 of three and `late` as worker 2, which begins when worker 1 is lost: that is when `early`
+/// has set its argument.
+template <class Early, class Late>
+void run_with_a_loss(const Early& early, const Late& late) {
   ElasticJob job({.workers = 3, .is_elastic = true});
-  std::atomic<bool> has_called{false};
+  std::atomic<bool> may_die{false};
   const auto errors = job.run([&](ElasticRuntime& runtime) {
-    const std::uint32_t born = runtime.rank();
-    if (born == 1) {
-      ASSERT_TRUE(eventually([&] { return has_called.load(); }));
+    if (runtime.rank() == 0) return early(runtime, may_die);
+    if (runtime.rank() == 1) {
+      ASSERT_TRUE(eventually([&] { return may_die.load(); }));
       return runtime.abort("the test");
     }
-    if (born == 2) {
-      ASSERT_TRUE(eventually([&] { return runtime.size() == 2; }));
-    }
-    std::vector<float> block{static_cast<float>(born)};
+    ASSERT_TRUE(eventually([&] { return runtime.size() == 2; }));
+    late(runtime);
+  });
+  EXPECT_EQ(errors[0] + errors[2], "");
+}
+
+void expect_refused(const std::shared_ptr<runtime::Work>& work) {
+  ASSERT_TRUE(work->wait(in_seconds(20)));
+  EXPECT_EQ(work->status().code(), Code::kPeerLost) << work->status().message();
+}
+
+/// Worker 0 has called for three of them; worker 2 calls the same when there are two.
+TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  const auto play = [](ElasticRuntime& runtime, float born, std::atomic<bool>& has_called) {
+    std::vector<float> block{born};
     std::vector<float> all(3);
     std::vector<float> values{born == 2 ? 7.0F : 0.0F};
-    std::vector<float> later(1);
     const auto gathered = runtime.submit(all_gather(block, all));
     const auto given = runtime.submit(broadcast(values, 2));
     has_called = true;
-    ASSERT_TRUE(gathered->wait(in_seconds(20)));
-    EXPECT_EQ(gathered->status().code(), Code::kPeerLost) << gathered->status().message();
+    expect_refused(gathered);
     finish(given);
     EXPECT_EQ(values.front(), 7);
     // Nobody called these before the loss: refused alike, and not counted.
-    const auto stale = runtime.submit(all_gather(block, all));
-    ASSERT_TRUE(stale->wait(in_seconds(20)));
-    EXPECT_EQ(stale->status().code(), Code::kPeerLost) << stale->status().message();
+    expect_refused(runtime.submit(all_gather(block, all)));
     std::vector<float> both(2);
     finish(runtime.submit(all_gather(block, both)));
     EXPECT_EQ(both, (std::vector<float>{0, 2}));
-  });
-  EXPECT_EQ(errors[0] + errors[2], "");
+  };
+  run_with_a_loss([&](ElasticRuntime& runtime, std::atomic<bool>& may_die) { play(runtime, 0, may_die); },
+                  [&](ElasticRuntime& runtime) {
+                    std::atomic<bool> nobody_asks{false};
+                    play(runtime, 2, nobody_asks);
+                  });
 }
 
 /// What failed for one and was never called by the other does not keep them from starting again.
 TEST(ElasticJobs, AFailureThatOnlyOneHasSeenDoesNotHoldUpANewStart) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
-  ElasticJob job({.workers = 3, .is_elastic = true});
-  std::atomic<bool> has_called{false};
-  const auto errors = job.run([&](ElasticRuntime& runtime) {
-    const std::uint32_t born = runtime.rank();
-    if (born == 1) {
-      ASSERT_TRUE(eventually([&] { return has_called.load(); }));
-      return runtime.abort("the test");
-    }
-    if (born == 0) {
-      std::vector<float> block(1);
-      std::vector<float> all(3);
-      const auto gathered = runtime.submit(all_gather(block, all));
-      has_called = true;
-      ASSERT_TRUE(gathered->wait(in_seconds(20)));
-      EXPECT_EQ(gathered->status().code(), Code::kPeerLost);
-    } else {
-      ASSERT_TRUE(eventually([&] { return runtime.size() == 2; }));
-    }
+  const auto start_again = [](ElasticRuntime& runtime) {
     runtime.start_again(in_seconds(20));
     std::vector<float> values{1};
     finish(runtime.submit(all_reduce(values)));
     EXPECT_EQ(values.front(), 2);
-  });
-  EXPECT_EQ(errors[0] + errors[2], "");
+  };
+  run_with_a_loss(
+      [&](ElasticRuntime& runtime, std::atomic<bool>& may_die) {
+        std::vector<float> block(1);
+        std::vector<float> all(3);
+        const auto gathered = runtime.submit(all_gather(block, all));
+        may_die = true;
+        expect_refused(gathered);
+        start_again(runtime);
+      },
+      start_again);
 }
 
 TEST(RuntimeStats, AddUpInEveryField) {
