@@ -3,6 +3,7 @@
 #include "elastic/elastic_runtime.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/copy.h"
@@ -29,6 +30,13 @@ Duration seconds(double value) {
 
 bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
+}
+
+/// Nothing where it is lost.
+std::optional<std::uint32_t> rank_in(const Group& group, std::uint64_t member) {
+  const auto place = std::find(group.members.begin(), group.members.end(), member);
+  if (place == group.members.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(place - group.members.begin());
 }
 
 /// An all_gather for more workers than there are left.
@@ -155,10 +163,7 @@ Status ElasticRuntime::Impl::check(Request& request) const {
   const OperationId id = journal.next(request.group.value, request.name);
   if (outcomes.contains(id)) return Status::ok();  // Nothing of this call is asked for any more.
   if (const auto root = straddling.find(id); root != straddling.end()) {
-    const auto place = std::find(group.members.begin(), group.members.end(), root->second);
-    if (place != group.members.end()) {
-      request.descriptor.root = static_cast<std::uint32_t>(place - group.members.begin());
-    }
+    request.descriptor.root = rank_in(group, root->second).value_or(request.descriptor.root);
   }
   runtime::GroupRoute route;
   route.ranks = group.ranks;
@@ -248,9 +253,8 @@ void ElasticRuntime::Impl::start(const OperationId& id, Operation& operation) {
   if (!operation.source.empty()) request.input = operation.source;
   const Group& group = groups.at(request.group);
   if (request.descriptor.collective == Collective::kBroadcast) {
-    const auto root = std::find(group.members.begin(), group.members.end(), operation.root);
-    if (root != group.members.end()) {
-      request.descriptor.root = static_cast<std::uint32_t>(root - group.members.begin());
+    if (const auto root = rank_in(group, operation.root)) {
+      request.descriptor.root = *root;
     } else if (request.descriptor.root < group.members.size()) {
       // It is gone, and nobody else had called yet: the number means what it means to those who call only now.
       operation.root = group.members[request.descriptor.root];
