@@ -388,7 +388,6 @@ class Builder {
 
     if (c.arena_bytes == 0) return;
     const std::uint64_t half = c.arena_bytes / 2 / kWireAlignment * kWireAlignment;
-    if (c.local_part_bytes > half && may_adjust(&Config::local_part_bytes)) c.local_part_bytes = half;
     require(c.local_part_bytes <= half, &Config::local_part_bytes, "at most half of", &Config::arena_bytes);
   }
 

@@ -20,10 +20,10 @@ struct Config {
   std::uint32_t lanes = 1;    ///< HERRING_LANES: lanes (threads) of each server.
   std::uint64_t bucket_bytes =
       25 << 20;  ///< HERRING_BUCKET_BYTES: larger operations cross the network in parts of this.
-  std::uint32_t chunk_bytes = 128 << 10;     ///< HERRING_CHUNK_BYTES: largest unit on the wire.
-  std::uint32_t window = 4;                  ///< HERRING_WINDOW: chunks of one worker in flight to all lanes.
-  std::uint32_t eager_bytes = 16 << 10;      ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
-  std::uint64_t local_part_bytes = 1 << 20;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
+  std::uint32_t chunk_bytes = 128 << 10;       ///< HERRING_CHUNK_BYTES: largest unit on the wire.
+  std::uint32_t window = 4;                    ///< HERRING_WINDOW: chunks of one worker in flight to all lanes.
+  std::uint32_t eager_bytes = 16 << 10;        ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
+  std::uint64_t local_part_bytes = 512 << 10;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
   std::uint64_t arena_bytes = 0;      ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
   Switch intra_node = Switch::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
   Switch failover = Switch::kAuto;    ///< HERRING_FAILOVER: a lost server's work moves to the others.

@@ -46,11 +46,13 @@ struct CopyAction {
   std::span<const std::byte> from;
   std::span<std::byte> to;
   bool bypass_cache = false;  ///< A hint: the whole result is larger than the caches.
+  bool for_others = false;    ///< A hint: ranks on other cores read `to` next, and read it before.
 };
 struct ReduceLocal {
   ReduceSpec spec;
   std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
   std::vector<std::span<std::byte>> outputs;       ///< May be inputs, never a partial overlap.
+  bool last_for_others = false;                    ///< As CopyAction's, for the last output where there are several.
 };
 /// This rank's owned bytes of `part` hold the host's partial result: take them over the network, put the final result
 /// in the same place, then call on_network_done(key). `part` has the whole part's size; lies in this rank's arena.

@@ -187,14 +187,15 @@ std::span<std::byte> slot_of(const Exchange& exchange, std::uint32_t member, con
 void copy_in(const Exchange& exchange, LocalActions& out) {
   const LocalOperation& operation = exchange.operation;
   if (exchange.way == Way::kFromRoot) {
-    out.push_back(CopyAction{operation.memory, exchange.staging});
+    out.push_back(CopyAction{.from = operation.memory, .to = exchange.staging, .for_others = true});
     return;
   }
   // Our own range is reduced straight from private memory.
   ByteSpan run;
   const auto emit = [&] {
-    if (run.bytes > 0)
-      out.push_back(CopyAction{part<const std::byte>(operation.memory, run), part(exchange.staging, run)});
+    if (run.bytes == 0) return;
+    out.push_back(CopyAction{
+        .from = part<const std::byte>(operation.memory, run), .to = part(exchange.staging, run), .for_others = true});
   };
   for (std::uint32_t i = 0; i < exchange.size(); ++i) {
     if (i == exchange.me) continue;
@@ -258,7 +259,6 @@ void reduce_own(const Exchange& exchange, const EngineConfig& config, LocalActio
     const std::span<std::byte> own = part(slot_of(exchange, exchange.me, config), range);
     // Over the network first: only our slot has the host's partial result.
     reduce.outputs.push_back(operation.network ? own : part(operation.memory, range));
-    bool in_staging = operation.network;
     for (std::uint32_t i = 0; i < exchange.size(); ++i) {
       if (i == exchange.me) {
         reduce.inputs.emplace_back(part(operation.memory, range));
@@ -269,11 +269,11 @@ void reduce_own(const Exchange& exchange, const EngineConfig& config, LocalActio
       if (operation.network) continue;
       if (exchange.of(i).location == Location::kInPlace || !staged) {
         reduce.outputs.push_back(theirs);
-      } else if (!in_staging) {
-        reduce.outputs.push_back(own);
-        in_staging = true;
+      } else {
+        reduce.last_for_others = true;
       }
     }
+    if (reduce.last_for_others) reduce.outputs.push_back(own);
     out.push_back(std::move(reduce));
   }
 }

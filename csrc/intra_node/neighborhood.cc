@@ -131,12 +131,12 @@ class Neighborhood::Impl {
     return static_cast<std::uint64_t>(memory.data() - arena_.bytes().data());
   }
 
-  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second) {
+  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second, bool streams) {
     if (!guard_.in_owner()) return Status(Code::kUnavailable, "shared memory belongs to the parent of this process");
     if (to >= options_.local_size || to == options_.local_rank) {
       return Status(Code::kInvalidArgument, "no message ring to local rank " + std::to_string(to));
     }
-    const Status status = peers_[to].out->push(first, second);
+    const Status status = peers_[to].out->push(first, second, streams);
     if (status.is_ok()) ++stats_.messages_sent;
     if (status.code() == Code::kProtocol) count_broken(peers_[to]);
     return status;
@@ -285,8 +285,9 @@ std::span<std::byte> Neighborhood::allocate(std::size_t bytes) { return impl_->a
 void Neighborhood::deallocate(std::span<std::byte> memory) { impl_->deallocate(memory); }
 bool Neighborhood::contains(std::span<const std::byte> memory) const { return impl_->contains(memory); }
 std::uint64_t Neighborhood::offset_of(std::span<const std::byte> memory) const { return impl_->offset_of(memory); }
-Status Neighborhood::send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second) {
-  return impl_->send(to, first, second);
+Status Neighborhood::send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
+                          bool streams) {
+  return impl_->send(to, first, second, streams);
 }
 std::size_t Neighborhood::max_message_bytes() const { return impl_->max_message_bytes(); }
 void Neighborhood::flush() { impl_->flush(); }

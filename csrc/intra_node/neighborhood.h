@@ -56,7 +56,9 @@ class Neighborhood final {
 
   /// Appends a message to the ring to a rank. kAgain where the ring is full: flush(), and prepare_sleep() will not
   /// sleep through the peer's making room. Visible to the peer after flush(). kProtocol: the peer corrupted its ring.
-  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second = {});
+  /// `streams`: writes `second` past the caches (copy_bytes()).
+  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second = {},
+              bool streams = false);
   std::size_t max_message_bytes() const;
   /// Publishes and rings the doorbell of each rank that was sent to and is asleep (no system call where it is awake).
   void flush();

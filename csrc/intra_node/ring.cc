@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "core/copy.h"
+
 namespace herring::intra_node {
 namespace {
 
@@ -26,7 +28,7 @@ bool RingProducer::has_room(std::uint64_t bytes) {
   return data_.size() - (head_ - known_tail_) >= bytes;
 }
 
-Status RingProducer::push(std::span<const std::byte> first, std::span<const std::byte> second) {
+Status RingProducer::push(std::span<const std::byte> first, std::span<const std::byte> second, bool streams) {
   const std::uint64_t length = first.size() + second.size();
   if (length > max_ring_message(data_.size())) {
     return Status(Code::kInvalidArgument, "a message of " + std::to_string(length) +
@@ -39,7 +41,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
   const std::uint64_t to_end = data_.size() - position;
   const std::uint64_t skip = need > to_end ? to_end : 0;
   if (!has_room(skip + need)) {
-    if (broken_) return push(first, second);
+    if (broken_) return push(first, second, streams);
     starved_ = true;
     // The consumer stores its tail and then looks at `starved`; we the other way round: one of us sees the other. (Both
     // pairs sequentially consistent; so are head and the reader's sleeping flag.)
@@ -51,7 +53,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
   std::byte* to = data_.data() + ((head_ + skip) & (data_.size() - 1));
   std::memcpy(to, &length, sizeof(length));
   if (!first.empty()) std::memcpy(to + kLengthBytes, first.data(), first.size());
-  if (!second.empty()) std::memcpy(to + kLengthBytes + first.size(), second.data(), second.size());
+  copy_bytes(second, std::span(to + kLengthBytes + first.size(), second.size()), streams);
   head_ += skip + need;
   return Status::ok();
 }

@@ -31,7 +31,8 @@ class RingProducer final {
   RingProducer(RingHeader& header, std::span<std::byte> data);
 
   /// Writes a message; the consumer sees it after publish(). kAgain: full (the consumer will be asked to wake us).
-  Status push(std::span<const std::byte> first, std::span<const std::byte> second);
+  /// `streams`: `second` past the caches (copy_bytes()).
+  Status push(std::span<const std::byte> first, std::span<const std::byte> second, bool streams = false);
   /// True where there was something to publish.
   bool publish();
   /// Wants room and there is some by now. Clears the wish.

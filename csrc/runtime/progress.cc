@@ -61,7 +61,7 @@ std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
 }  // namespace
 
 Progress::Progress(ProgressOptions options)
-    : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)) {
+    : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)), local_writes_(isa_) {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) {

@@ -22,6 +22,7 @@
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/hub.h"
+#include "runtime/local_writes.h"
 #include "runtime/messages.h"
 #include "runtime/overdue.h"
 #include "runtime/pending.h"
@@ -65,9 +66,9 @@ struct PendingOperation {
   std::uint32_t parts = 1;
   std::uint32_t next_part = 0;
   std::uint32_t in_flight = 0;
-  bool staged = false;
-  Status failure;   ///< The first error of any part.
-  Overdue overdue;  ///< From the deadline on.
+  bool staged = false;  ///< A part of it was in private memory.
+  Status failure;       ///< The first error of any part.
+  Overdue overdue;      ///< From the deadline on.
 };
 
 struct ProgressOptions {
@@ -204,6 +205,7 @@ class Progress final : public Driver {
   ProgressOptions options_;
   const Config& config_;
   const server::Isa isa_;
+  LocalWrites local_writes_;
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;

@@ -13,9 +13,11 @@
 namespace herring::runtime {
 namespace {
 
-// Parts of one operation in flight. Local parts stay in the cache between the two copies; network parts overlap
-// push, sum and pull (about four buckets in flight is the knee that Herring's first version found).
+// Parts of one operation in flight. Network parts overlap push, sum and pull (about four buckets in flight is the knee
+// that Herring's first version found). Staged parts stay in the core's own cache between the two copies: their memory
+// is used again and again.
 constexpr std::uint32_t kLocalWindow = 4;
+constexpr std::uint32_t kStagedWindow = 3;
 constexpr std::uint32_t kNetworkWindow = 4;
 
 // A copy or sum of this size takes longer than a neighbour's wake-up: it hears first.
@@ -31,6 +33,11 @@ std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, 
     if (last > first) shares[i].push_back({first, last - first});
   }
   return shares;
+}
+
+std::uint32_t window_of(const PendingOperation& operation) {
+  if (operation.path != GroupRoute::Path::kLocal) return kNetworkWindow;
+  return operation.staged ? kStagedWindow : kLocalWindow;
 }
 
 /// Servers know the parts of an operation alone.
@@ -130,8 +137,8 @@ void Progress::take_roster(PendingOperation& operation, const Roster& roster) {
 }
 
 void Progress::start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation) {
-  const std::uint32_t window = operation->path == GroupRoute::Path::kLocal ? kLocalWindow : kNetworkWindow;
-  while (operation->failure.is_ok() && operation->next_part < operation->parts && operation->in_flight < window) {
+  while (operation->failure.is_ok() && operation->next_part < operation->parts &&
+         operation->in_flight < window_of(*operation)) {
     start_part(now, operation, operation->next_part++);
   }
 }
@@ -240,10 +247,10 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
     send_local(*send);
   } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
     if (move->to.size() >= kFlushBytes) options_.neighborhood->flush();
-    copy_bytes(move->from, move->to, move->bypass_cache);
+    local_writes_.copy(*move);
   } else if (auto* sum = std::get_if<intra_node::ReduceLocal>(&action)) {
     if (!sum->outputs.empty() && sum->outputs.front().size() >= kFlushBytes) options_.neighborhood->flush();
-    server::reduce(sum->spec, sum->inputs, sum->outputs, isa_);
+    local_writes_.reduce(*sum);
   } else if (auto* network = std::get_if<intra_node::NetworkAction>(&action)) {
     const auto found = parts_.find(network->key);
     if (found != parts_.end()) submit_network(now, *found->second, network->part);

@@ -63,7 +63,11 @@ bool Progress::exchange_small(SmallOperation& operation) {
   for (std::size_t i = 0; i < members; ++i) {
     if (i == route.local_index) continue;
     const std::uint32_t to = route.local_members[i];
-    if (!neighborhood.send(to, shortcut.head(), operation.input).is_again()) continue;
+    Status sent;
+    local_writes_.for_others(operation.input.size(), [&](bool streams) {
+      sent = neighborhood.send(to, shortcut.head(), operation.input, streams);
+    });
+    if (!sent.is_again()) continue;
     std::vector<std::byte>& message = local_backlog_[to].emplace_back(shortcut.head().begin(), shortcut.head().end());
     message.insert(message.end(), operation.input.begin(), operation.input.end());
   }

@@ -251,6 +251,33 @@ TEST_F(EngineTest, WhatOthersWaitForGoesOutBeforeTheCallerHears) {
   expect_idle();
 }
 
+TEST_F(EngineTest, SaysWhatRanksOnOtherCoresReadNext) {
+  // Rank 0 sums all: for itself, into the memory of rank 2, where rank 0 sees it, and for rank 1, which fetches it.
+  cluster_.submit(1, operation(1, b_));
+  const LocalActions& staging = cluster_.rank(1).actions;
+  ASSERT_TRUE(std::holds_alternative<CopyAction>(staging.front()));
+  EXPECT_TRUE(std::get<CopyAction>(staging.front()).for_others);
+  LocalOperation in_place = operation(2, c_);
+  in_place.memory = cluster_.allocate(2, c_.size() * sizeof(float));
+  cluster_.submit(2, in_place);
+  cluster_.submit(0, operation(0, a_));
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    while (cluster_.act(rank)) {
+    }
+  }
+  EXPECT_TRUE(cluster_.deliver(1, 0));
+  EXPECT_TRUE(cluster_.deliver(2, 0));
+  ASSERT_FALSE(cluster_.rank(0).actions.empty());
+  ASSERT_TRUE(std::holds_alternative<ReduceLocal>(cluster_.rank(0).actions.front()));
+  const auto& sum = std::get<ReduceLocal>(cluster_.rank(0).actions.front());
+  ASSERT_EQ(sum.outputs.size(), 3u);
+  EXPECT_TRUE(sum.last_for_others);
+  EXPECT_EQ(sum.outputs[0].data(), std::as_writable_bytes(std::span(a_)).data());
+  cluster_.run(random_);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank).is_ok());
+  expect_idle();
+}
+
 TEST_F(EngineTest, SaysWhatToRaiseWhereTheArenaIsFull) {
   const auto all = cluster_.allocate(1, 1 << 20);
   ASSERT_FALSE(all.empty());
