@@ -1,14 +1,15 @@
 // All-reduce among the ranks of one host: what shared memory allows, and what the product's path makes of it.
 //
-//   intra_node_bench [--ranks 2,4] [--part-kb 1024] [--window 4] [--spin-us 20] [--inline-bytes 16384] [--seconds 1]
+//   intra_node_bench [--ranks 2,4] [--part-kb 512] [--window 3] [--spin-us 20] [--inline-bytes 16384] [--seconds 1]
 //                    [--mb 25] [--private-only 0] [--quantile 0.5]  (0: the best round, for a machine that has other
 //                    things to do)
 //
 // Columns, in milliseconds, the slowest rank's median:
 //   limit    a loop that does nothing but a barrier and an n-ary sum of this rank's range, written to all slots
 //   inplace  Neighborhood + Engine + one thread a rank, on memory of the arena, one part
-//   private  the same on ordinary memory, in parts of --part-kb with --window of them in flight
-// Every result is checked. algbw = bytes / time.
+//   private  the same on ordinary memory, in parts of --part-kb with --window of them in flight; ordinary stores alone
+// Above each table: how long a cache line takes from the first core to the second and back, which in a virtual machine
+// changes while it runs. Every result is checked. algbw = bytes / time.
 
 #include <poll.h>
 #include <sched.h>
@@ -45,8 +46,8 @@ constexpr std::size_t kFlushBefore = 32 << 10;  // Longer actions do not hold ba
 
 struct Settings {
   std::vector<std::uint32_t> ranks{2, 4};
-  std::size_t part_bytes = 1 << 20;
-  std::uint32_t window = 4;
+  std::size_t part_bytes = 512 << 10;
+  std::uint32_t window = 3;
   std::uint32_t spin_us = 20;
   std::uint32_t inline_bytes = 16 << 10;
   double seconds = 1;
@@ -334,9 +335,56 @@ double product(const Settings& settings, Board& board, std::uint32_t ranks, std:
   });
 }
 
+/// Binds the calling thread to the which-th of the cores it may use; false where there are fewer.
+bool bind(std::size_t which) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof(allowed), &allowed);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || which-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    return sched_setaffinity(0, sizeof(one), &one) == 0;
+  }
+  return false;
+}
+
+/// Nanoseconds for a cache line from the first core to the second and back; 0 on one core.
+double round_trip_ns() {
+  constexpr int kRounds = 100'000;
+  std::atomic<int> turn{0};
+  bool has_two = true;
+  double nanoseconds = 0;
+  std::thread second([&] {
+    has_two = bind(1);
+    turn = 1;
+    for (int i = 0; has_two && i < kRounds; ++i) {
+      while (turn.load() != 2) {
+      }
+      turn = 1;
+    }
+  });
+  std::thread first([&] {
+    bind(0);
+    while (turn.load() != 1) sched_yield();
+    if (!has_two) return;
+    const auto start = Clock::now();
+    for (int i = 0; i < kRounds; ++i) {
+      turn = 2;
+      while (turn.load() != 1) {
+      }
+    }
+    nanoseconds = std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kRounds;
+  });
+  first.join();
+  second.join();
+  return nanoseconds;
+}
+
 void table(const Settings& settings, Board& board, std::uint32_t ranks) {
-  std::printf("\n%u ranks, float32 sum, part %zu KB, window %u, spin %u us\n", ranks, settings.part_bytes >> 10,
-              settings.window, settings.spin_us);
+  std::printf("\n%u ranks, float32 sum, part %zu KB, window %u, spin %u us; a cache line there and back: %.0f ns\n",
+              ranks, settings.part_bytes >> 10, settings.window, settings.spin_us, round_trip_ns());
   std::printf("%10s %10s %10s %8s %10s %12s\n", "bytes", "limit ms", "inplace ms", "/limit", "private ms",
               "algbw GB/s");
   for (const std::size_t megabytes : settings.megabytes) {

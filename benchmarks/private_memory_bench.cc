@@ -1,11 +1,13 @@
 // What one host allows for ranks whose tensors lie in ordinary memory, which no other process maps: loops that do
 // nothing but the copies and sums that an all-reduce needs, without messages, errors or other sizes.
 //
-//   private_memory_bench [--ranks 2] [--mb 25] [--chunk-kb 256] [--rounds 30]
+//   private_memory_bench [--ranks 2] [--mb 25] [--chunk-kb 256] [--window 3] [--rounds 30]
 //
 // Rows, in milliseconds, the slowest rank's best and median round:
-//   staged  each rank copies what others sum into shared memory, sums its range, and copies the other results out
-//   read    each rank reads the others' memory with process_vm_readv(2), sums, and the rest as above
+//   staged    each rank copies what others sum into shared memory, sums its range, and copies the other results out;
+//             the shared memory of --window chunks is used again and again
+//   streamed  the same, with what others read written past the caches (better where cores share none)
+//   read      each rank reads the others' memory with process_vm_readv(2), sums, and the rest as above
 // once with 4 KB pages, once with huge pages (madvise), which the kernel pins faster and numpy asks for from 4 MB on.
 // Every result is checked.
 
@@ -26,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "core/copy.h"
 #include "server/reduce.h"
 
 namespace herring {
@@ -40,6 +43,7 @@ struct Settings {
   std::uint32_t ranks = 2;
   std::size_t bytes = 25 << 20;
   std::size_t chunk = 256 << 10;
+  std::size_t window = 3;
   std::size_t rounds = 30;
 };
 
@@ -47,8 +51,13 @@ struct Settings {
 struct alignas(64) Progress {
   std::atomic<std::uint64_t> staged;
   std::atomic<std::uint64_t> summed;
+  std::atomic<std::uint64_t> taken;
   std::atomic<std::uint64_t> finished;  // Rounds.
 };
+
+enum class Way { kStaged, kStreamed, kRead };
+
+const char* name(Way way) { return way == Way::kStaged ? "staged" : way == Way::kStreamed ? "streamed" : "read"; }
 
 struct Board {
   Progress ranks[kMaxRanks];
@@ -96,19 +105,19 @@ class Rank {
     finish_round();
   }
 
-  void run(bool reads) {
+  void run(Way way) {
     std::vector<double> times;
     for (std::size_t round = 0; round < settings_.rounds; ++round) {
       fill(round);
       finish_round();
       const auto start = Clock::now();
-      all_reduce(reads);
+      all_reduce(way);
       finish_round();
       times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
       check(round);
     }
     std::sort(times.begin(), times.end());
-    report(reads, times.front(), times[times.size() / 2]);
+    report(way, times.front(), times[times.size() / 2]);
   }
 
  private:
@@ -121,36 +130,47 @@ class Rank {
     const std::size_t at = std::min(c * settings_.chunk, bytes_of(rank));
     return memory.subspan(begin_of(rank) + at, std::min(settings_.chunk, bytes_of(rank) - at));
   }
-  std::span<std::byte> staging_of(std::uint32_t rank) const {
-    return staging_.subspan(rank * settings_.bytes, settings_.bytes);
+  /// Where rank `from` keeps chunk c of the share of rank `of`.
+  std::span<std::byte> staged(std::uint32_t from, std::uint32_t of, std::size_t c) const {
+    const std::size_t slot = (from * settings_.window + c % settings_.window) * settings_.ranks + of;
+    return staging_.subspan(slot * settings_.chunk, chunk_of(memory_, of, c).size());
+  }
+  /// Nobody needs any more what is in the slot that chunk c goes to.
+  void wait_for_room(std::atomic<std::uint64_t> Progress::*counter, std::size_t c) {
+    if (done_ + c < settings_.window) return;
+    for (std::uint32_t other = 0; other < settings_.ranks; ++other) {
+      if (other != rank_) wait_for(board_.ranks[other].*counter, done_ + c + 1 - settings_.window);
+    }
   }
 
-  void all_reduce(bool reads) {
+  void all_reduce(Way way) {
     const std::size_t chunks = (bytes_of(settings_.ranks - 1) + settings_.chunk - 1) / settings_.chunk;
-    const std::uint64_t base = done_;
+    Progress& mine = board_.ranks[rank_];
     for (std::size_t step = 0; step < chunks + 2; ++step) {
       if (step < chunks) {
-        if (!reads) stage(step);
-        board_.ranks[rank_].staged.store(base + step + 1, std::memory_order_release);
+        if (way != Way::kRead) stage(step, way);
+        mine.staged.store(done_ + step + 1, std::memory_order_release);
       }
       if (step >= 1 && step < chunks + 1) {
-        sum(step - 1, reads, base + step);
-        board_.ranks[rank_].summed.store(base + step, std::memory_order_release);
+        sum(step - 1, way);
+        mine.summed.store(done_ + step, std::memory_order_release);
       }
-      if (step >= 2) take_results(step - 2, base + step - 1);
+      if (step >= 2) {
+        take_results(step - 2);
+        mine.taken.store(done_ + step - 1, std::memory_order_release);
+      }
     }
     done_ += chunks;
   }
 
-  void stage(std::size_t c) {
+  void stage(std::size_t c, Way way) {
+    wait_for_room(&Progress::summed, c);
     for (std::uint32_t other = 0; other < settings_.ranks; ++other) {
-      if (other == rank_) continue;
-      const std::span<const std::byte> from = chunk_of(memory_, other, c);
-      std::memcpy(chunk_of(staging_of(rank_), other, c).data(), from.data(), from.size());
+      if (other != rank_) copy_bytes(chunk_of(memory_, other, c), staged(rank_, other, c), way == Way::kStreamed);
     }
   }
 
-  void sum(std::size_t c, bool reads, std::uint64_t value) {
+  void sum(std::size_t c, Way way) {
     const std::span<std::byte> own = chunk_of(memory_, rank_, c);
     std::vector<std::span<const std::byte>> inputs;
     for (std::uint32_t other = 0; other < settings_.ranks; ++other) {
@@ -158,11 +178,15 @@ class Rank {
         inputs.emplace_back(own);
         continue;
       }
-      wait_for(board_.ranks[other].staged, value);
-      inputs.emplace_back(reads ? read(other, c) : chunk_of(staging_of(other), rank_, c));
+      wait_for(board_.ranks[other].staged, done_ + c + 1);
+      inputs.emplace_back(way == Way::kRead ? read(other, c) : staged(other, rank_, c));
     }
-    const std::span<std::byte> outputs[] = {own, chunk_of(staging_of(rank_), rank_, c)};
-    if (!own.empty()) server::reduce(spec_, inputs, outputs);
+    wait_for_room(&Progress::taken, c);
+    if (own.empty()) return;
+    std::vector<std::span<std::byte>> outputs = {own};
+    if (way != Way::kStreamed) outputs.push_back(staged(rank_, rank_, c));
+    server::reduce(spec_, inputs, outputs);
+    if (way == Way::kStreamed) copy_bytes(own, staged(rank_, rank_, c), true);
   }
 
   std::span<const std::byte> read(std::uint32_t other, std::size_t c) {
@@ -176,12 +200,11 @@ class Rank {
     return to;
   }
 
-  void take_results(std::size_t c, std::uint64_t value) {
+  void take_results(std::size_t c) {
     for (std::uint32_t other = 0; other < settings_.ranks; ++other) {
       if (other == rank_) continue;
-      wait_for(board_.ranks[other].summed, value);
-      const std::span<const std::byte> from = chunk_of(staging_of(other), other, c);
-      std::memcpy(chunk_of(memory_, other, c).data(), from.data(), from.size());
+      wait_for(board_.ranks[other].summed, done_ + c + 1);
+      copy_bytes(staged(other, other, c), chunk_of(memory_, other, c));
     }
   }
 
@@ -205,7 +228,7 @@ class Rank {
     }
   }
 
-  void report(bool reads, double best, double median) {
+  void report(Way way, double best, double median) {
     board_.milliseconds[rank_] = best;
     finish_round();
     const double slowest_best = *std::max_element(board_.milliseconds, board_.milliseconds + settings_.ranks);
@@ -213,8 +236,7 @@ class Rank {
     board_.milliseconds[rank_] = median;
     finish_round();
     const double slowest = *std::max_element(board_.milliseconds, board_.milliseconds + settings_.ranks);
-    if (rank_ == 0)
-      std::printf("%-8s best %8.3f ms  median %8.3f ms\n", reads ? "read" : "staged", slowest_best, slowest);
+    if (rank_ == 0) std::printf("%-8s best %8.3f ms  median %8.3f ms\n", name(way), slowest_best, slowest);
     finish_round();
   }
 
@@ -233,7 +255,8 @@ class Rank {
 
 int run(const Settings& settings, bool huge) {
   auto& board = *reinterpret_cast<Board*>(map(sizeof(Board), MAP_SHARED).data());
-  const std::span<std::byte> staging = map(settings.bytes * settings.ranks, MAP_SHARED | MAP_POPULATE);
+  const std::span<std::byte> staging =
+      map(settings.ranks * settings.window * settings.ranks * settings.chunk, MAP_SHARED | MAP_POPULATE);
   std::printf("%u ranks, %.1f MB, chunks of %zu KB, %s pages\n", settings.ranks,
               static_cast<double>(settings.bytes) / (1 << 20), settings.chunk >> 10, huge ? "huge" : "4 KB");
   std::fflush(stdout);
@@ -242,7 +265,7 @@ int run(const Settings& settings, bool huge) {
     if (pid < 0) stop("fork");
     if (pid > 0) continue;
     Rank loop(settings, board, staging, rank, huge);
-    for (const bool reads : {false, true}) loop.run(reads);
+    for (const Way way : {Way::kStaged, Way::kStreamed, Way::kRead}) loop.run(way);
     std::fflush(stdout);
     std::_Exit(0);
   }
@@ -266,6 +289,8 @@ int main(int argc, char** argv) {
       settings.bytes = static_cast<std::size_t>(value * (1 << 20)) / 64 * 64;
     } else if (name == "--chunk-kb" && value >= 4) {
       settings.chunk = static_cast<std::size_t>(value) << 10;
+    } else if (name == "--window" && value >= 3) {
+      settings.window = static_cast<std::size_t>(value);
     } else if (name == "--rounds" && value >= 1) {
       settings.rounds = static_cast<std::size_t>(value);
     } else {
