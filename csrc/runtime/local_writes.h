@@ -24,12 +24,8 @@ class LocalWrites final {
   template <class Write>
   void for_others(std::size_t bytes, Write write) {
     if (bytes < StoreChoice::kLeastBytes) return write(false);
-    if (choice_.streams()) {
-      write(true);
-      return choice_.on_streamed();
-    }
     const Instant begin = std::chrono::steady_clock::now();
-    write(false);
+    write(choice_.streams());
     choice_.on_written(bytes, std::chrono::steady_clock::now() - begin);
   }
 
