@@ -215,6 +215,9 @@ inline LaneRegisters<Lane> tree(const std::byte* const* inputs, std::size_t at) 
   }
 }
 
+/// Asked for before its turn: a processor does not do so by itself beyond a page, or late where another core has it.
+constexpr std::size_t kAheadBytes = 1024;
+
 template <class Lane, class Op, int kCount>
 void run(const KernelCall& borrowed) {
   using Scalar = typename Lane::Scalar;
@@ -223,6 +226,7 @@ void run(const KernelCall& borrowed) {
   const std::byte* inputs[kCount];
   for (int i = 0; i < kCount; ++i) inputs[i] = call.inputs[i] + call.offset;
   for (std::size_t at = 0; at < call.bytes; at += Lane::kStepBytes) {
+    for (int i = 0; i < kCount; ++i) __builtin_prefetch(inputs[i] + at + kAheadBytes);
     LaneRegisters<Lane> value = tree<Lane, Op, kCount>(inputs, at);
     for (std::size_t i = call.right_count; i > 0; --i) {
       LaneRegisters<Lane> right;
