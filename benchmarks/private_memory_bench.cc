@@ -7,9 +7,11 @@
 //   staged    each rank copies what others sum into shared memory, sums its range, and copies the other results out;
 //             the shared memory of --window chunks is used again and again
 //   streamed  the same, with what others read written past the caches (better where cores share none)
-//   read      each rank reads the others' memory with process_vm_readv(2), sums, and the rest as above
+//   read      nothing is staged: each rank reads the others' memory with process_vm_readv(2), sums in its own, and
+//   reads
+//             the other results from where they were summed
 // once with 4 KB pages, once with huge pages (madvise), which the kernel pins faster and numpy asks for from 4 MB on.
-// Every result is checked.
+// Data is written anew before each round. The last result of each way is checked.
 
 #include <sched.h>
 #include <sys/mman.h>
@@ -97,7 +99,8 @@ class Rank {
     const auto start = reinterpret_cast<std::uintptr_t>(room_.data());
     memory_ = {room_.data() + (kHugePage - start % kHugePage) % kHugePage, settings.bytes};
     madvise(memory_.data(), memory_.size(), huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    fill(0);
+    for (std::size_t i = 0; i < values().size(); ++i) input_.push_back(value(i, rank));
+    fill();
     board_.memory[rank] = memory_.data();
     board_.pids[rank] = getpid();
     spec_.dtype = DataType::kFloat32;
@@ -108,14 +111,14 @@ class Rank {
   void run(Way way) {
     std::vector<double> times;
     for (std::size_t round = 0; round < settings_.rounds; ++round) {
-      fill(round);
+      fill();
       finish_round();
       const auto start = Clock::now();
       all_reduce(way);
       finish_round();
       times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-      check(round);
     }
+    check();
     std::sort(times.begin(), times.end());
     report(way, times.front(), times[times.size() / 2]);
   }
@@ -145,10 +148,19 @@ class Rank {
 
   void all_reduce(Way way) {
     const std::size_t chunks = (bytes_of(settings_.ranks - 1) + settings_.chunk - 1) / settings_.chunk;
+    if (way == Way::kRead) {
+      read_and_sum(chunks);
+    } else {
+      stage_and_sum(chunks, way);
+    }
+    done_ += chunks;
+  }
+
+  void stage_and_sum(std::size_t chunks, Way way) {
     Progress& mine = board_.ranks[rank_];
     for (std::size_t step = 0; step < chunks + 2; ++step) {
       if (step < chunks) {
-        if (way != Way::kRead) stage(step, way);
+        stage(step, way);
         mine.staged.store(done_ + step + 1, std::memory_order_release);
       }
       if (step >= 1 && step < chunks + 1) {
@@ -160,7 +172,34 @@ class Rank {
         mine.taken.store(done_ + step - 1, std::memory_order_release);
       }
     }
-    done_ += chunks;
+  }
+
+  /// The barriers around a round say that the others' data is there, and keep it until all have read.
+  void read_and_sum(std::size_t chunks) {
+    Progress& mine = board_.ranks[rank_];
+    for (std::size_t step = 0; step < chunks + 1; ++step) {
+      if (step < chunks) {
+        const std::span<std::byte> own = chunk_of(memory_, rank_, step);
+        std::vector<std::span<const std::byte>> inputs;
+        for (std::uint32_t other = 0; other < settings_.ranks; ++other) {
+          const std::span<std::byte> copy = scratch_.subspan(other * settings_.chunk, own.size());
+          if (other != rank_) read(other, own, copy);
+          inputs.emplace_back(other == rank_ ? own : copy);
+        }
+        const std::span<std::byte> outputs[] = {own};
+        if (!own.empty()) server::reduce(spec_, inputs, outputs);
+        mine.summed.store(done_ + step + 1, std::memory_order_release);
+      }
+      for (std::uint32_t other = 0; step >= 1 && other < settings_.ranks; ++other) {
+        if (other == rank_) continue;
+        // Whoever summed it has read what lies in its place here.
+        wait_for(board_.ranks[other].summed, done_ + step);
+        const std::span<std::byte> result = chunk_of(memory_, other, step - 1);
+        read(other, result, result);
+      }
+    }
+    mine.staged.store(done_ + chunks, std::memory_order_release);
+    mine.taken.store(done_ + chunks, std::memory_order_release);
   }
 
   void stage(std::size_t c, Way way) {
@@ -179,7 +218,7 @@ class Rank {
         continue;
       }
       wait_for(board_.ranks[other].staged, done_ + c + 1);
-      inputs.emplace_back(way == Way::kRead ? read(other, c) : staged(other, rank_, c));
+      inputs.emplace_back(staged(other, rank_, c));
     }
     wait_for_room(&Progress::taken, c);
     if (own.empty()) return;
@@ -189,15 +228,14 @@ class Rank {
     if (way == Way::kStreamed) copy_bytes(own, staged(rank_, rank_, c), true);
   }
 
-  std::span<const std::byte> read(std::uint32_t other, std::size_t c) {
-    const std::span<std::byte> to = scratch_.subspan(other * settings_.chunk, chunk_of(memory_, rank_, c).size());
-    std::byte* const from = board_.memory[other] + (chunk_of(memory_, rank_, c).data() - memory_.data());
+  /// to[:] = what rank `other` has where this one has `here`.
+  void read(std::uint32_t other, std::span<const std::byte> here, std::span<std::byte> to) {
+    if (to.empty()) return;
     const iovec local{to.data(), to.size()};
-    const iovec remote{from, to.size()};
+    const iovec remote{board_.memory[other] + (here.data() - memory_.data()), to.size()};
     if (process_vm_readv(board_.pids[other], &local, 1, &remote, 1, 0) != static_cast<ssize_t>(to.size())) {
       stop("process_vm_readv");
     }
-    return to;
   }
 
   void take_results(std::size_t c) {
@@ -214,14 +252,12 @@ class Rank {
   }
 
   std::span<float> values() const { return {reinterpret_cast<float*>(memory_.data()), memory_.size() / sizeof(float)}; }
-  void fill(std::size_t round) {
-    for (std::size_t i = 0; i < values().size(); ++i) values()[i] = static_cast<float>((i + rank_ + round) % 1000);
-  }
-  void check(std::size_t round) const {
+  static float value(std::size_t element, std::uint32_t rank) { return static_cast<float>((element + rank) % 1000); }
+  void fill() { std::memcpy(memory_.data(), input_.data(), memory_.size()); }
+  void check() const {
     for (std::size_t i = 0; i < values().size(); ++i) {
       float expected = 0;
-      for (std::uint32_t rank = 0; rank < settings_.ranks; ++rank)
-        expected += static_cast<float>((i + rank + round) % 1000);
+      for (std::uint32_t rank = 0; rank < settings_.ranks; ++rank) expected += value(i, rank);
       if (values()[i] == expected) continue;
       std::fprintf(stderr, "private_memory_bench: element %zu is %g, not %g\n", i, values()[i], expected);
       std::_Exit(1);
@@ -248,6 +284,7 @@ class Rank {
   std::span<std::byte> room_;
   std::span<std::byte> scratch_;
   std::span<std::byte> memory_;
+  std::vector<float> input_;
   ReduceSpec spec_;
   std::uint64_t rounds_ = 0;
   std::uint64_t done_ = 0;
