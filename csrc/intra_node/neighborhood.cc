@@ -28,7 +28,8 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { retu
 
 /// The start of a rank's control memory. Then a RingHeader for every sender, then a ring for every sender.
 struct ControlHeader {
-  alignas(64) std::atomic<std::uint32_t> asleep;  ///< Whoever turns it from 1 to 0 rings the doorbell.
+  alignas(64) std::atomic<std::uint32_t> asleep;         ///< Whoever turns it from 1 to 0 rings the doorbell.
+  alignas(64) std::atomic<std::uint32_t> core_plus_one;  ///< Where the rank is; 0: it has not said.
 };
 
 std::uint64_t rings_offset(std::uint32_t local_size) {
@@ -223,6 +224,15 @@ class Neighborhood::Impl {
     if (take_sleeper(control_)) ring(doorbell_);
   }
 
+  void set_core(std::uint32_t core) {
+    if (guard_.in_owner()) control_header(control_).core_plus_one.store(core + 1, std::memory_order_relaxed);
+  }
+  std::uint32_t core_of(std::uint32_t rank) const {
+    const Mapping& control = rank == options_.local_rank ? control_ : peers_.at(rank).control;
+    return control_header(control).core_plus_one.load(std::memory_order_relaxed) - 1;
+  }
+
+  std::uint32_t size() const { return options_.local_size; }
   std::size_t max_message_bytes() const { return max_ring_message(options_.ring_bytes); }
   const NeighborhoodStats& stats() const { return stats_; }
 
@@ -280,6 +290,9 @@ Neighborhood::Neighborhood(const NeighborhoodOptions& options, Instant deadline)
     : impl_(std::make_unique<Impl>(options, deadline)) {}
 Neighborhood::~Neighborhood() = default;
 
+std::uint32_t Neighborhood::size() const { return impl_->size(); }
+void Neighborhood::set_core(std::uint32_t core) { impl_->set_core(core); }
+std::uint32_t Neighborhood::core_of(std::uint32_t local_rank) const { return impl_->core_of(local_rank); }
 std::span<std::byte> Neighborhood::arena(std::uint32_t local_rank) const { return impl_->arena(local_rank); }
 std::span<std::byte> Neighborhood::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void Neighborhood::deallocate(std::span<std::byte> memory) { impl_->deallocate(memory); }

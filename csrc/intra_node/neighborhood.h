@@ -23,6 +23,8 @@ struct NeighborhoodOptions {
   std::function<void()> while_waiting = {};
 };
 
+inline constexpr std::uint32_t kNoCore = ~0u;
+
 /// Counters; read by the thread that owns the neighborhood.
 struct NeighborhoodStats {
   std::uint64_t messages_sent = 0;
@@ -43,6 +45,8 @@ class Neighborhood final {
   ~Neighborhood();
   Neighborhood(const Neighborhood&) = delete;
   Neighborhood& operator=(const Neighborhood&) = delete;
+
+  std::uint32_t size() const;
 
   /// A rank's arena as mapped here. Offsets into it mean the same on every rank.
   std::span<std::byte> arena(std::uint32_t local_rank) const;
@@ -81,6 +85,11 @@ class Neighborhood final {
   /// Ends this rank's sleep, or the next one before it begins: check what other threads queued after end_sleep() or a
   /// false prepare_sleep(). No system call where the rank is awake. Any thread.
   void wake();
+
+  /// On which core this rank is, for the others to see; and what one has said last, where it may be no longer. kNoCore:
+  /// it has said nothing.
+  void set_core(std::uint32_t core);
+  std::uint32_t core_of(std::uint32_t local_rank) const;
 
   const NeighborhoodStats& stats() const;
 

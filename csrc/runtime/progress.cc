@@ -79,6 +79,7 @@ Progress::Progress(ProgressOptions options)
     config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
     local_ = std::make_unique<intra_node::Engine>(std::move(config));
     local_backlog_.resize(neighbours_.size());
+    core_balance_.emplace(neighborhood);
     cpu_set_t cores;
     shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
                     neighbours_.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
@@ -267,6 +268,7 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       publish();
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
     } else {
+      if (core_balance_) core_balance_->on_wait();
       sched_yield();  // Whom this one waits for may be on this very core, also where there are enough of them.
     }
   }

@@ -21,6 +21,7 @@
 #include "core/types.h"
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
+#include "runtime/core_balance.h"
 #include "runtime/hub.h"
 #include "runtime/local_writes.h"
 #include "runtime/messages.h"
@@ -206,6 +207,7 @@ class Progress final : public Driver {
   const Config& config_;
   const server::Isa isa_;
   LocalWrites local_writes_;
+  std::optional<CoreBalance> core_balance_;  ///< Where other ranks are on this host.
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;

@@ -90,6 +90,7 @@ bool Progress::exchange_small(SmallOperation& operation) {
     if (round % kRoundsPerLook == 0 && std::chrono::steady_clock::now() >= deadline) return false;
     // From another core it comes sooner than a system call returns; but whom it waits for may be on this very core.
     if (shares_cores_ || round % kRoundsPerYield == 0) {
+      core_balance_->on_wait();
       sched_yield();
     } else {
       relax();

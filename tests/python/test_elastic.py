@@ -75,7 +75,9 @@ def test_a_call_that_cannot_be_finished_fails_on_all_alike(clean_env, late):
     done = launch(clean_env, ["--elastic", "-np", "3"], "impossible", late)
     assert done.returncode == 0, report(done)
     told = [line for line in done.stdout.splitlines() if "and went on" in line]
-    assert len(told) == 2 and told[0] == told[1] and "Error" in told[0], report(done)
+    assert len(told) == 2, report(done)
+    assert told[0] == told[1], report(done)
+    assert "Error" in told[0], report(done)
 
 
 def test_results_are_kept_within_a_bound(clean_env):
@@ -247,7 +249,7 @@ def servers(*victims):
 
 
 def impossible(late):
-    """A broadcast whose root is lost, and an allgather that had a block of it; rank `late` calls them after the loss."""
+    """A broadcast whose root is lost, and an allgather with a block of it; rank `late` calls them after the loss."""
     herring.init()
     if herring.rank() == 2:
         herring.barrier()
