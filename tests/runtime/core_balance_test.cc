@@ -88,7 +88,6 @@ TEST_F(CoreBalanceTest, LeavesACoreThatItSharesWithWhomItWaitsFor) {
     if (balance.moves() == 0) other_->set_core(own_->core_of(0));
   }
   EXPECT_EQ(balance.moves(), 1u);
-  EXPECT_NE(own_->core_of(0), other_->core_of(1)) << "the other one must see it, or it would follow";
   cpu_set_t now;
   ASSERT_EQ(sched_getaffinity(0, sizeof(now), &now), 0);
   EXPECT_TRUE(CPU_EQUAL(&now, &allowed_)) << "what it may run on is as before";
