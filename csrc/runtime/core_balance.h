@@ -16,9 +16,9 @@ namespace herring::runtime {
 cpu_set_t roomier_cores(std::span<const std::uint32_t> cores, std::uint32_t mine, const cpu_set_t& allowed);
 
 /// Ranks that wait for each other on one core take turns on it, and the scheduler may leave them there for
-/// milliseconds, beside a core that has fewer of them: it moves who cannot run, not who always can because the others
-/// yield. So a rank that waits tells the others which core it is on, and goes to another where there is more room. What
-/// the calling thread may run on stays as it was. Used by one thread at a time.
+/// milliseconds, beside a core that has fewer of them. So a rank that waits tells the others which core it is on, and
+/// goes to another where there is more room. What the calling thread may run on stays as it was. Used by one thread at
+/// a time.
 class CoreBalance final {
  public:
   explicit CoreBalance(intra_node::Neighborhood& neighborhood) : neighborhood_(neighborhood) {}
