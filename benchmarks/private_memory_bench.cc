@@ -7,9 +7,8 @@
 //   staged    each rank copies what others sum into shared memory, sums its range, and copies the other results out;
 //             the shared memory of --window chunks is used again and again
 //   streamed  the same, with what others read written past the caches (better where cores share none)
-//   read      nothing is staged: each rank reads the others' memory with process_vm_readv(2), sums in its own, and
-//   reads
-//             the other results from where they were summed
+//   read      nothing is staged: each rank reads the others' memory with process_vm_readv(2), sums in its own,
+//             and reads the other results from where they were summed
 // once with 4 KB pages, once with huge pages (madvise), which the kernel pins faster and numpy asks for from 4 MB on.
 // Data is written anew before each round. The last result of each way is checked.
 
