@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ArrayT = TypeVar("ArrayT")
 Timeout = float | timedelta | None
 
+# A method looked up in an imported object at each call costs a tenth of what a small operation takes.
+_current = process.current
+
 
 class ReduceOp(str, Enum):
     """How elements of different ranks are combined; the plain strings work as well.
@@ -119,7 +122,7 @@ def allreduce(
     for the rest. Raises MismatchError where ranks disagree, HerringTimeoutError that names the ranks that did not come,
     PeerLostError where one died, InvalidArgumentError for arrays and values that do not work.
     """
-    session = process.current()
+    session = _current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source) if out is None else out
     return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup)
@@ -158,7 +161,7 @@ def allreduce_(
 
     With arrays of herring.empty() nothing is copied on this side.
     """
-    session = process.current()
+    session = _current()
     if async_op:
         return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup)
     seconds = None if timeout is None else to_seconds(timeout)
@@ -178,7 +181,7 @@ def broadcast(
     array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> ArrayT | Handle[ArrayT]:
     """A new array with rank `root`'s elements; on other ranks `array` gives shape and dtype. See allreduce()."""
-    session = process.current()
+    session = _current()
     source = as_input(array)
     result: Any = new_result(session.runtime, source)
     rank = _root(session, root)
@@ -197,7 +200,7 @@ def broadcast_(
     array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
 ) -> ArrayT | Handle[ArrayT]:
     """broadcast() in place: writes rank `root`'s elements into `array` on the others, and returns it."""
-    session = process.current()
+    session = _current()
     rank = _root(session, root)
     return _call(session, "broadcast", None, array, timeout=timeout, name=name, root=rank, async_op=async_op)
 
@@ -217,7 +220,7 @@ def allgather(
 
     `array` has one shape and dtype on all ranks: (n, ...) gives (size() * n, ...). See allreduce() for the rest.
     """
-    session = process.current()
+    session = _current()
     source: Any = as_input(array)
     dims = tuple(source.shape)
     joined = (session.job.size * dims[0], *dims[1:]) if dims else (session.job.size,)
@@ -228,7 +231,7 @@ def allgather(
 def barrier(*, name: str | None = None, timeout: Timeout = None) -> None:
     """Returns when every rank has called it. Raises HerringTimeoutError naming the ranks that did not."""
     seconds = None if timeout is None else to_seconds(timeout)
-    process.current().runtime.run("barrier", None, None, "sum", 0, name, seconds, False)
+    _current().runtime.run("barrier", None, None, "sum", 0, name, seconds, False)
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:
@@ -237,19 +240,19 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.nd
     Operations in place on it copy nothing on this side. It stays valid after shutdown(). Where the shared memory
     (setting arena_bytes) is used up, the array is an ordinary one, which works but is copied; stats() counts both.
     """
-    return shared_empty(process.current().runtime, shape, dtype)
+    return shared_empty(_current().runtime, shape, dtype)
 
 
 def stats() -> _core.RuntimeStats:
     """What this rank has done: operations completed and failed, bytes to and from servers, operations with and without
     a copy; and ``dropped_contributions``: by rank, how many of its contributions operations went on without (backup
     workers)."""
-    return process.current().runtime.stats()
+    return _current().runtime.stats()
 
 
 def server_counters() -> list[_core.ServerCounters]:
     """What each server has moved so far. Collective: every rank calls it."""
-    return process.current().runtime.server_counters()
+    return _current().runtime.server_counters()
 
 
 def stragglers() -> list[_core.Straggler]:
@@ -259,4 +262,4 @@ def stragglers() -> list[_core.Straggler]:
     of the same operation they came on average (``mean_late_s``, seconds), and the share of them that all others waited
     for (``last_share``). Operations inside one host that go through no server do not count.
     """
-    return process.current().runtime.stragglers()
+    return _current().runtime.stragglers()

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <new>
 
 namespace herring {
@@ -24,15 +23,18 @@ std::atomic<std::int32_t>* wiped_on_fork() noexcept {
 
 }  // namespace
 
-std::int32_t process_id() noexcept {
+namespace internal {
+
+constinit std::atomic<std::atomic<std::int32_t>*> kept_process_id = nullptr;
+
+std::int32_t find_process_id() noexcept {
   static std::atomic<std::int32_t>* const kept = wiped_on_fork();
-  if (kept == nullptr) return getpid();
-  std::int32_t id = kept->load(std::memory_order_relaxed);
-  if (id == 0) {
-    id = getpid();
-    kept->store(id, std::memory_order_relaxed);
-  }
+  const std::int32_t id = getpid();
+  if (kept == nullptr) return id;
+  kept->store(id, std::memory_order_relaxed);
+  kept_process_id.store(kept, std::memory_order_release);
   return id;
 }
 
+}  // namespace internal
 }  // namespace herring

@@ -1,6 +1,6 @@
 #include "intra_node/shortcut.h"
 
-#include <algorithm>
+#include <cstring>
 
 #include "intra_node/exchange.h"
 
@@ -27,9 +27,8 @@ Shortcut::Shortcut(const OpKey& key, const OpDescriptor& descriptor, std::span<c
 
 std::optional<std::span<const std::byte>> Shortcut::data_in(std::span<const std::byte> message) const {
   // All that the engine compares is in the head, and nothing in it differs between members that agree.
-  if (message.size() != head_.size() + bytes_ || !std::ranges::equal(message.first(head_.size()), head_)) {
-    return std::nullopt;
-  }
+  if (message.size() != head_.size() + bytes_) return std::nullopt;
+  if (std::memcmp(message.data(), head_.data(), head_.size()) != 0) return std::nullopt;
   return message.subspan(head_.size());
 }
 

@@ -186,25 +186,39 @@ void Progress::fail(const Status& status) {
   {
     const std::scoped_lock lock(mutex_);
     if (requested_failure_.is_ok()) requested_failure_ = status;
+    has_failed_.store(true);
   }
   ring();
   seat_->unpark();
 }
 
 Status Progress::failure() const {
+  if (!has_failed_.load()) return Status::ok();
   const std::scoped_lock lock(mutex_);
   return failure_.is_ok() ? requested_failure_ : failure_;
 }
 
 bool Progress::drain(Instant deadline) {
   seat_->unpark();
+  ++drainers_;
   std::unique_lock lock(mutex_);
-  return drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0; });
+  const bool ended = drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0; });
+  --drainers_;
+  return ended;
 }
 
 RuntimeStats Progress::stats() const {
-  const std::scoped_lock lock(mutex_);
-  return stats_;
+  RuntimeStats stats;
+  {
+    const std::scoped_lock lock(mutex_);
+    stats = stats_;
+  }
+  const std::uint64_t zero_copy = zero_copy_shortcuts_.load(std::memory_order_relaxed);
+  const std::uint64_t staged = staged_shortcuts_.load(std::memory_order_relaxed);
+  stats.ops_completed += zero_copy + staged;
+  stats.zero_copy_ops += zero_copy;
+  stats.staged_ops += staged;
+  return stats;
 }
 
 std::vector<PeerTraffic> Progress::lane_traffic() const {
@@ -339,7 +353,8 @@ void Progress::carry_out(Instant now, const MessageCommands& commands) {
 
 /// So many operations have ended; or are known to be in nobody's way any more.
 void Progress::settle(std::uint64_t ended) {
-  if (pending_.fetch_sub(ended) != ended) return;
+  // Who drains says so before it looks at what is pending: either it sees that this was the last, or we see it.
+  if (pending_.fetch_sub(ended) != ended || drainers_.load() == 0) return;
   const std::scoped_lock lock(mutex_);
   drained_.notify_all();
 }

@@ -236,7 +236,11 @@ class Progress final : public Driver {
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};
+  std::atomic<bool> has_failed_{false};  ///< failure() has something to say.
   std::atomic<std::uint64_t> pending_{0};
+  std::atomic<int> drainers_{0};
+  std::atomic<std::uint64_t> zero_copy_shortcuts_{0};  ///< Operations that counters_ does not have.
+  std::atomic<std::uint64_t> staged_shortcuts_{0};
   int wake_fd_ = -1;
   mutable std::mutex mutex_;
   std::condition_variable drained_;

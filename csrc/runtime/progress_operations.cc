@@ -63,10 +63,8 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
   if (status.is_ok()) status = check_departed(*operation);
   if (!status.is_ok()) {
     operation->work->complete(status);
-    {
-      const std::scoped_lock lock(mutex_);
-      ++stats_.ops_failed;
-    }
+    ++counters_.ops_failed;
+    publish();
     return settle(1);
   }
   plan_parts(*operation);
@@ -368,6 +366,7 @@ void Progress::fail_everything(const Status& status) {
   {
     const std::scoped_lock lock(mutex_);
     if (failure_.is_ok()) failure_ = with_what;
+    has_failed_.store(true);
   }
   publish();
   // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.

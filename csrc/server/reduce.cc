@@ -27,6 +27,7 @@ using internal::KernelSet;
 /// it is copied to further outputs. Larger trees keep one scratch block per level of the recursion in L1.
 constexpr std::size_t kStreamBlockBytes = 16384;
 constexpr std::size_t kTreeBlockBytes = 4096;
+constexpr std::size_t kFewInputs = 16;  // So many need no memory.
 constexpr std::size_t kLargestScale = 2;  // float32 accumulators of 16-bit elements.
 /// Levels of a tree over as many inputs as a 64-bit count can name.
 constexpr std::size_t kMaxRights = 64;
@@ -220,20 +221,21 @@ std::string_view name(Isa isa) noexcept {
 
 Status check(ReduceSpec spec) {
   const auto bad = [](const std::string& what) { return Status(Code::kInvalidArgument, "reduce: " + what); };
-  const std::string op(name(spec.op));
-  const std::string dtype(name(spec.dtype));
+  const auto op = [&] { return std::string(name(spec.op)); };
   if (element_bytes(spec.dtype) == 0) {
     return bad("data type number " + std::to_string(static_cast<unsigned>(spec.dtype)) + " is unknown");
   }
-  if (op == "unknown") return bad("operator number " + std::to_string(static_cast<unsigned>(spec.op)) + " is unknown");
+  if (name(spec.op) == "unknown") return bad("operator number " + std::to_string(static_cast<unsigned>(spec.op)) + " is unknown");
   const bool bitwise = spec.op == ReduceOp::kBand || spec.op == ReduceOp::kBor || spec.op == ReduceOp::kBxor;
-  if (bitwise && is_float(spec.dtype)) return bad(op + " needs integers or bool, not " + dtype);
+  if (bitwise && is_float(spec.dtype)) {
+    return bad(op() + " needs integers or bool, not " + std::string(name(spec.dtype)));
+  }
   if (spec.op == ReduceOp::kAverage && spec.dtype == DataType::kBool) {
     return bad("a bool has no average; use sum (or) or convert to a number");
   }
   if (spec.average_over == 0) return bad("an average over 0 ranks");
   if (spec.average_over > 1 && spec.op != ReduceOp::kAverage) {
-    return bad("only average divides; " + op + " came with a division by " + std::to_string(spec.average_over));
+    return bad("only average divides; " + op() + " came with a division by " + std::to_string(spec.average_over));
   }
   return Status::ok();
 }
@@ -251,9 +253,10 @@ void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
     return;
   }
   const DefaultFloatEnvironment environment;
-  std::vector<const std::byte*> pointers;
-  pointers.reserve(inputs.size());
-  for (const std::span<const std::byte> input : inputs) pointers.push_back(input.data());
+  std::array<const std::byte*, kFewInputs> few;
+  std::vector<const std::byte*> many(inputs.size() > few.size() ? inputs.size() : 0);
+  const std::span<const std::byte*> pointers = std::span(many.empty() ? few.data() : many.data(), inputs.size());
+  std::ranges::transform(inputs, pointers.begin(), [](const auto& input) { return input.data(); });
   const KernelSet kernels = kernels_for(spec, isa);
   const BlockTree vectors(kernels, pointers, spec.average_over);
   const bool needs_scratch = find_kernel(kernels, inputs.size()) == nullptr;
