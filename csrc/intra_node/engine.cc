@@ -132,6 +132,10 @@ void Engine::Impl::announce(Exchange& exchange) {
   } else if (exchange.location != Location::kNone) {
     ready.offset = *offset_in(slot_of(exchange, exchange.me, config_), config_.arenas[config_.local_rank]);
   }
+  // What nothing follows may come in any order.
+  const bool says_all = exchange.way == Way::kInline || exchange.way == Way::kNothing;
+  if (says_all && exchange.size() == config_.local_size) ready.kind = MessageKind::kReadyToAll;
+  if (ready.kind == MessageKind::kReadyToAll) return send_to_all(ready);
   for (const std::uint32_t rank : exchange.operation.members) {
     if (rank != config_.local_rank) send(rank, ready);
   }

@@ -37,8 +37,10 @@ struct LocalOperation {
   Duration timeout{};
 };
 
+inline constexpr std::uint32_t kEverybody = ~0u;
+
 struct SendLocal {
-  std::uint32_t to = 0;  ///< Local rank.
+  std::uint32_t to = 0;  ///< Local rank, or kEverybody: all others, where the order among other messages is free.
   std::vector<std::byte> bytes;
 };
 /// to[:] = from[:]; copy() of core/copy.h is made for it.

@@ -63,6 +63,7 @@ class Engine::Impl {
   void on_error(Instant now, std::uint32_t from, const LocalMessage& message);
   Exchange* open_early(std::uint32_t from, const LocalMessage& message);
   void send(std::uint32_t to, const LocalMessage& message);
+  void send_to_all(const LocalMessage& message);
   void send_dones(std::uint32_t to);
   void send_error(std::uint32_t to, const LocalKey& key, const Status& status, bool reply);
 

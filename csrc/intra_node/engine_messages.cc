@@ -19,6 +19,7 @@ void Engine::Impl::on_message(Instant now, std::uint32_t from, std::span<const s
   if (lost_[from] && message->kind == MessageKind::kReady) return;
   switch (message->kind) {
     case MessageKind::kReady:
+    case MessageKind::kReadyToAll:
       return on_ready(now, from, *message);
     case MessageKind::kReduced:
       return on_reduced(from, *message);
@@ -149,6 +150,11 @@ void Engine::Impl::on_error(Instant now, std::uint32_t from, const LocalMessage&
 void Engine::Impl::send(std::uint32_t to, const LocalMessage& message) {
   send_dones(to);
   actions_.push_back(SendLocal{to, encode(message)});
+}
+
+void Engine::Impl::send_to_all(const LocalMessage& message) {
+  for (std::uint32_t rank = 0; rank < config_.local_size; ++rank) send_dones(rank);
+  if (config_.local_size > 1) actions_.push_back(SendLocal{kEverybody, encode(message)});
 }
 
 /// Tells a rank whose staging memory we have read. That is not urgent, so it goes along with something that is.

@@ -8,7 +8,7 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 constexpr std::uint8_t kReplyFlag = 1;
 constexpr std::size_t kMaxTextBytes = 1024;
 
@@ -39,7 +39,15 @@ struct ReadyBody {
   std::uint64_t shape[kMaxDims];
 };
 static_assert(sizeof(ReadyBody) == 104 && offsetof(ReadyBody, shape) == 40);
-static_assert(sizeof(Head) + sizeof(ReadyBody) == kReadyHeadBytes);
+static_assert(sizeof(Head) + sizeof(ReadyBody) == sizeof(ReadyToAll::tail));
+
+struct ToAllHead {
+  std::uint8_t version;
+  std::uint8_t kind;
+  std::uint8_t zero[6];
+  std::uint64_t digest;
+};
+static_assert(sizeof(ToAllHead) == sizeof(ReadyToAll::head));
 
 struct PackedKey {
   std::uint64_t op;
@@ -107,13 +115,30 @@ bool unpack(const ReadyBody& body, LocalMessage& message) {
   return body.dims <= kMaxDims;
 }
 
-bool decode_ready(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
-  if (rest.size() < sizeof(ReadyBody) || head.detail > static_cast<std::uint8_t>(Location::kInline)) return false;
+bool decode_ready(const Head& head, std::span<const std::byte> body, std::span<const std::byte> data,
+                  LocalMessage& message) {
+  if (head.detail > static_cast<std::uint8_t>(Location::kInline)) return false;
   message.location = static_cast<Location>(head.detail);
-  message.data = rest.subspan(sizeof(ReadyBody));
-  if (!unpack(read<ReadyBody>(rest), message)) return false;
+  message.data = data;
+  if (!unpack(read<ReadyBody>(body), message)) return false;
   const std::uint64_t expected = message.location == Location::kInline ? message.descriptor.part_bytes : 0;
   return message.data.size() == expected;
+}
+
+bool is_to_all(std::span<const std::byte> bytes) {
+  return bytes.size() >= sizeof(ReadyToAll) && read<ToAllHead>(bytes).version == kVersion &&
+         read<ToAllHead>(bytes).kind == static_cast<std::uint8_t>(MessageKind::kReadyToAll);
+}
+
+std::optional<LocalMessage> decode_to_all(std::span<const std::byte> bytes) {
+  const auto tail = bytes.last(sizeof(ReadyToAll::tail));
+  const auto head = read<Head>(tail);
+  if (head.version != kVersion || head.kind != static_cast<std::uint8_t>(MessageKind::kReady)) return std::nullopt;
+  LocalMessage message;
+  message.key = {{{head.group}, head.op, head.part}, head.occurrence};
+  const auto data = bytes.subspan(sizeof(ReadyToAll::head), bytes.size() - sizeof(ReadyToAll));
+  if (!decode_ready(head, tail.subspan(sizeof(Head)), data, message)) return std::nullopt;
+  return message;
 }
 
 bool decode_done(const Head& head, std::span<const std::byte> rest, LocalMessage& message) {
@@ -148,28 +173,53 @@ Head head_of(const LocalMessage& message) {
   return head;
 }
 
-}  // namespace
-
-std::array<std::byte, kReadyHeadBytes> encode_ready_head(const LocalMessage& ready) {
+std::array<std::byte, sizeof(ReadyToAll::tail)> encode_ready(const LocalMessage& ready) {
   Head head = head_of(ready);
+  head.kind = static_cast<std::uint8_t>(MessageKind::kReady);
   head.detail = static_cast<std::uint8_t>(ready.location);
   const ReadyBody body = pack(ready);
-  std::array<std::byte, kReadyHeadBytes> bytes;
+  std::array<std::byte, sizeof(ReadyToAll::tail)> bytes;
   std::memcpy(bytes.data(), &head, sizeof(head));
   std::memcpy(bytes.data() + sizeof(head), &body, sizeof(body));
   return bytes;
 }
 
+/// Every bit depends on every bit of the words, which mostly differ in a few low ones.
+std::uint64_t digest_of(std::span<const std::byte> words) {
+  std::uint64_t digest = 0;
+  for (; !words.empty(); words = words.subspan(sizeof(digest))) {
+    digest = (digest ^ read<std::uint64_t>(words)) * 0x9e3779b97f4a7c15ull;
+    digest ^= digest >> 32;
+  }
+  return digest;
+}
+
+std::vector<std::byte> concatenate(std::span<const std::byte> a, std::span<const std::byte> b,
+                                   std::span<const std::byte> c) {
+  std::vector<std::byte> bytes;
+  bytes.reserve(a.size() + b.size() + c.size());
+  for (const auto piece : {a, b, c}) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  return bytes;
+}
+
+}  // namespace
+
+ReadyToAll encode_to_all(const LocalMessage& ready) {
+  ReadyToAll message;
+  message.tail = encode_ready(ready);
+  const ToAllHead head{kVersion, static_cast<std::uint8_t>(MessageKind::kReadyToAll), {}, digest_of(message.tail)};
+  std::memcpy(message.head.data(), &head, sizeof(head));
+  return message;
+}
+
 std::vector<std::byte> encode(const LocalMessage& message) {
   Head head = head_of(message);
   switch (message.kind) {
-    case MessageKind::kReady: {
-      const auto begin = encode_ready_head(message);
-      std::vector<std::byte> bytes;
-      bytes.reserve(begin.size() + message.data.size());
-      bytes.assign(begin.begin(), begin.end());
-      bytes.insert(bytes.end(), message.data.begin(), message.data.end());
-      return bytes;
+    case MessageKind::kReady:
+      return concatenate(encode_ready(message), message.data, {});
+    case MessageKind::kReadyToAll: {
+      const ReadyToAll ready = encode_to_all(message);
+      return concatenate(ready.head, message.data, ready.tail);
     }
     case MessageKind::kReduced:
       return Writer(head, 0).take();
@@ -194,6 +244,7 @@ std::vector<std::byte> encode(const LocalMessage& message) {
 }
 
 std::optional<LocalMessage> decode(std::span<const std::byte> bytes) {
+  if (is_to_all(bytes)) return decode_to_all(bytes);
   if (bytes.size() < sizeof(Head)) return std::nullopt;
   const auto head = read<Head>(bytes);
   if (head.version != kVersion) return std::nullopt;
@@ -204,7 +255,9 @@ std::optional<LocalMessage> decode(std::span<const std::byte> bytes) {
   bool good = false;
   switch (message.kind) {
     case MessageKind::kReady:
-      good = decode_ready(head, rest, message);
+      good = rest.size() >= sizeof(ReadyBody) && decode_ready(head, rest, rest.subspan(sizeof(ReadyBody)), message);
+      break;
+    case MessageKind::kReadyToAll:
       break;
     case MessageKind::kReduced:
       good = rest.empty();

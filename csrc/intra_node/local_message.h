@@ -11,7 +11,7 @@
 #include "core/operation.h"
 #include "core/status.h"
 
-/// What the engines of one host say to each other. Version 1, native byte order (one machine), a head of 32 bytes:
+/// What the engines of one host say to each other. Version 2, native byte order (one machine), a head of 32 bytes:
 ///
 ///   offset  size
 ///        0     1  version
@@ -28,6 +28,10 @@
 /// then Ready: layout u64, offset u64, descriptor (88 bytes, see the codec), and for kInline the data.
 ///      Reduced: nothing.  Done: keys of 24 bytes (op u64, group u32, part u32, occurrence u32, 0).  Error: text.
 ///
+/// A Ready that every member gets alike (ReadyToAll) is turned round, so that a small one is told from others and read
+/// by its first cache line: version and kind (1 byte each), 6 zero bytes, a digest of the Ready without its data (u64),
+/// the data, and the Ready without its data.
+///
 /// decode() never trusts: what it returns lies inside the message; offsets are checked against the arena by whoever
 /// uses them. All numbers are copied out of shared memory before they are looked at.
 namespace herring::intra_node {
@@ -37,6 +41,7 @@ enum class MessageKind : std::uint8_t {
   kReduced = 2,  ///< My range is reduced and where everybody looks for it; I have read all that I need of yours.
   kDone = 3,     ///< I have copied what I needed out of your staging memory, for these keys.
   kError = 4,    ///< I have given it up and touch nobody's memory for it any more.
+  kReadyToAll = 5,
 };
 
 enum class Location : std::uint8_t {
@@ -70,12 +75,16 @@ struct LocalMessage {
   std::string text;
 };
 
-/// A Ready without its data, which follows.
-inline constexpr std::size_t kReadyHeadBytes = 136;
-std::array<std::byte, kReadyHeadBytes> encode_ready_head(const LocalMessage& ready);
+/// A ReadyToAll but for its data, which comes between the two.
+struct ReadyToAll {
+  std::array<std::byte, 16> head;
+  std::array<std::byte, 136> tail;
+};
+/// `ready.data` is not looked at.
+ReadyToAll encode_to_all(const LocalMessage& ready);
 
 std::vector<std::byte> encode(const LocalMessage& message);
-/// Nothing where it is not a message of this version.
+/// Nothing where it is not a message of this version. A ReadyToAll becomes a Ready.
 std::optional<LocalMessage> decode(std::span<const std::byte> bytes);
 
 }  // namespace herring::intra_node

@@ -12,6 +12,7 @@
 #include "core/process.h"
 #include "intra_node/arena_allocator.h"
 #include "intra_node/meeting.h"
+#include "intra_node/multicast_ring.h"
 #include "intra_node/ring.h"
 #include "intra_node/shared_memory.h"
 
@@ -26,14 +27,17 @@ constexpr std::uint64_t kRingHeaderStride = 256;
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/// The start of a rank's control memory. Then a RingHeader for every sender, then a ring for every sender.
+/// The start of a rank's control memory. Then a RingHeader for every sender and a MulticastTail for every reader, then
+/// a ring for every sender; in the place of what the rank sends itself is what it sends to all.
 struct ControlHeader {
   alignas(64) std::atomic<std::uint32_t> asleep;         ///< Whoever turns it from 1 to 0 rings the doorbell.
   alignas(64) std::atomic<std::uint32_t> core_plus_one;  ///< Where the rank is; 0: it has not said.
 };
 
+std::uint64_t tails_offset(std::uint32_t local_size) { return sizeof(ControlHeader) + local_size * kRingHeaderStride; }
+
 std::uint64_t rings_offset(std::uint32_t local_size) {
-  return round_up(sizeof(ControlHeader) + local_size * kRingHeaderStride, kPageBytes);
+  return round_up(tails_offset(local_size) + local_size * sizeof(MulticastTail), kPageBytes);
 }
 
 std::uint64_t control_bytes(const NeighborhoodOptions& options) {
@@ -47,6 +51,10 @@ ControlHeader& control_header(const Mapping& control) {
 RingHeader& ring_header(const Mapping& control, std::uint32_t sender) {
   return *std::launder(
       reinterpret_cast<RingHeader*>(control.bytes().data() + sizeof(ControlHeader) + sender * kRingHeaderStride));
+}
+MulticastTail& multicast_tail(const Mapping& control, std::uint32_t local_size, std::uint32_t reader) {
+  std::byte* const tails = control.bytes().data() + tails_offset(local_size);
+  return *std::launder(reinterpret_cast<MulticastTail*>(tails + reader * sizeof(MulticastTail)));
 }
 std::span<std::byte> ring_data(const Mapping& control, const NeighborhoodOptions& options, std::uint32_t sender) {
   return control.bytes().subspan(rings_offset(options.local_size) + std::uint64_t{sender} * options.ring_bytes,
@@ -82,12 +90,18 @@ struct Peer {
   FileDescriptor doorbell;
   std::optional<RingProducer> out;  ///< In the peer's control memory.
   std::optional<RingConsumer> in;   ///< In ours.
+  std::optional<MulticastConsumer> in_of_all;
   bool counted_broken = false;
+
+  bool has_message() { return in->has_message() || in_of_all->has_message(); }
+  bool is_broken() const { return in->is_broken() || in_of_all->is_broken(); }
 };
 
 }  // namespace
 
 class Neighborhood::Impl {
+  using Channel = Neighborhood::Channel;
+
  public:
   Impl(const NeighborhoodOptions& options, Instant deadline)
       : options_(checked(options)),
@@ -105,6 +119,12 @@ class Neighborhood::Impl {
     for (std::uint32_t rank = 0; rank < options_.local_size; ++rank) {
       if (rank != options_.local_rank) join(rank, std::move(theirs[rank]));
     }
+    std::vector<MulticastTail*> readers;
+    for (std::uint32_t rank = 0; rank < options_.local_size; ++rank) {
+      if (rank != options_.local_rank) readers.push_back(&multicast_tail(control_, options_.local_size, rank));
+    }
+    to_all_.emplace(std::move(readers), ring_data(control_, options_, options_.local_rank),
+                    multicast_secret(options_.local_rank));
   }
 
   std::span<std::byte> arena(std::uint32_t rank) const {
@@ -132,12 +152,13 @@ class Neighborhood::Impl {
     return static_cast<std::uint64_t>(memory.data() - arena_.bytes().data());
   }
 
-  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second, bool streams) {
+  Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
+              std::span<const std::byte> third, bool streams) {
     if (!guard_.in_owner()) return Status(Code::kUnavailable, "shared memory belongs to the parent of this process");
     if (to >= options_.local_size || to == options_.local_rank) {
       return Status(Code::kInvalidArgument, "no message ring to local rank " + std::to_string(to));
     }
-    const Status status = peers_[to].out->push(first, second, streams);
+    const Status status = peers_[to].out->push(first, second, third, streams);
     if (status.is_ok()) ++stats_.messages_sent;
     if (status.code() == Code::kProtocol) count_broken(peers_[to]);
     return status;
@@ -150,24 +171,30 @@ class Neighborhood::Impl {
     }
   }
 
+  bool send_to_all(std::span<const std::byte> first, std::span<const std::byte> second,
+                   std::span<const std::byte> third, bool streams) {
+    if (!guard_.in_owner() || !to_all_->push(first, second, third, streams)) return false;
+    for (const Peer& peer : peers_) {
+      if (peer.in) wake_peer(peer);
+    }
+    stats_.messages_sent += peers_.size() - 1;
+    return true;
+  }
+
   void end_reading() {
     if (reading_ == nullptr) return;
-    if (reading_->in->release()) wake_peer(*reading_);
+    release(*reading_, reading_channel_);
     reading_ = nullptr;
   }
 
-  bool peek(std::uint32_t from, std::span<const std::byte>& message) {
+  bool peek(std::uint32_t from, Channel channel, std::span<const std::byte>& message) {
     if (!guard_.in_owner() || from >= options_.local_size || !peers_[from].in) return false;
     end_reading();
-    Peer& peer = peers_[from];
-    if (peer.in->front(message)) return true;
-    if (peer.in->is_broken()) count_broken(peer);
-    return false;
+    return front(peers_[from], channel, message);
   }
 
-  void pop(std::uint32_t from) {
-    Peer& peer = peers_[from];
-    if (peer.in->release()) wake_peer(peer);
+  void pop(std::uint32_t from, Channel channel) {
+    release(peers_[from], channel);
     ++stats_.messages_received;
   }
 
@@ -179,14 +206,18 @@ class Neighborhood::Impl {
       const std::uint32_t rank = next_ + i < size ? next_ + i : next_ + i - size;
       Peer& peer = peers_[rank];
       if (!peer.in) continue;
-      if (peer.in->front(message.bytes)) {
-        message.from = rank;
-        reading_ = &peer;
-        next_ = rank + 1 < size ? rank + 1 : 0;
-        ++stats_.messages_received;
-        return true;
+      if (front(peer, Channel::kPair, message.bytes)) {
+        reading_channel_ = Channel::kPair;
+      } else if (front(peer, Channel::kAll, message.bytes)) {
+        reading_channel_ = Channel::kAll;
+      } else {
+        continue;
       }
-      if (peer.in->is_broken()) count_broken(peer);
+      message.from = rank;
+      reading_ = &peer;
+      next_ = rank + 1 < size ? rank + 1 : 0;
+      ++stats_.messages_received;
+      return true;
     }
     return false;
   }
@@ -199,7 +230,7 @@ class Neighborhood::Impl {
     bool must_stay = wanted_.exchange(false, std::memory_order_seq_cst);
     for (Peer& peer : peers_) {
       if (!peer.in) continue;
-      must_stay |= peer.in->has_message();
+      must_stay |= peer.has_message();
       must_stay |= peer.out->got_room();
     }
     // Who found us asleep meanwhile rings for nothing: the next sleep ends at once, once.
@@ -250,6 +281,22 @@ class Neighborhood::Impl {
     peer.out.emplace(ring_header(peer.control, options_.local_rank),
                      ring_data(peer.control, options_, options_.local_rank));
     peer.in.emplace(ring_header(control_, rank), ring_data(control_, options_, rank));
+    peer.in_of_all.emplace(multicast_tail(peer.control, options_.local_size, options_.local_rank),
+                           ring_data(peer.control, options_, rank), multicast_secret(rank));
+  }
+
+  /// A rank's own; none is a small distance from another's.
+  std::uint64_t multicast_secret(std::uint32_t rank) const { return options_.token ^ (std::uint64_t{rank} << 48); }
+
+  bool front(Peer& peer, Channel channel, std::span<const std::byte>& message) {
+    if (channel == Channel::kPair ? peer.in->front(message) : peer.in_of_all->front(message)) return true;
+    if (peer.is_broken()) count_broken(peer);
+    return false;
+  }
+
+  void release(Peer& peer, Channel channel) {
+    if (channel == Channel::kAll) return peer.in_of_all->release();
+    if (peer.in->release()) wake_peer(peer);
   }
 
   static bool take_sleeper(const Mapping& control) {
@@ -280,7 +327,9 @@ class Neighborhood::Impl {
   FileDescriptor doorbell_;
   ArenaAllocator allocator_;
   std::vector<Peer> peers_;  // By rank; ours is empty.
+  std::optional<MulticastProducer> to_all_;
   Peer* reading_ = nullptr;  // Whose message the last receive() returned.
+  Channel reading_channel_ = Channel::kPair;
   std::uint32_t next_ = 0;
   std::atomic<bool> wanted_{false};
   NeighborhoodStats stats_;
@@ -299,14 +348,20 @@ void Neighborhood::deallocate(std::span<std::byte> memory) { impl_->deallocate(m
 bool Neighborhood::contains(std::span<const std::byte> memory) const { return impl_->contains(memory); }
 std::uint64_t Neighborhood::offset_of(std::span<const std::byte> memory) const { return impl_->offset_of(memory); }
 Status Neighborhood::send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
-                          bool streams) {
-  return impl_->send(to, first, second, streams);
+                          std::span<const std::byte> third, bool streams) {
+  return impl_->send(to, first, second, third, streams);
 }
 std::size_t Neighborhood::max_message_bytes() const { return impl_->max_message_bytes(); }
 void Neighborhood::flush() { impl_->flush(); }
 bool Neighborhood::receive(Message& message) { return impl_->receive(message); }
-bool Neighborhood::peek(std::uint32_t from, std::span<const std::byte>& message) { return impl_->peek(from, message); }
-void Neighborhood::pop(std::uint32_t from) { impl_->pop(from); }
+bool Neighborhood::peek(std::uint32_t from, Channel channel, std::span<const std::byte>& message) {
+  return impl_->peek(from, channel, message);
+}
+void Neighborhood::pop(std::uint32_t from, Channel channel) { impl_->pop(from, channel); }
+bool Neighborhood::send_to_all(std::span<const std::byte> first, std::span<const std::byte> second,
+                               std::span<const std::byte> third, bool streams) {
+  return impl_->send_to_all(first, second, third, streams);
+}
 int Neighborhood::doorbell_fd() const { return impl_->doorbell_fd(); }
 bool Neighborhood::prepare_sleep() { return impl_->prepare_sleep(); }
 void Neighborhood::end_sleep() { impl_->end_sleep(); }

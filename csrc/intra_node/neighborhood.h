@@ -35,9 +35,9 @@ struct NeighborhoodStats {
 };
 
 /// The ranks of one host, joined by shared memory: each has an arena (memfd, passed over an abstract UNIX socket;
-/// nothing in /dev/shm or the file system) that all map, a message ring to every other, and a doorbell. Everything
-/// except wake() belongs to one thread; allocate/deallocate may be called from any. In a fork()ed child all calls do
-/// nothing (allocate: empty, send: kUnavailable); the memory stays readable there.
+/// nothing in /dev/shm or the file system) that all map, a message ring to every other and one to all, and a doorbell.
+/// Everything except wake() belongs to one thread; allocate/deallocate may be called from any. In a fork()ed child all
+/// calls do nothing (allocate: empty, send: kUnavailable); the memory stays readable there.
 class Neighborhood final {
  public:
   /// Blocks until all local ranks are connected; throws Error(kTimeout) naming the local ranks that did not come.
@@ -62,8 +62,12 @@ class Neighborhood final {
   /// sleep through the peer's making room. Visible to the peer after flush(). kProtocol: the peer corrupted its ring.
   /// `streams`: writes `second` past the caches (copy_bytes()).
   Status send(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second = {},
-              bool streams = false);
+              std::span<const std::byte> third = {}, bool streams = false);
   std::size_t max_message_bytes() const;
+  /// A message to all others at once, written once and visible at once; among what came by send() it has no place in
+  /// the order. False where some rank has not read enough of the ones before: then send() it to each.
+  bool send_to_all(std::span<const std::byte> first, std::span<const std::byte> second = {},
+                   std::span<const std::byte> third = {}, bool streams = false);
   /// Publishes and rings the doorbell of each rank that was sent to and is asleep (no system call where it is awake).
   void flush();
   /// The next message from any rank, round robin; the span lies in the ring until the next receive(). Empty: none.
@@ -72,10 +76,11 @@ class Neighborhood final {
     std::span<const std::byte> bytes;
   };
   bool receive(Message& message);
-  /// The next message from one rank, which stays the next one until pop(); valid until then. False: none. Ends what the
-  /// last receive() gave.
-  bool peek(std::uint32_t from, std::span<const std::byte>& message);
-  void pop(std::uint32_t from);
+  /// The next message that one rank sent to this one, or to all: it stays the next one until pop(), and is valid until
+  /// then. False: none. Ends what the last receive() gave.
+  enum class Channel : std::uint8_t { kPair, kAll };
+  bool peek(std::uint32_t from, Channel channel, std::span<const std::byte>& message);
+  void pop(std::uint32_t from, Channel channel);
 
   /// Sleep protocol: prepare_sleep() returns false where a message is waiting; else block in poll(2) on doorbell_fd()
   /// (and whatever else), then call end_sleep().

@@ -28,8 +28,9 @@ bool RingProducer::has_room(std::uint64_t bytes) {
   return data_.size() - (head_ - known_tail_) >= bytes;
 }
 
-Status RingProducer::push(std::span<const std::byte> first, std::span<const std::byte> second, bool streams) {
-  const std::uint64_t length = first.size() + second.size();
+Status RingProducer::push(std::span<const std::byte> first, std::span<const std::byte> second,
+                          std::span<const std::byte> third, bool streams) {
+  const std::uint64_t length = first.size() + second.size() + third.size();
   if (length > max_ring_message(data_.size())) {
     return Status(Code::kInvalidArgument, "a message of " + std::to_string(length) +
                                               " bytes is larger than the limit of " +
@@ -41,7 +42,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
   const std::uint64_t to_end = data_.size() - position;
   const std::uint64_t skip = need > to_end ? to_end : 0;
   if (!has_room(skip + need)) {
-    if (broken_) return push(first, second, streams);
+    if (broken_) return push(first, second, third, streams);
     starved_ = true;
     // The consumer stores its tail and then looks at `starved`; we the other way round: one of us sees the other. (Both
     // pairs sequentially consistent; so are head and the reader's sleeping flag.)
@@ -52,8 +53,10 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
   if (skip > 0) std::memcpy(data_.data() + position, &kSkip, sizeof(kSkip));
   std::byte* to = data_.data() + ((head_ + skip) & (data_.size() - 1));
   std::memcpy(to, &length, sizeof(length));
-  if (!first.empty()) std::memcpy(to + kLengthBytes, first.data(), first.size());
-  copy_bytes(second, std::span(to + kLengthBytes + first.size(), second.size()), streams);
+  to += kLengthBytes;
+  if (!first.empty()) std::memcpy(to, first.data(), first.size());
+  copy_bytes(second, std::span(to + first.size(), second.size()), streams);
+  if (!third.empty()) std::memcpy(to + first.size() + second.size(), third.data(), third.size());
   head_ += skip + need;
   return Status::ok();
 }

@@ -32,7 +32,8 @@ class RingProducer final {
 
   /// Writes a message; the consumer sees it after publish(). kAgain: full (the consumer will be asked to wake us).
   /// `streams`: `second` past the caches (copy_bytes()).
-  Status push(std::span<const std::byte> first, std::span<const std::byte> second, bool streams = false);
+  Status push(std::span<const std::byte> first, std::span<const std::byte> second,
+              std::span<const std::byte> third = {}, bool streams = false);
   /// True where there was something to publish.
   bool publish();
   /// Wants room and there is some by now. Clears the wish.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,9 +11,9 @@
 namespace herring::intra_node {
 
 /// A small all-reduce or a barrier among ranks that wait for it at the same time: each sends its Ready, and sums what
-/// the others' Ready carry where they lie. No other protocol than the engine's: it sends the very bytes that the engine
-/// would, takes only what the engine would find to agree, and where anything else comes, or somebody does not come
-/// soon, leaves the messages and the operation (LocalOperation::announced) to the engine. Pure, as the engine is.
+/// the others' ReadyToAll carry where they lie. No other protocol than the engine's: it sends the very bytes that the
+/// engine would, takes only what the engine would find to agree, and where anything else comes, or somebody does not
+/// come soon, leaves the messages and the operation (LocalOperation::announced) to the engine. Pure, as the engine is.
 class Shortcut final {
  public:
   /// As in a LocalOperation inside the host alone whose bytes travel in the messages (EngineConfig::inline_bytes).
@@ -22,13 +21,14 @@ class Shortcut final {
   Shortcut(const OpKey& key, const OpDescriptor& descriptor, std::span<const std::uint32_t> members,
            std::uint32_t average_over);
 
-  /// What goes to each other member, before the operation's bytes.
-  std::span<const std::byte> head() const { return head_; }
+  /// What goes to each other member, before and after the operation's bytes.
+  std::span<const std::byte> head() const { return ready_.head; }
+  std::span<const std::byte> tail() const { return ready_.tail; }
   /// Another member's bytes, inside its message; nothing where it says anything else than that it has called the same.
   std::optional<std::span<const std::byte>> data_in(std::span<const std::byte> message) const;
 
  private:
-  std::array<std::byte, kReadyHeadBytes> head_;
+  ReadyToAll ready_;
   std::size_t bytes_;
 };
 

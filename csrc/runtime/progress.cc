@@ -534,12 +534,32 @@ bool Progress::run_local_actions(Instant now) {
   return any;
 }
 
-void Progress::send_local(intra_node::SendLocal& message) {
-  if (departed_.contains(neighbours_[message.to])) return;  // Nobody reads it.
-  auto& backlog = local_backlog_[message.to];
-  if (!backlog.empty() || options_.neighborhood->send(message.to, message.bytes).is_again()) {
-    backlog.push_back(std::move(message.bytes));
+void Progress::send_local(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
+                          std::span<const std::byte> third) {
+  if (departed_.contains(neighbours_[to])) return;  // Nobody reads it.
+  auto& backlog = local_backlog_[to];
+  Status sent = Status::again();
+  if (backlog.empty()) {
+    local_writes_.for_others(
+        second.size(), [&](bool streams) { sent = options_.neighborhood->send(to, first, second, third, streams); });
   }
+  if (!sent.is_again()) return;
+  std::vector<std::byte>& message = backlog.emplace_back();
+  message.reserve(first.size() + second.size() + third.size());
+  for (const auto piece : {first, second, third}) message.insert(message.end(), piece.begin(), piece.end());
+}
+
+/// To all other ranks of the host, the same.
+void Progress::send_to_all(std::span<const std::byte> first, std::span<const std::byte> second,
+                           std::span<const std::byte> third) {
+  bool sent = false;
+  local_writes_.for_others(
+      second.size(), [&](bool streams) { sent = options_.neighborhood->send_to_all(first, second, third, streams); });
+  if (sent) return;
+  for (std::uint32_t to = 0; to < neighbours_.size(); ++to) {
+    if (neighbours_[to] != options_.rank) send_local(to, first, second, third);
+  }
+  options_.neighborhood->flush();
 }
 
 /// Messages to ranks of this host for which there was no room yet.

@@ -196,7 +196,10 @@ class Progress final : public Driver {
 
   bool run_local_actions(Instant now);
   void execute(Instant now, intra_node::LocalAction& action);
-  void send_local(intra_node::SendLocal& message);
+  void send_local(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
+                  std::span<const std::byte> third);
+  void send_to_all(std::span<const std::byte> first, std::span<const std::byte> second,
+                   std::span<const std::byte> third);
   bool has_local_backlog() const;
   bool flush_local_backlog();
   Status with_pending(const Status& status) const;

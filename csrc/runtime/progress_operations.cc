@@ -242,7 +242,11 @@ void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memo
 
 void Progress::execute(Instant now, intra_node::LocalAction& action) {
   if (auto* send = std::get_if<intra_node::SendLocal>(&action)) {
-    send_local(*send);
+    if (send->to == intra_node::kEverybody) {
+      send_to_all(send->bytes, {}, {});
+    } else {
+      send_local(send->to, send->bytes, {}, {});
+    }
   } else if (auto* move = std::get_if<intra_node::CopyAction>(&action)) {
     if (move->to.size() >= kFlushBytes) options_.neighborhood->flush();
     local_writes_.copy(*move);

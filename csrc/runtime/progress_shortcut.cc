@@ -11,6 +11,8 @@
 namespace herring::runtime {
 namespace {
 
+using Channel = intra_node::Neighborhood::Channel;
+
 std::uint32_t divisor(const SmallOperation& operation) {
   const bool averages = operation.descriptor.reduce == ReduceOp::kAverage;
   return averages ? static_cast<std::uint32_t>(operation.route->ranks.size()) : 1;
@@ -60,18 +62,17 @@ bool Progress::exchange_small(SmallOperation& operation) {
   const GroupRoute& route = *operation.route;
   const std::size_t members = route.local_members.size();
   const intra_node::Shortcut shortcut(operation.key, operation.descriptor, route.local_members, divisor(operation));
-  for (std::size_t i = 0; i < members; ++i) {
-    if (i == route.local_index) continue;
-    const std::uint32_t to = route.local_members[i];
-    Status sent;
-    local_writes_.for_others(operation.input.size(), [&](bool streams) {
-      sent = neighborhood.send(to, shortcut.head(), operation.input, streams);
-    });
-    if (!sent.is_again()) continue;
-    std::vector<std::byte>& message = local_backlog_[to].emplace_back(shortcut.head().begin(), shortcut.head().end());
-    message.insert(message.end(), operation.input.begin(), operation.input.end());
+  const Channel channel = members == neighborhood.size() ? Channel::kAll : Channel::kPair;
+  if (channel == Channel::kAll) {
+    send_to_all(shortcut.head(), operation.input, shortcut.tail());
+  } else {
+    for (const std::uint32_t to : route.local_members) {
+      if (to != route.local_members[route.local_index]) {
+        send_local(to, shortcut.head(), operation.input, shortcut.tail());
+      }
+    }
+    neighborhood.flush();
   }
-  neighborhood.flush();
 
   small_inputs_.assign(members, {});
   small_inputs_[route.local_index] = operation.input;
@@ -81,7 +82,13 @@ bool Progress::exchange_small(SmallOperation& operation) {
     for (; next < members; ++next) {
       if (next == route.local_index) continue;
       std::span<const std::byte> message;
-      if (!neighborhood.peek(route.local_members[next], message)) break;
+      if (!neighborhood.peek(route.local_members[next], channel, message)) {
+        // Where it had no room to send it to all, it comes the other way.
+        const bool other =
+            channel == Channel::kAll && neighborhood.peek(route.local_members[next], Channel::kPair, message);
+        if (other) return false;
+        break;
+      }
       const auto data = shortcut.data_in(message);
       if (!data) return false;
       small_inputs_[next] = *data;
@@ -101,7 +108,7 @@ bool Progress::exchange_small(SmallOperation& operation) {
     server::reduce(spec, small_inputs_, std::span(&operation.output, 1), isa_);
   }
   for (std::size_t i = 0; i < members; ++i) {
-    if (i != route.local_index) neighborhood.pop(route.local_members[i]);
+    if (i != route.local_index) neighborhood.pop(route.local_members[i], channel);
   }
   ++(neighborhood.contains(operation.output) ? zero_copy_shortcuts_ : staged_shortcuts_);
   return true;

@@ -27,7 +27,7 @@ using internal::KernelSet;
 /// it is copied to further outputs. Larger trees keep one scratch block per level of the recursion in L1.
 constexpr std::size_t kStreamBlockBytes = 16384;
 constexpr std::size_t kTreeBlockBytes = 4096;
-constexpr std::size_t kFewInputs = 16;  // So many need no memory.
+constexpr std::size_t kFewInputs = 16;    // So many need no memory.
 constexpr std::size_t kLargestScale = 2;  // float32 accumulators of 16-bit elements.
 /// Levels of a tree over as many inputs as a 64-bit count can name.
 constexpr std::size_t kMaxRights = 64;
@@ -225,7 +225,8 @@ Status check(ReduceSpec spec) {
   if (element_bytes(spec.dtype) == 0) {
     return bad("data type number " + std::to_string(static_cast<unsigned>(spec.dtype)) + " is unknown");
   }
-  if (name(spec.op) == "unknown") return bad("operator number " + std::to_string(static_cast<unsigned>(spec.op)) + " is unknown");
+  if (name(spec.op) == "unknown")
+    return bad("operator number " + std::to_string(static_cast<unsigned>(spec.op)) + " is unknown");
   const bool bitwise = spec.op == ReduceOp::kBand || spec.op == ReduceOp::kBor || spec.op == ReduceOp::kBxor;
   if (bitwise && is_float(spec.dtype)) {
     return bad(op() + " needs integers or bool, not " + std::string(name(spec.dtype)));

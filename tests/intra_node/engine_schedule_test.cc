@@ -261,6 +261,11 @@ class Schedule {
     return operation;
   }
 
+  bool is_for_all(const Plan& plan) const { return plan.members.size() == cluster_.size(); }
+  LocalCluster::Link& link_of(const Plan& plan, std::uint32_t from, std::uint32_t to) {
+    return is_for_all(plan) ? cluster_.link_of_all(from, to) : cluster_.link(from, to);
+  }
+
   /// As the runtime does it: small operations by number, where nothing else is known.
   bool begin_shortcut(std::uint32_t r, Call& call) {
     const Plan& plan = *call.plan;
@@ -268,11 +273,15 @@ class Schedule {
                           plan.descriptor.part_bytes <= kInlineBytes && (plan.key.op & kNamed) == 0;
     if (!is_small || random_() % 4 == 0 || !cluster_.rank(r).engine->is_untroubled()) return false;
     call.shortcut.emplace(plan.key, plan.descriptor, plan.members, operation_of(call).average_over);
-    for (const std::uint32_t member : plan.members) {
-      if (member == r) continue;
-      std::vector<std::byte> message(call.shortcut->head().begin(), call.shortcut->head().end());
-      message.insert(message.end(), call.memory.begin(), call.memory.end());
-      cluster_.link(r, member).push_back(std::move(message));
+    std::vector<std::byte> message(call.shortcut->head().begin(), call.shortcut->head().end());
+    message.insert(message.end(), call.memory.begin(), call.memory.end());
+    message.insert(message.end(), call.shortcut->tail().begin(), call.shortcut->tail().end());
+    if (is_for_all(plan)) {
+      cluster_.send_to_all(r, message);
+    } else {
+      for (const std::uint32_t member : plan.members) {
+        if (member != r) cluster_.link(r, member).push_back(message);
+      }
     }
     cluster_.rank(r).busy = true;
     return true;
@@ -286,13 +295,13 @@ class Schedule {
     std::vector<std::span<const std::byte>> inputs(plan.members.size(), call.memory);
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       if (i == call.member) continue;
-      const auto& link = cluster_.link(plan.members[i], r);
+      const auto& link = link_of(plan, plan.members[i], r);
       const auto data = link.empty() ? std::nullopt : call.shortcut->data_in(link.front());
       if (data) {
         inputs[i] = *data;
         continue;
       }
-      if (link.empty() && !gives_up) return false;
+      if (link.empty() && cluster_.link(plan.members[i], r).empty() && !gives_up) return false;
       cluster_.rank(r).busy = false;
       cluster_.submit(r, operation_of(call));
       return true;
@@ -303,7 +312,7 @@ class Schedule {
       server::reduce(spec, inputs, std::span(&output, 1));
     }
     for (const std::uint32_t member : plan.members) {
-      if (member != r) cluster_.link(member, r).pop_front();
+      if (member != r) link_of(plan, member, r).pop_front();
     }
     ++shortcuts_;
     cluster_.rank(r).busy = false;

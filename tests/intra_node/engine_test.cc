@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "intra_node/local_cluster.h"
 #include "intra_node/local_message.h"
@@ -328,7 +329,8 @@ TEST_F(EngineTest, RefusesAKeyInUse) {
 TEST_F(EngineTest, DropsWhateverIsNotAMessage) {
   // Genuine messages, spoilt: nothing may crash, and nothing of ours be read outside the arena (the sanitizers watch).
   std::vector<std::vector<std::byte>> genuine;
-  for (const MessageKind kind : {MessageKind::kReady, MessageKind::kReduced, MessageKind::kDone, MessageKind::kError}) {
+  for (const MessageKind kind : {MessageKind::kReady, MessageKind::kReduced, MessageKind::kDone, MessageKind::kError,
+                                 MessageKind::kReadyToAll}) {
     LocalMessage message;
     message.kind = kind;
     message.key = {{{0}, 1, 0}, 0};
@@ -346,7 +348,8 @@ TEST_F(EngineTest, DropsWhateverIsNotAMessage) {
     }
     auto bytes = genuine[random_() % genuine.size()];
     const std::uint64_t op = 1 + round / 100;
-    std::memcpy(bytes.data() + 8, &op, sizeof(op));
+    const bool to_all = bytes.size() == genuine.back().size();
+    std::memcpy(bytes.data() + (to_all ? sizeof(ReadyToAll::head) : 0) + 8, &op, sizeof(op));
     for (std::uint32_t flips = random_() % 4; flips > 0; --flips) {
       bytes[random_() % bytes.size()] = static_cast<std::byte>(random_());
     }
@@ -357,6 +360,24 @@ TEST_F(EngineTest, DropsWhateverIsNotAMessage) {
   }
   EXPECT_GT(cluster_.rank(0).engine->stats().messages_rejected, 100u);
   cluster_.run_out(random_);
+}
+
+TEST_F(EngineTest, SaysToAllWhatNothingFollows) {
+  const auto sent_to = [&](const LocalOperation& operation) {
+    cluster_.submit(0, operation);
+    std::set<std::uint32_t> to;
+    for (const LocalAction& action : cluster_.rank(0).actions) {
+      if (const auto* send = std::get_if<SendLocal>(&action)) to.insert(send->to);
+    }
+    return to;
+  };
+  LocalOperation barrier = operation(0, a_, 1);
+  barrier.memory = {};
+  barrier.descriptor.collective = Collective::kBarrier;
+  barrier.descriptor.part_bytes = 0;
+  EXPECT_EQ(sent_to(barrier), std::set<std::uint32_t>{kEverybody});
+  // Its ranges follow, and are rejected where they come before it.
+  EXPECT_EQ(sent_to(operation(0, a_, 2)), (std::set<std::uint32_t>{1, 2}));
 }
 
 TEST_F(EngineTest, BoundsWhatItRemembersOfOthers) {

@@ -36,7 +36,7 @@ class LocalCluster final {
   std::function<void(std::uint32_t rank, const OpKey& key, const Status& status)> on_complete;
 
   LocalCluster(std::uint32_t size, std::size_t arena_bytes, std::uint32_t inline_bytes, bool check_finite = false)
-      : ranks_(size), links_(size) {
+      : ranks_(size), links_(size), links_of_all_(size) {
     for (Rank& rank : ranks_) {
       // Page-aligned room for offsets; the vector itself need not be.
       rank.arena.resize(arena_bytes);
@@ -44,6 +44,7 @@ class LocalCluster final {
     }
     for (std::uint32_t r = 0; r < size; ++r) {
       links_[r].resize(size);
+      links_of_all_[r].resize(size);
       EngineConfig config;
       config.local_rank = r;
       config.local_size = size;
@@ -72,7 +73,17 @@ class LocalCluster final {
   std::uint32_t size() const { return static_cast<std::uint32_t>(ranks_.size()); }
   Instant now() const { return now_; }
   void advance_time(Duration by) { now_ += by; }
-  std::deque<std::vector<std::byte>>& link(std::uint32_t from, std::uint32_t to) { return links_[from][to]; }
+  using Link = std::deque<std::vector<std::byte>>;
+  Link& link(std::uint32_t from, std::uint32_t to) { return links_[from][to]; }
+  /// What a rank sent to all; among what it sent to each it has no place in the order.
+  Link& link_of_all(std::uint32_t from, std::uint32_t to) { return links_of_all_[from][to]; }
+  /// Where there is no room for that, it goes to each.
+  void send_to_all(std::uint32_t from, const std::vector<std::byte>& bytes) {
+    const bool has_room = order_() % 8 != 0;
+    for (std::uint32_t to = 0; to < size(); ++to) {
+      if (to != from) (has_room ? links_of_all_ : links_)[from][to].push_back(bytes);
+    }
+  }
 
   /// An engine is called only between two batches of actions.
   bool is_free(std::uint32_t r) const {
@@ -88,9 +99,11 @@ class LocalCluster final {
     take(r);
   }
   bool deliver(std::uint32_t from, std::uint32_t to) {
-    if (links_[from][to].empty() || !is_free(to)) return false;
-    const auto bytes = std::move(links_[from][to].front());
-    links_[from][to].pop_front();
+    Link* link = &links_[from][to];
+    if (link->empty() || (!links_of_all_[from][to].empty() && order_() % 2 == 0)) link = &links_of_all_[from][to];
+    if (link->empty() || !is_free(to)) return false;
+    const auto bytes = std::move(link->front());
+    link->pop_front();
     ranks_[to].engine->on_message(now_, from, bytes);
     take(to);
     return true;
@@ -116,7 +129,11 @@ class LocalCluster final {
     if (!rank.alive || rank.next == rank.actions.size()) return false;
     LocalAction& action = rank.actions[rank.next++];
     if (auto* send = std::get_if<SendLocal>(&action)) {
-      links_[r][send->to].push_back(std::move(send->bytes));
+      if (send->to == kEverybody) {
+        send_to_all(r, send->bytes);
+      } else {
+        links_[r][send->to].push_back(std::move(send->bytes));
+      }
     } else if (auto* copy = std::get_if<CopyAction>(&action)) {
       if (copy->from.size() != copy->to.size()) throw std::logic_error("copy of different sizes");
       std::ranges::copy(copy->from, copy->to.begin());
@@ -166,7 +183,9 @@ class LocalCluster final {
 
  private:
   std::vector<Rank> ranks_;
-  std::vector<std::vector<std::deque<std::vector<std::byte>>>> links_;  // [from][to]
+  std::vector<std::vector<Link>> links_;  // [from][to]
+  std::vector<std::vector<Link>> links_of_all_;
+  std::minstd_rand order_{1};
   Instant now_ = Instant(std::chrono::hours(1));
 };
 

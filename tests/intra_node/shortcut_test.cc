@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "intra_node/local_cluster.h"
@@ -40,7 +43,7 @@ std::vector<std::byte> said_by_engine(Call call) {
   cluster.submit(0, call.operation);
   while (cluster.act(0)) {
   }
-  return cluster.link(0, 1).front();
+  return (cluster.link_of_all(0, 1).empty() ? cluster.link(0, 1) : cluster.link_of_all(0, 1)).front();
 }
 
 const std::vector<Call> kCalls = {{Collective::kAllReduce, ReduceOp::kSum, 5},
@@ -52,6 +55,7 @@ TEST(Shortcut, SaysToTheByteWhatTheEngineSays) {
     const Shortcut shortcut = call.shortcut();
     std::vector<std::byte> message(shortcut.head().begin(), shortcut.head().end());
     message.insert(message.end(), call.memory.begin(), call.memory.end());
+    message.insert(message.end(), shortcut.tail().begin(), shortcut.tail().end());
     EXPECT_EQ(message, said_by_engine(call)) << to_string(call.operation.descriptor);
   }
 }
@@ -68,7 +72,7 @@ TEST(Shortcut, TakesTheDataOfAMemberThatAgrees) {
 TEST(Shortcut, LeavesWhateverDiffersToTheEngine) {
   for (const Call& call : kCalls) {
     const std::vector<std::byte> message = said_by_engine(call);
-    for (std::size_t at = 0; at < kReadyHeadBytes; ++at) {
+    for (std::size_t at = 0; at < call.shortcut().head().size(); ++at) {
       std::vector<std::byte> other = message;
       other[at] ^= std::byte{1};
       EXPECT_FALSE(call.shortcut().data_in(other)) << "byte " << at;
@@ -79,6 +83,39 @@ TEST(Shortcut, LeavesWhateverDiffersToTheEngine) {
     EXPECT_FALSE(call.shortcut().data_in(std::span(message).first(message.size() - 1)));
     EXPECT_FALSE(call.shortcut().data_in({}));
   }
+}
+
+TEST(Shortcut, TellsACallThatDiffersInAnythingByTheBeginningOfItsMessage) {
+  using Change = std::function<void(LocalOperation&)>;
+  const std::vector<Change> changes = {
+      [](LocalOperation& o) { o.key.op += 1; },
+      [](LocalOperation& o) { o.key.op ^= std::uint64_t{1} << 62; },
+      [](LocalOperation& o) { o.key.group.value += 1; },
+      [](LocalOperation& o) { o.descriptor.dtype = DataType::kInt32; },
+      [](LocalOperation& o) { o.descriptor.reduce = ReduceOp::kMax; },
+      [](LocalOperation& o) { o.descriptor.collective = Collective::kBroadcast; },
+      [](LocalOperation& o) { o.descriptor.root = 1; },
+      [](LocalOperation& o) { o.descriptor.op_bytes += 4; },
+      [](LocalOperation& o) { o.descriptor.dims = 2; },
+      [](LocalOperation& o) { std::swap(o.descriptor.shape[0], o.descriptor.shape[1]); },
+      [](LocalOperation& o) {
+        o.members = {0, 2, 1};
+      },
+      [](LocalOperation& o) { o.average_over += 1; },
+  };
+  const Call call(Collective::kAllReduce, ReduceOp::kSum, 5);
+  std::set<std::vector<std::byte>> heads;
+  for (const Change& change : changes) {
+    Call other = call;
+    change(other.operation);
+    const Shortcut shortcut = other.shortcut();
+    std::vector<std::byte> message(shortcut.head().begin(), shortcut.head().end());
+    heads.insert(message);
+    message.insert(message.end(), call.memory.begin(), call.memory.end());
+    message.insert(message.end(), shortcut.tail().begin(), shortcut.tail().end());
+    EXPECT_FALSE(call.shortcut().data_in(message));
+  }
+  EXPECT_EQ(heads.size(), changes.size());
 }
 
 TEST(Shortcut, IsNotBegunWhileTheEngineKnowsOfAnything) {
