@@ -580,24 +580,25 @@ bool Progress::flush_local_backlog() {
   return any;
 }
 
+/// What a failed job's engines have counted stays when they are gone.
 void Progress::publish() {
-  RuntimeStats stats = counters_;
   if (network_) {
-    stats.bytes_to_servers = network_->stats().bytes_sent;
-    stats.bytes_from_servers = network_->stats().bytes_received;
-    stats.announces = network_->stats().announces;
-    stats.came_last = network_->stats().came_last;
-    stats.late_us = network_->stats().late_us;
+    const worker::EngineStats& network = network_->stats();
+    counters_.bytes_to_servers = network.bytes_sent;
+    counters_.bytes_from_servers = network.bytes_received;
+    counters_.announces = network.announces;
+    counters_.came_last = network.came_last;
+    counters_.late_us = network.late_us;
   }
   if (messages_) {
     const point_to_point::EngineStats& messages = messages_->stats();
-    stats.messages_sent = messages.sent;
-    stats.messages_received = messages.received;
-    stats.message_bytes_sent = messages.bytes_sent;
-    stats.message_bytes_received = messages.bytes_received;
+    counters_.messages_sent = messages.sent;
+    counters_.messages_received = messages.received;
+    counters_.message_bytes_sent = messages.bytes_sent;
+    counters_.message_bytes_received = messages.bytes_received;
   }
   const std::scoped_lock lock(mutex_);
-  stats_ = stats;
+  stats_ = counters_;
   if (pump_) {
     for (std::size_t lane = 0; lane < traffic_.size(); ++lane) {
       const auto traffic = pump_->traffic(network_config_.lanes[lane]);

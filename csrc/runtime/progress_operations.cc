@@ -391,8 +391,9 @@ void Progress::fail_everything(const Status& status) {
     for (auto& operation : submitted_) operations.push_back(std::move(operation));
     submitted_.clear();
     messages.swap(message_commands_.submitted);
-    stats_.ops_failed += operations.size() + messages.size();
   }
+  counters_.ops_failed += operations.size() + messages.size();
+  publish();
   for (const auto& operation : operations) operation->work->complete(failure());
   for (const PendingMessage& message : messages) message.work->complete(failure());
   std::uint64_t ended = operations.size() + messages.size() + (std::exchange(has_unsent_, false) ? 1 : 0);

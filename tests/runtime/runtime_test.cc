@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <memory>
 #include <string>
 #include <vector>
@@ -189,6 +190,32 @@ TEST(Runtime, SmallOperationsMeetHoweverEachRankCallsThem) {
       }
     }
     EXPECT_GT(runtime.stats().ops_completed, 600u);
+  }));
+}
+
+TEST(Runtime, CountsWhatEndedAndHowHoweverItWasDone) {
+  std::barrier both_are_done(2);
+  expect_clean(run_job({.workers = 2}, [&](Runtime& runtime) {
+    std::vector<float> values(10, 1.0f);
+    for (std::uint64_t i = 1; i <= 20; ++i) {
+      EXPECT_TRUE(run_small(runtime, all_reduce(values)).is_ok());
+      if (i % 5 == 0) finish(runtime.submit(all_reduce(values)));
+      const RuntimeStats stats = runtime.stats();
+      EXPECT_EQ(stats.ops_completed, i + i / 5);
+      EXPECT_EQ(stats.staged_ops + stats.zero_copy_ops, i + i / 5);
+      EXPECT_EQ(stats.ops_failed, 0u);
+    }
+    both_are_done.arrive_and_wait();
+    std::vector<float> alone(10);
+    Request nobody_else_calls = all_reduce(alone);
+    nobody_else_calls.name = "of rank " + std::to_string(runtime.rank());
+    const auto pending = runtime.submit(nobody_else_calls);
+    runtime.abort("enough");
+    EXPECT_TRUE(pending->wait(in_seconds(30)));
+    EXPECT_FALSE(run_small(runtime, all_reduce(values)).is_ok());
+    EXPECT_FALSE(run_small(runtime, all_reduce(values)).is_ok());
+    EXPECT_EQ(runtime.stats().ops_failed, 3u);
+    EXPECT_EQ(runtime.stats().ops_completed, 24u);
   }));
 }
 
