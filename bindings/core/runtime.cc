@@ -123,10 +123,15 @@ void run_server(const PyServerProcess& self) {
   call_interruptibly([server] { return server->run(); }, [server] { server->stop(); }).or_throw();
 }
 
-/// What a method of this very type is called on, without pybind11's search for the type, which took a tenth of a call.
+/// Of PyRuntime itself; set before any method can be called.
+PyTypeObject* runtime_type = nullptr;
+
+/// What a method is called on; without pybind11's search for the type, which took a tenth of a call, where it is that.
 const PyRuntime& runtime_of(PyObject* self) {
-  return *static_cast<const PyRuntime*>(
-      reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr());
+  if (Py_TYPE(self) != runtime_type) return py::cast<const PyRuntime&>(py::handle(self));
+  const void* value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr();
+  if (value == nullptr) throw py::type_error("Runtime.__init__() was not called");
+  return *static_cast<const PyRuntime*>(value);
 }
 
 /// Runtime.run(collective, input, output, op, root, name, timeout, backup, /).
@@ -164,9 +169,10 @@ PyObject* run_method(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
 }
 
 void bind_run(py::class_<PyRuntime>& type) {
+  runtime_type = reinterpret_cast<PyTypeObject*>(type.ptr());
   static PyMethodDef definition = {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_method)),
                                    METH_FASTCALL, nullptr};
-  PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition);
+  PyObject* method = PyDescr_NewMethod(runtime_type, &definition);
   if (method == nullptr) throw py::error_already_set();
   type.attr("run") = py::reinterpret_steal<py::object>(method);
 }
