@@ -193,6 +193,26 @@ TEST(Runtime, SmallOperationsMeetHoweverEachRankCallsThem) {
   }));
 }
 
+TEST(Runtime, SmallOperationsForWhichARankIsTooLateArriveAllTheSame) {
+  // More than the rings hold, the one to all and those between two.
+  constexpr std::uint32_t kMany = 6000;
+  expect_clean(run_job({.workers = 3}, [](Runtime& runtime) {
+    const std::uint32_t me = runtime.rank();
+    if (me == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::vector<float> values(kMany);
+    std::vector<std::shared_ptr<Work>> works;
+    for (std::uint32_t i = 0; i < kMany; ++i) {
+      values[i] = static_cast<float>(me + i);
+      works.push_back(runtime.submit(all_reduce(std::span(values).subspan(i, 1))));
+    }
+    for (const auto& work : works) finish(work);
+    for (std::uint32_t i = 0; i < kMany; ++i) ASSERT_EQ(values[i], static_cast<float>(3 * i + 3)) << "operation " << i;
+    std::vector<float> last(1, static_cast<float>(me));
+    ASSERT_TRUE(run_small(runtime, all_reduce(last)).is_ok());
+    ASSERT_EQ(last.front(), 3.0f);
+  }));
+}
+
 TEST(Runtime, CountsWhatEndedAndHowHoweverItWasDone) {
   std::barrier both_are_done(2);
   expect_clean(run_job({.workers = 2}, [&](Runtime& runtime) {
