@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <set>
 #include <string>
@@ -99,111 +100,112 @@ TEST(Neighborhood, SharesArenasWhateverTheOrderOfArrival) {
   }
 }
 
-TEST(Neighborhood, LosesNoMessageAndNoWakeUp) {
-  // Small rings fill up all the time, and every rank sleeps whenever it has nothing to read.
+/// Runs `body` in every rank of neighborhoods of 2 to 4, whose small rings fill up all the time.
+void with_small_rings(const std::function<void(Neighborhood&, std::uint32_t rank, std::uint32_t size)>& body) {
   for (std::uint32_t size = 2; size <= 4; ++size) {
     const std::uint64_t token = random_token();
     expect_all_zero(run_processes(size, [&](std::uint32_t rank) {
       NeighborhoodOptions small = options(rank, size, token);
       small.ring_bytes = 4096;
       Neighborhood neighborhood(small, in(20));
-      constexpr std::uint32_t kRounds = 3000;
-      std::mt19937 random(rank);
-      std::vector<std::uint32_t> sent(size, 0);
-      std::vector<std::uint32_t> received(size, 0);
-      sent[rank] = received[rank] = kRounds;
-      const auto done = [&](const std::vector<std::uint32_t>& counts) {
-        return std::ranges::all_of(counts, [&](std::uint32_t n) { return n == kRounds; });
-      };
-      Neighborhood::Message message;
-      while (!done(sent) || !done(received)) {
-        bool progress = false;
-        for (std::uint32_t to = 0; to < size; ++to) {
-          for (std::uint32_t burst = 1 + random() % 8; burst > 0 && sent[to] < kRounds; --burst) {
-            std::vector<std::byte> bytes(4 + (sent[to] * 37 + rank) % 900, static_cast<std::byte>(sent[to]));
-            std::memcpy(bytes.data(), &sent[to], sizeof(sent[to]));
-            if (neighborhood.send(to, bytes).is_again()) break;
-            ++sent[to];
-            progress = true;
-          }
-        }
-        neighborhood.flush();
-        while (neighborhood.receive(message)) {
-          std::uint32_t number = 0;
-          std::memcpy(&number, message.bytes.data(), sizeof(number));
-          require(number == received[message.from], "order");
-          require(message.bytes.size() == 4 + (number * 37 + message.from) % 900, "size");
-          ++received[message.from];
-          progress = true;
-        }
-        if (progress || !neighborhood.prepare_sleep()) continue;
-        pollfd fd{neighborhood.doorbell_fd(), POLLIN, 0};
-        const int ready = poll(&fd, 1, 20000);
-        neighborhood.end_sleep();
-        require(ready == 1, "slept through a message or through room in a ring");
-      }
-      require(neighborhood.stats().times_asleep > 0, "this test is about sleeping");
+      body(neighborhood, rank, size);
     }));
   }
 }
 
-TEST(Neighborhood, SendsToAllAtOnceAndWakesThem) {
-  // Every rank sleeps whenever it has nothing to read; where there is no room for a message to all, it goes to each.
-  for (std::uint32_t size = 2; size <= 4; ++size) {
-    const std::uint64_t token = random_token();
-    expect_all_zero(run_processes(size, [&](std::uint32_t rank) {
-      NeighborhoodOptions small = options(rank, size, token);
-      small.ring_bytes = 4096;
-      Neighborhood neighborhood(small, in(20));
-      constexpr std::uint32_t kRounds = 3000;
-      std::mt19937 random(rank);
-      std::uint32_t sent = 0;
-      std::uint32_t refused = 0;
-      std::vector<std::uint32_t> received(size, 0);
-      received[rank] = kRounds;
-      Neighborhood::Message message;
-      const auto read = [&] {
-        bool any = false;
-        while (neighborhood.receive(message)) {
-          std::uint32_t number = 0;
-          std::memcpy(&number, message.bytes.data(), sizeof(number));
-          require(number == received[message.from], "order");
-          require(message.bytes.size() == 4 + (number * 37 + message.from) % 900, "size");
-          const auto fill = static_cast<std::byte>(number);
-          require(message.bytes.size() == 4 || message.bytes.back() == fill, "content");
-          ++received[message.from];
-          any = true;
-        }
-        return any;
-      };
-      while (sent < kRounds || std::ranges::any_of(received, [](std::uint32_t n) { return n < kRounds; })) {
-        bool progress = false;
-        for (std::uint32_t burst = 1 + random() % 8; burst > 0 && sent < kRounds; --burst) {
-          std::vector<std::byte> bytes(4 + (sent * 37 + rank) % 900, static_cast<std::byte>(sent));
-          std::memcpy(bytes.data(), &sent, sizeof(sent));
-          if (!neighborhood.send_to_all(bytes)) {
-            ++refused;
-            break;
-          }
-          ++sent;
+TEST(Neighborhood, LosesNoMessageAndNoWakeUp) {
+  // Every rank sleeps whenever it has nothing to read.
+  with_small_rings([](Neighborhood& neighborhood, std::uint32_t rank, std::uint32_t size) {
+    constexpr std::uint32_t kRounds = 3000;
+    std::mt19937 random(rank);
+    std::vector<std::uint32_t> sent(size, 0);
+    std::vector<std::uint32_t> received(size, 0);
+    sent[rank] = received[rank] = kRounds;
+    const auto done = [&](const std::vector<std::uint32_t>& counts) {
+      return std::ranges::all_of(counts, [&](std::uint32_t n) { return n == kRounds; });
+    };
+    Neighborhood::Message message;
+    while (!done(sent) || !done(received)) {
+      bool progress = false;
+      for (std::uint32_t to = 0; to < size; ++to) {
+        for (std::uint32_t burst = 1 + random() % 8; burst > 0 && sent[to] < kRounds; --burst) {
+          std::vector<std::byte> bytes(4 + (sent[to] * 37 + rank) % 900, static_cast<std::byte>(sent[to]));
+          std::memcpy(bytes.data(), &sent[to], sizeof(sent[to]));
+          if (neighborhood.send(to, bytes).is_again()) break;
+          ++sent[to];
           progress = true;
         }
-        progress |= read();
-        if (progress) continue;
-        if (sent < kRounds) {
-          sched_yield();  // Nobody rings for room in this ring.
-          continue;
-        }
-        if (!neighborhood.prepare_sleep()) continue;
-        pollfd fd{neighborhood.doorbell_fd(), POLLIN, 0};
-        const int ready = poll(&fd, 1, 20000);
-        neighborhood.end_sleep();
-        require(ready == 1, "slept through a message");
       }
-      require(refused > 0, "this test is about full rings, too");
-      require(neighborhood.stats().messages_sent == std::uint64_t{kRounds} * (size - 1), "counted");
-    }));
-  }
+      neighborhood.flush();
+      while (neighborhood.receive(message)) {
+        std::uint32_t number = 0;
+        std::memcpy(&number, message.bytes.data(), sizeof(number));
+        require(number == received[message.from], "order");
+        require(message.bytes.size() == 4 + (number * 37 + message.from) % 900, "size");
+        ++received[message.from];
+        progress = true;
+      }
+      if (progress || !neighborhood.prepare_sleep()) continue;
+      pollfd fd{neighborhood.doorbell_fd(), POLLIN, 0};
+      const int ready = poll(&fd, 1, 20000);
+      neighborhood.end_sleep();
+      require(ready == 1, "slept through a message or through room in a ring");
+    }
+    require(neighborhood.stats().times_asleep > 0, "this test is about sleeping");
+  });
+}
+
+TEST(Neighborhood, SendsToAllAtOnceAndWakesThem) {
+  // Every rank sleeps whenever it has nothing to read; where there is no room, it tries again.
+  with_small_rings([](Neighborhood& neighborhood, std::uint32_t rank, std::uint32_t size) {
+    constexpr std::uint32_t kRounds = 3000;
+    std::mt19937 random(rank);
+    std::uint32_t sent = 0;
+    std::uint32_t refused = 0;
+    std::vector<std::uint32_t> received(size, 0);
+    received[rank] = kRounds;
+    Neighborhood::Message message;
+    const auto read = [&] {
+      bool any = false;
+      while (neighborhood.receive(message)) {
+        std::uint32_t number = 0;
+        std::memcpy(&number, message.bytes.data(), sizeof(number));
+        require(number == received[message.from], "order");
+        require(message.bytes.size() == 4 + (number * 37 + message.from) % 900, "size");
+        const auto fill = static_cast<std::byte>(number);
+        require(message.bytes.size() == 4 || message.bytes.back() == fill, "content");
+        ++received[message.from];
+        any = true;
+      }
+      return any;
+    };
+    while (sent < kRounds || std::ranges::any_of(received, [](std::uint32_t n) { return n < kRounds; })) {
+      bool progress = false;
+      for (std::uint32_t burst = 1 + random() % 8; burst > 0 && sent < kRounds; --burst) {
+        std::vector<std::byte> bytes(4 + (sent * 37 + rank) % 900, static_cast<std::byte>(sent));
+        std::memcpy(bytes.data(), &sent, sizeof(sent));
+        if (!neighborhood.send_to_all(bytes)) {
+          ++refused;
+          break;
+        }
+        ++sent;
+        progress = true;
+      }
+      progress |= read();
+      if (progress) continue;
+      if (sent < kRounds) {
+        sched_yield();  // Nobody rings for room in this ring.
+        continue;
+      }
+      if (!neighborhood.prepare_sleep()) continue;
+      pollfd fd{neighborhood.doorbell_fd(), POLLIN, 0};
+      const int ready = poll(&fd, 1, 20000);
+      neighborhood.end_sleep();
+      require(ready == 1, "slept through a message");
+    }
+    require(refused > 0, "this test is about full rings, too");
+    require(neighborhood.stats().messages_sent == std::uint64_t{kRounds} * (size - 1), "counted");
+  });
 }
 
 TEST(Neighborhood, WakesFromAnotherThread) {
