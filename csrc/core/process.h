@@ -20,7 +20,7 @@ inline std::int32_t process_id() noexcept {
 }
 
 /// Tells the process that made it from its fork()ed children, which inherit memory and descriptors but no threads, and
-/// must leave what is shared alone. Costs one load.
+/// must leave what is shared alone. Costs two loads.
 class ForkGuard final {
  public:
   bool in_owner() const { return process_id() == owner_; }

@@ -134,8 +134,10 @@ void Engine::Impl::announce(Exchange& exchange) {
   }
   // What nothing follows may come in any order.
   const bool says_all = exchange.way == Way::kInline || exchange.way == Way::kNothing;
-  if (says_all && exchange.size() == config_.local_size) ready.kind = MessageKind::kReadyToAll;
-  if (ready.kind == MessageKind::kReadyToAll) return send_to_all(ready);
+  if (says_all && exchange.size() == config_.local_size) {
+    ready.kind = MessageKind::kReadyToAll;
+    return send_to_all(ready);
+  }
   for (const std::uint32_t rank : exchange.operation.members) {
     if (rank != config_.local_rank) send(rank, ready);
   }

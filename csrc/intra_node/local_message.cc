@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "intra_node/pieces.h"
+
 namespace herring::intra_node {
 namespace {
 
@@ -194,14 +196,6 @@ std::uint64_t digest_of(std::span<const std::byte> words) {
   return digest;
 }
 
-std::vector<std::byte> concatenate(std::span<const std::byte> a, std::span<const std::byte> b,
-                                   std::span<const std::byte> c) {
-  std::vector<std::byte> bytes;
-  bytes.reserve(a.size() + b.size() + c.size());
-  for (const auto piece : {a, b, c}) bytes.insert(bytes.end(), piece.begin(), piece.end());
-  return bytes;
-}
-
 }  // namespace
 
 ReadyToAll encode_to_all(const LocalMessage& ready) {
@@ -216,10 +210,10 @@ std::vector<std::byte> encode(const LocalMessage& message) {
   Head head = head_of(message);
   switch (message.kind) {
     case MessageKind::kReady:
-      return concatenate(encode_ready(message), message.data, {});
+      return join_pieces(encode_ready(message), message.data, {});
     case MessageKind::kReadyToAll: {
       const ReadyToAll ready = encode_to_all(message);
-      return concatenate(ready.head, message.data, ready.tail);
+      return join_pieces(ready.head, message.data, ready.tail);
     }
     case MessageKind::kReduced:
       return Writer(head, 0).take();

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/copy.h"
+#include "intra_node/pieces.h"
 
 namespace herring::intra_node {
 namespace {
@@ -64,10 +64,8 @@ bool MulticastProducer::push(std::span<const std::byte> first, std::span<const s
     publish(head_, kSkip);
     head_ += skip;
   }
-  std::byte* to = data_.data() + (head_ & (data_.size() - 1)) + kHeadBytes;
-  if (!first.empty()) std::memcpy(to, first.data(), first.size());
-  copy_bytes(second, std::span(to + first.size(), second.size()), streams);
-  if (!third.empty()) std::memcpy(to + first.size() + second.size(), third.data(), third.size());
+  std::byte* const to = data_.data() + (head_ & (data_.size() - 1)) + kHeadBytes;
+  write_pieces(to, first, second, third, streams);
   publish(head_, length);
   head_ += need;
   return true;

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "core/copy.h"
+#include "intra_node/pieces.h"
 
 namespace herring::intra_node {
 namespace {
@@ -53,10 +53,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
   if (skip > 0) std::memcpy(data_.data() + position, &kSkip, sizeof(kSkip));
   std::byte* to = data_.data() + ((head_ + skip) & (data_.size() - 1));
   std::memcpy(to, &length, sizeof(length));
-  to += kLengthBytes;
-  if (!first.empty()) std::memcpy(to, first.data(), first.size());
-  copy_bytes(second, std::span(to + first.size(), second.size()), streams);
-  if (!third.empty()) std::memcpy(to + first.size() + second.size(), third.data(), third.size());
+  write_pieces(to + kLengthBytes, first, second, third, streams);
   head_ += skip + need;
   return Status::ok();
 }

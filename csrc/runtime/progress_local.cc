@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "intra_node/pieces.h"
 #include "runtime/messages.h"
 #include "runtime/progress.h"
 
@@ -47,10 +48,7 @@ void Progress::send_local(std::uint32_t to, std::span<const std::byte> first, st
     local_writes_.for_others(
         second.size(), [&](bool streams) { sent = options_.neighborhood->send(to, first, second, third, streams); });
   }
-  if (!sent.is_again()) return;
-  std::vector<std::byte>& message = backlog.emplace_back();
-  message.reserve(first.size() + second.size() + third.size());
-  for (const auto piece : {first, second, third}) message.insert(message.end(), piece.begin(), piece.end());
+  if (sent.is_again()) backlog.push_back(intra_node::join_pieces(first, second, third));
 }
 
 /// To all other ranks of the host, the same.
