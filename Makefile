@@ -54,8 +54,8 @@ test: build-tests
 	@$(TESTS) test $(BUILD) tests
 
 check-fast: setup-tests
-	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py
-	@$(PATH_IN_VENV) ruff format --check herring tests examples benchmarks setup.py
+	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py _herring_autoload.py
+	@$(PATH_IN_VENV) ruff format --check herring tests examples benchmarks setup.py _herring_autoload.py
 	@$(PATH_IN_VENV) mypy --strict herring
 	@git ls-files '*.h' '*.cc' | xargs clang-format --dry-run --Werror
 	@$(RUN) -m herring._configuration_doc --check docs/configuration.md
@@ -101,7 +101,7 @@ docs: setup
 
 format: setup-tests
 	@git ls-files '*.h' '*.cc' | xargs clang-format -i
-	@$(PATH_IN_VENV) ruff format herring tests examples benchmarks setup.py
+	@$(PATH_IN_VENV) ruff format herring tests examples benchmarks setup.py _herring_autoload.py
 
 clean:
 	rm -rf build

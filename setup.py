@@ -47,8 +47,6 @@ class CMakeBuild(build_ext):
         if not is_in_place:
             self.copy_sources(package)
         self.build_torch_binding(package)
-        if not is_in_place:
-            self.copy_into_checkout(package)
 
     def build_native(self) -> Path:
         """Runs CMake; returns the folder with lib/libherring.so and _core.*.so."""
@@ -102,16 +100,6 @@ class CMakeBuild(build_ext):
             self.warn(
                 "the torch binding could not be built now (see above); the first `import herring.torch` tries again"
             )
-
-    @staticmethod
-    def copy_into_checkout(package: Path) -> None:
-        """Python started in this folder finds ./herring before the installed package: it must work as well."""
-        for built in package.rglob("*.so"):
-            target = ROOT / "herring" / built.relative_to(package)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            scratch = target.with_suffix(".new")
-            shutil.copy2(built, scratch)
-            scratch.replace(target)  # A process that has the old one loaded keeps it.
 
     def get_outputs(self) -> list[str]:
         return []
