@@ -10,6 +10,7 @@
 
 #include "core/config_value.h"
 #include "core/memory.h"
+#include "core/service_link.h"
 #include "core/status.h"
 
 namespace herring {
@@ -339,6 +340,10 @@ class Builder {
   void set(std::string_view name, std::string_view value, std::string_view source) {
     const auto setting =
         std::find_if(kSettings.begin(), kSettings.end(), [&](const Setting& s) { return s.name == name; });
+    if (setting == kSettings.end() && source == kFromEnvironment && is_service_link(name, value)) {
+      ignored_.emplace_back(name);
+      return;
+    }
     if (setting == kSettings.end()) {
       problems_.push_back(unknown_text(name, source));
       return;
@@ -400,6 +405,7 @@ class Builder {
     }
     ConfigResult result;
     result.config = config_;
+    result.ignored = ignored_;
     for (std::size_t i = 0; i < kSettings.size(); ++i) {
       result.origins.push_back({kSettings[i].name, value_text(kSettings[i], config_), sources_[i]});
     }
@@ -434,6 +440,7 @@ class Builder {
   Config config_;
   Sources sources_;
   std::vector<std::string> problems_;
+  std::vector<std::string> ignored_;
 };
 
 }  // namespace

@@ -69,6 +69,8 @@ struct ConfigOrigin {
 struct ConfigResult {
   Config config;
   std::vector<ConfigOrigin> origins;  ///< In table order.
+  std::vector<std::string>
+      ignored;  ///< Names of variables that Kubernetes sets (core/service_link.h): worth a warning.
 };
 
 /// "HERRING_LANES=2 (environment)": one line for the log.
@@ -78,7 +80,7 @@ std::string to_string(const ConfigOrigin& origin);
 /// with HERRING_TEST_, which belong to the test programs. Overrides (API arguments, same names) win over it. Byte sizes
 /// take suffixes: 64KB = 64KiB = 65536, MB, GB. Throws Error(kInvalidArgument) with a line for everything that is
 /// wrong, each naming the variable, its value, and what is accepted; also for an unknown HERRING_* (suggesting the
-/// nearest name).
+/// nearest name), except those that Kubernetes sets by itself for a service of that name.
 ConfigResult read_config(std::span<const std::pair<std::string, std::string>> environment,
                          std::span<const std::pair<std::string, std::string>> overrides = {});
 /// This process's environment.

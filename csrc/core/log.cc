@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <utility>
+
+#include "core/text.h"
 
 namespace herring {
 namespace {
@@ -26,11 +27,6 @@ std::string_view name_of(LogLevel level) {
       return "debug";
   }
   return "unknown";
-}
-
-bool steers_terminal(char c) {
-  const auto byte = static_cast<unsigned char>(c);
-  return (byte < 0x20 && c != '\t') || byte == 0x7F;
 }
 
 }  // namespace
@@ -57,8 +53,7 @@ std::string Logger::lines(LogLevel level, std::string_view text) const {
   while (true) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     out += prefix;
-    std::transform(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), std::back_inserter(out),
-                   [](char c) { return steers_terminal(c) ? '?' : c; });
+    out += printable(text.substr(0, end));
     out += '\n';
     text.remove_prefix(std::min(end + 1, text.size()));
     if (text.empty()) return out;

@@ -26,8 +26,8 @@ struct LoggerOptions {
 LoggerOptions logger_options(const Config& config, std::string who);
 
 /// Lines for people, one owner, passed to what needs it. Any thread. "herring[rank 3] warning: text": whole lines in
-/// one write, so that those of several processes do not mix. Bytes that would steer a terminal are shown as '?': texts
-/// may come from peers.
+/// one write, so that those of several processes do not mix. What would steer a terminal is shown as '?'
+/// (core/text.h): texts may come from peers.
 class Logger final {
  public:
   explicit Logger(LoggerOptions options);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/text.h"
+
 namespace herring {
 
 struct Status::Detail {
@@ -44,7 +46,7 @@ std::string_view name(Code code) noexcept {
 }
 
 Status::Status(Code code, std::string message) {
-  if (code != Code::kOk) detail_ = std::make_shared<const Detail>(Detail{code, std::move(message)});
+  if (code != Code::kOk) detail_ = std::make_shared<const Detail>(Detail{code, printable(message)});
 }
 
 Status Status::again() noexcept {

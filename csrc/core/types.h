@@ -29,6 +29,8 @@ using ServerRank = Id<struct ServerRankKind>;
 using LaneId = Id<struct LaneKind>;
 /// A data-plane endpoint: workers come first (PeerId{w} is worker w), then the lanes (PeerId{workers + lane}).
 using PeerId = Id<struct PeerKind>;
+/// Stands for whoever it may be.
+inline constexpr PeerId kAnyPeer{0xFFFF'FFFF};
 /// A process group. Group 0 is the whole job.
 using GroupId = Id<struct GroupKind>;
 /// A membership version.

@@ -18,6 +18,7 @@
 #include "efa/objects.h"
 #include "efa/operation.h"
 #include "efa/waiter.h"
+#include "transport/limits.h"
 
 namespace herring::efa {
 namespace {
@@ -25,8 +26,8 @@ namespace {
 using transport::Completion;
 using transport::CompletionKind;
 
-constexpr std::size_t kMaxOperations = 32768;
-constexpr std::size_t kMaxSends = 4096;           // Of one endpoint, in the provider or waiting.
+using transport::kMaxOperations;
+using transport::kMaxSends;                       // In the provider or waiting.
 constexpr std::size_t kMaxWaitingPerPeer = 1024;  // One unreachable peer must not use up the endpoint's sends.
 constexpr std::size_t kReadBatch = 32;
 constexpr Duration kFirstPause = std::chrono::microseconds(100);
@@ -130,8 +131,12 @@ class FabricEndpoint final : public transport::Endpoint {
   void wait(Instant deadline, std::span<const int> also) override;
   bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override;
   void wake() override { waiter_.wake(); }
+  void shut_down() override;
 
  private:
+  bool is_shut() const { return objects_.endpoint == nullptr; }
+  static Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
+  static void close_temporary(Operation& operation);
   Operation* prepare(Tag tag, std::span<const std::byte> first, std::span<const std::byte> second, Token token);
   Status attach_descriptors(Operation& operation, std::uint64_t access);
   FidPtr<fid_mr> open_region(void* memory, std::size_t bytes, std::uint64_t access, int& result);
@@ -170,7 +175,7 @@ class FabricEndpoint final : public transport::Endpoint {
 
 FabricEndpoint::FabricEndpoint(std::shared_ptr<const Library> library, ProviderKind kind, const fi_info& info,
                                const FabricOptions& options)
-    : objects_(std::move(library), kind, info),
+    : objects_(std::move(library), kind, info, options.receives),
       waiter_(objects_.wait_descriptor),
       address_(encode_address(objects_.own_address)),
       description_(std::string(fabric_name(kind)) + " (libfabric " + objects_.library->version_text() + ", " +
@@ -183,11 +188,18 @@ FabricEndpoint::FabricEndpoint(std::shared_ptr<const Library> library, ProviderK
       connect_timeout_(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.connect_timeout_s))) {
 }
 
-FabricEndpoint::~FabricEndpoint() {
+FabricEndpoint::~FabricEndpoint() { shut_down(); }
+
+void FabricEndpoint::shut_down() {
+  if (is_shut()) return;
   // A last push: the tcp provider may hold a few completed small sends back until their socket has room.
   static_cast<void>(fi_cq_read(objects_.queue.get(), nullptr, 0));
-  // The endpoint goes first: from here on libfabric touches no memory of a pending post.
+  // The endpoint goes first: from here on libfabric touches no memory of a pending post. What it registered for single
+  // posts goes with the operations' memory regions, before the domain.
   objects_.endpoint.reset();
+  operations_.for_each([this](Operation& operation) { close_temporary(operation); });
+  waiting_.clear();
+  ready_.clear();
 }
 
 void FabricEndpoint::add_peer(PeerId id, std::span<const std::byte> bytes) {
@@ -206,6 +218,7 @@ void FabricEndpoint::add_peer(PeerId id, std::span<const std::byte> bytes) {
 }
 
 void FabricEndpoint::remove_peer(PeerId id) {
+  if (is_shut()) return;
   const auto found = peers_.find(id.value);
   if (found == peers_.end()) return;
   std::unique_ptr<Peer> peer = std::move(found->second);
@@ -276,15 +289,20 @@ Status FabricEndpoint::attach_descriptors(Operation& operation, std::uint64_t ac
   return Status::ok();
 }
 
-void FabricEndpoint::release(Operation* operation) {
-  for (fid_mr*& region : operation->temporary) {
+void FabricEndpoint::close_temporary(Operation& operation) {
+  for (fid_mr*& region : operation.temporary) {
     if (region != nullptr) FidPtr<fid_mr>{std::exchange(region, nullptr)}.reset();
   }
+}
+
+void FabricEndpoint::release(Operation* operation) {
+  close_temporary(*operation);
   operations_.give_back(operation);
 }
 
 Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first,
                                  std::span<const std::byte> second, Token token) {
+  if (is_shut()) return shut();
   const auto found = peers_.find(to.value);
   if (found == peers_.end()) {
     return Status(Code::kInvalidArgument,
@@ -398,6 +416,7 @@ void FabricEndpoint::retry_peer(Peer& peer, Instant now) {
 }
 
 Status FabricEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) {
+  if (is_shut()) return shut();
   Operation* operation = prepare(tag, first, second, token);
   if (operation == nullptr) return Status::again();
   if (needs_registration_) {
@@ -417,6 +436,7 @@ Status FabricEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::sp
 }
 
 void FabricEndpoint::cancel_receive(Token token) {
+  if (is_shut()) return;
   Operation* operation = operations_.find_receive(token);
   if (operation == nullptr || operation->cancel_requested) return;
   operation->cancel_requested = true;
@@ -426,6 +446,7 @@ void FabricEndpoint::cancel_receive(Token token) {
 }
 
 std::size_t FabricEndpoint::poll(std::span<Completion> completions) {
+  if (is_shut()) return 0;
   std::size_t count = 0;
   bool room = false;
   std::size_t strays = 0;

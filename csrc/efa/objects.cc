@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <array>
 
+#include "core/text.h"
+#include "efa/signals.h"
+
 namespace herring::efa {
 namespace {
 
 constexpr std::size_t kQueueEntries = 8192;
-// Posted receives that a layered provider makes room for; the others have no such limit.
-constexpr std::size_t kReceiveEntries = 8192;
 
 int open_queue(fid_domain* domain, FidPtr<fid_cq>& queue, int& wait_descriptor) {
   fi_cq_attr attributes{};
@@ -37,8 +38,10 @@ int open_queue(fid_domain* domain, FidPtr<fid_cq>& queue, int& wait_descriptor) 
 
 }  // namespace
 
-FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen)
+FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen,
+                             std::size_t receives)
     : library(std::move(used_library)), info(library->duplicate(&chosen)) {
+  const SignalGuard guard;
   fid_fabric* opened_fabric = nullptr;
   if (const int result = library->open_fabric(info->fabric_attr, &opened_fabric)) fail("fi_fabric", result);
   fabric.reset(opened_fabric);
@@ -56,7 +59,8 @@ FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, Provid
   if (const int result = open_queue(opened_domain, queue, wait_descriptor)) fail("fi_cq_open", result);
 
   if (kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs) {
-    info->rx_attr->size = std::max(info->rx_attr->size, kReceiveEntries);
+    // These take no more than they made room for; the others have no such limit.
+    info->rx_attr->size = std::max(info->rx_attr->size, receives);
   }
   fid_ep* opened = nullptr;
   int result = fi_endpoint(opened_domain, info.get(), &opened, nullptr);
@@ -80,7 +84,7 @@ FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, Provid
 
 void FabricObjects::fail(const std::string& call, std::int64_t error) const {
   throw Error(Code::kTransport, call + " on " + info->fabric_attr->prov_name + " (" + info->domain_attr->name +
-                                    "): " + library->error_text(error));
+                                    "): " + library->error_text(error) + descriptor_hint());
 }
 
 }  // namespace herring::efa

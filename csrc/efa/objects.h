@@ -28,7 +28,8 @@ using FidPtr = std::unique_ptr<Object, FidDeleter>;
 /// close in reverse, which is the order that libfabric wants, except that the endpoint goes before its queues.
 struct FabricObjects {
   /// Throws Error(kTransport) that names the call and the provider.
-  FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen);
+  FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen,
+                std::size_t receives);
 
   /// Errors of calls on this endpoint: "fi_cq_open on tcp (lo): Invalid argument".
   [[noreturn]] void fail(const std::string& call, std::int64_t error) const;

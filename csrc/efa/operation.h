@@ -78,6 +78,12 @@ class OperationPool final {
     operation->next = free_;
     free_ = operation;
   }
+  template <class Call>
+  void for_each(const Call& call) {
+    for (auto& block : blocks_) {
+      for (Operation& operation : *block) call(operation);
+    }
+  }
   /// The pending receive with this token, or null. Looks at all operations: for cancelling only.
   Operation* find_receive(Token token) noexcept {
     for (auto& block : blocks_) {

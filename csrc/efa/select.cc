@@ -50,9 +50,18 @@ int score(const Candidate& candidate, bool named) {
   return value;
 }
 
+bool is_ruled_out(ProviderKind kind, const FabricOptions& options) {
+  return options.provider != "auto" && options.provider != option_name(kind);
+}
+
+/// Whether no kind that comes later in kKinds could be preferred: those of tcp compare by interface.
+bool is_settled(std::span<const Candidate> candidates, int chosen) {
+  return chosen >= 0 && option_name(candidates[static_cast<std::size_t>(chosen)].kind) != "tcp";
+}
+
 std::string why_not(const Candidate& candidate, const FabricOptions& options) {
   if (!candidate.problem.empty()) return candidate.problem;
-  if (options.provider != "auto" && options.provider != option_name(candidate.kind)) {
+  if (is_ruled_out(candidate.kind, options)) {
     return "provider " + options.provider + " was asked for";
   }
   if (!options.interface.empty() && !matches_interface(candidate, options.interface)) {
@@ -236,12 +245,18 @@ int choose(std::span<const Candidate> candidates, const FabricOptions& options, 
   return best;
 }
 
-Selection select(const Library& library, const FabricOptions& options, const InterfaceFactsReader& facts) {
+Selection select(const Library& library, const FabricOptions& options, Look look, const InterfaceFactsReader& facts) {
   Selection selection;
   std::vector<InfoPtr> lists;
   std::vector<Offer> offers;
   std::vector<ProviderReport> absent;
+  std::vector<Candidate> candidates;
+  std::vector<std::string> reasons;
+  selection.chosen = choose(candidates, options, reasons);
   for (const ProviderKind kind : kKinds) {
+    if (look == Look::kWhatIsNeeded && (is_ruled_out(kind, options) || is_settled(candidates, selection.chosen))) {
+      continue;
+    }
     const InfoPtr hints = hints_for(library, kind);
     InfoPtr list;
     const int result = library.get_info(hints.get(), list);
@@ -253,11 +268,9 @@ Selection select(const Library& library, const FabricOptions& options, const Int
                         "not offered by this libfabric on this machine (fi_getinfo: " + detail + ")"});
     }
     lists.push_back(std::move(list));
+    for (std::size_t i = before; i < offers.size(); ++i) candidates.push_back(offers[i].candidate);
+    selection.chosen = choose(candidates, options, reasons);
   }
-  std::vector<Candidate> candidates;
-  for (const Offer& offer : offers) candidates.push_back(offer.candidate);
-  std::vector<std::string> reasons;
-  selection.chosen = choose(candidates, options, reasons);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     const std::string domain = c.address.empty() ? c.domain : c.domain + " (" + c.address + ")";

@@ -53,7 +53,10 @@ struct Selection {
   ProviderKind kind = ProviderKind::kTcp;
   InfoPtr info;  ///< The chosen one; null where chosen is -1.
 };
-Selection select(const Library& library, const FabricOptions& options,
+/// kWhatIsNeeded asks for no provider that options.provider rules out, and for none after one that is preferred to all
+/// that follow: asking may start a provider's threads and open its devices. kAll is for a report.
+enum class Look : std::uint8_t { kWhatIsNeeded, kAll };
+Selection select(const Library& library, const FabricOptions& options, Look look,
                  const InterfaceFactsReader& facts = read_interface_facts);
 
 }  // namespace herring::efa

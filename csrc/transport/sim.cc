@@ -29,6 +29,7 @@ struct Node {
   Instant downlink_free{};
   std::size_t sends = 0;
   std::size_t receives = 0;
+  std::uint64_t unexpected = 0;
   std::unordered_map<std::uint64_t, std::deque<Receive>> posted;         // By tag.
   std::unordered_map<std::uint64_t, std::uint64_t> tag_of;               // Receive token -> tag.
   std::unordered_map<std::uint64_t, std::deque<std::uint64_t>> waiting;  // Tag -> messages that found no receive.
@@ -97,7 +98,7 @@ class SimNetwork::State {
   Status send(std::size_t from, std::size_t to, Tag tag, std::span<const std::byte> first,
               std::span<const std::byte> second, Token token) {
     Node& node = nodes_[from];
-    if (node.sends >= options_.max_sends || chance(options_.again_chance)) {
+    if (node.sends >= options_.max_sends || is_full(node) || chance(options_.again_chance)) {
       ++stats_.refused;
       return Status::again();
     }
@@ -123,7 +124,7 @@ class SimNetwork::State {
 
   Status receive(std::size_t index, Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) {
     Node& node = nodes_[index];
-    if (node.receives >= options_.max_receives || chance(options_.again_chance)) {
+    if (is_full(node) || chance(options_.again_chance)) {
       ++stats_.refused;
       return Status::again();
     }
@@ -209,6 +210,22 @@ class SimNetwork::State {
     return false;
   }
 
+  std::uint64_t unexpected(std::size_t index) const { return nodes_[index].unexpected; }
+  std::size_t unmatched(std::size_t index) const {
+    std::size_t count = 0;
+    for (const auto& [tag, messages] : nodes_[index].waiting) count += messages.size();
+    return count;
+  }
+
+  std::vector<Posted> posted(std::size_t index) const {
+    std::vector<Posted> found;
+    for (const auto& [tag, receives] : nodes_[index].posted) {
+      for (const Receive& receive : receives) found.push_back({Tag{tag}, receive.first.size() + receive.second.size()});
+    }
+    std::sort(found.begin(), found.end(), [](const Posted& a, const Posted& b) { return a.tag.value < b.tag.value; });
+    return found;
+  }
+
   void set_slowness(std::size_t index, double factor) { nodes_[index].slowness = factor; }
   void kill(std::size_t index) { nodes_[index].alive = false; }
 
@@ -217,10 +234,13 @@ class SimNetwork::State {
     if (cut_.erase(std::minmax(a, b)) == 0) return;
     for (const std::uint64_t id : std::exchange(held_, {})) schedule(now_, EventKind::kArrive, id);
   }
+  void block(std::size_t from, std::size_t to) { blocked_.emplace(from, to); }
   std::size_t size() const { return nodes_.size(); }
   const SimStats& stats() const { return stats_; }
 
  private:
+  bool is_full(const Node& node) const { return node.sends + node.receives >= options_.max_operations; }
+
   bool chance(double probability) {
     return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
   }
@@ -268,6 +288,10 @@ class SimNetwork::State {
 
   /// The first byte reaches the receiver's link; the last one comes when both links have carried the message.
   void arrive(std::uint64_t id, Message& message) {
+    if (blocked_.contains({message.from, message.to})) {
+      if (message.sent) drop(id);  // Else it stays, as in a socket that is never acknowledged.
+      return;
+    }
     if (cut_.contains(std::minmax(message.from, message.to))) {
       held_.push_back(id);
       return;
@@ -291,6 +315,7 @@ class SimNetwork::State {
     const auto queue = node.posted.find(message.tag.value);
     if (queue == node.posted.end()) {
       ++stats_.unexpected;
+      ++node.unexpected;
       node.waiting[message.tag.value].push_back(id);
       return;
     }
@@ -302,10 +327,11 @@ class SimNetwork::State {
     Completion completion{receive.token, CompletionKind::kReceive, message.bytes, {}};
     if (message.bytes > receive.first.size() + receive.second.size()) {
       ++stats_.truncated;
+      scatter(message, receive);
       completion.bytes = 0;
-      completion.status = Status(Code::kTransport, "sim: a message of " + std::to_string(message.bytes) +
-                                                       " bytes does not fit the posted receive of " +
-                                                       std::to_string(receive.first.size() + receive.second.size()));
+      completion.status = Status(Code::kProtocol, "sim: a message of " + std::to_string(message.bytes) +
+                                                      " bytes does not fit the posted receive of " +
+                                                      std::to_string(receive.first.size() + receive.second.size()));
     } else {
       scatter(message, receive);
       if (message.bytes > 0 && chance(options_.damage_chance)) damage(message.bytes, receive);
@@ -347,6 +373,7 @@ class SimNetwork::State {
     }
   }
 
+  /// What does not fit is left out.
   static void scatter(const Message& message, const Receive& receive) {
     std::span<const std::byte> pieces[2] = {message.first, message.second};
     if (message.sent) {
@@ -355,7 +382,7 @@ class SimNetwork::State {
     }
     std::size_t position = 0;
     for (std::span<const std::byte> piece : pieces) {
-      while (!piece.empty()) {
+      while (!piece.empty() && position < receive.first.size() + receive.second.size()) {
         const bool in_first = position < receive.first.size();
         const std::span<std::byte> target =
             in_first ? receive.first.subspan(position) : receive.second.subspan(position - receive.first.size());
@@ -410,6 +437,7 @@ class SimNetwork::State {
   std::unordered_map<std::uint64_t, Message> messages_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::set<std::pair<std::size_t, std::size_t>> cut_;
+  std::set<std::pair<std::size_t, std::size_t>> blocked_;  // From, to.
   std::vector<std::uint64_t> held_;
   SimStats stats_;
 };
@@ -454,6 +482,7 @@ class SimEndpoint final : public Endpoint {
 
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
+    if (is_shut_) return shut();
     const auto found = peers_.find(to);
     if (found == peers_.end()) {
       return Status(Code::kInvalidArgument,
@@ -462,6 +491,7 @@ class SimEndpoint final : public Endpoint {
     return state_->send(index_, found->second, tag, first, second, token);
   }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override {
+    if (is_shut_) return shut();
     return state_->receive(index_, tag, first, second, token);
   }
   void cancel_receive(Token token) override { state_->cancel(index_, token); }
@@ -471,12 +501,19 @@ class SimEndpoint final : public Endpoint {
   void wait(Instant, std::span<const int>) override {}
   bool prepare_wait(std::vector<int>&, Instant&) override { return !state_->has_completions(index_); }
   void wake() override {}
+  void shut_down() override {
+    state_->close(index_);
+    is_shut_ = true;
+  }
 
  private:
+  static Status shut() { return Status(Code::kTransport, "sim: the endpoint is shut down"); }
+
   std::shared_ptr<SimNetwork::State> state_;
   std::size_t index_;
   Address address_;
   std::unordered_map<PeerId, std::size_t> peers_;
+  bool is_shut_ = false;
 };
 
 }  // namespace
@@ -493,10 +530,14 @@ bool SimNetwork::has_completions(std::size_t endpoint) const { return state_->ha
 bool SimNetwork::is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const {
   return state_->is_borrowed(endpoint, memory);
 }
+std::uint64_t SimNetwork::unexpected(std::size_t endpoint) const { return state_->unexpected(endpoint); }
+std::size_t SimNetwork::unmatched(std::size_t endpoint) const { return state_->unmatched(endpoint); }
+std::vector<SimNetwork::Posted> SimNetwork::posted(std::size_t endpoint) const { return state_->posted(endpoint); }
 void SimNetwork::set_slowness(std::size_t endpoint, double factor) { state_->set_slowness(endpoint, factor); }
 void SimNetwork::kill(std::size_t endpoint) { state_->kill(endpoint); }
 void SimNetwork::partition(std::size_t a, std::size_t b) { state_->partition(a, b); }
 void SimNetwork::heal(std::size_t a, std::size_t b) { state_->heal(a, b); }
+void SimNetwork::block(std::size_t from, std::size_t to) { state_->block(from, to); }
 const SimStats& SimNetwork::stats() const { return state_->stats(); }
 
 }  // namespace herring::transport

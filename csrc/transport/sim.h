@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/types.h"
+#include "transport/limits.h"
 #include "transport/transport.h"
 
 /// A network inside one process, under a virtual clock: every delay, reordering and refusal comes from one seed, so
@@ -17,10 +19,10 @@ struct SimOptions {
   Duration max_delay = std::chrono::microseconds(50);
   double straggler_chance = 0;  ///< A message with this chance takes straggler_factor times as long.
   double straggler_factor = 20;
-  double again_chance = 0;             ///< A post is refused with kAgain by this chance, though there is room.
-  std::size_t max_sends = 1024;        ///< Sends of one endpoint in flight; one more is kAgain.
-  std::size_t max_receives = 1 << 20;  ///< Receives posted on one endpoint; one more is kAgain.
-  double uplink_bytes_per_second = 0;  ///< Of each endpoint; 0: no limit.
+  double again_chance = 0;                      ///< A post is refused with kAgain by this chance, though there is room.
+  std::size_t max_sends = 1024;                 ///< Sends of one endpoint in flight; one more is kAgain.
+  std::size_t max_operations = kMaxOperations;  ///< Sends and receives of one endpoint together; one more is kAgain.
+  double uplink_bytes_per_second = 0;           ///< Of each endpoint; 0: no limit.
   double downlink_bytes_per_second = 0;
   double buffered_chance = 0.5;  ///< A send with this chance completes before its message is delivered.
   /// A message with this chance arrives with some of its bits turned over; half of those have one among the first
@@ -64,6 +66,16 @@ class SimNetwork final {
   /// True where a post of that endpoint that has not completed may still read or write this memory.
   bool is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const;
 
+  /// Of SimStats::unexpected, those of this endpoint; and how many of them have met no receive to this day.
+  std::uint64_t unexpected(std::size_t endpoint) const;
+  std::size_t unmatched(std::size_t endpoint) const;
+  /// The posted receives of an endpoint, by tag: what somebody who sees all of the traffic could guess.
+  struct Posted {
+    Tag tag;
+    std::size_t bytes = 0;
+  };
+  std::vector<Posted> posted(std::size_t endpoint) const;
+
   /// All messages to and from this endpoint take `factor` times as long from now on.
   void set_slowness(std::size_t endpoint, double factor);
   /// The endpoint's process is gone: it neither sends nor receives any more. As with libfabric, nobody is told.
@@ -71,6 +83,9 @@ class SimNetwork final {
   /// Messages between the two are held back until heal().
   void partition(std::size_t a, std::size_t b);
   void heal(std::size_t a, std::size_t b);
+  /// Messages from one to the other vanish from now on, and those on their way too. As with a filter on the way, nobody
+  /// is told: their sends complete or do not (buffered_chance), until the peer is removed.
+  void block(std::size_t from, std::size_t to);
 
   const SimStats& stats() const;
 

@@ -28,7 +28,8 @@ struct Completion {
 };
 
 /// Memory that the endpoint may send from and receive into. Lives until deregistered by its destructor; must not
-/// outlive the endpoint. Where the provider needs no registration this costs nothing.
+/// outlive the endpoint, and goes when no post uses the memory: after the completions, or after shut_down(). Where the
+/// provider needs no registration this costs nothing.
 class Registration {
  public:
   virtual ~Registration() = default;
@@ -59,6 +60,12 @@ class Endpoint {
   /// its first first.size() bytes into `first`, the rest into `second`. A longer message completes with a status that
   /// is not ok.
   virtual Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) = 0;
+  /// The same where only `from` sends that message. Endpoints that reach their peers in more than one way need to know;
+  /// these do not find a message of a near peer with post_receive().
+  virtual Status post_receive_from([[maybe_unused]] PeerId from, Tag tag, std::span<std::byte> first,
+                                   std::span<std::byte> second, Token token) {
+    return post_receive(tag, first, second, token);
+  }
   /// Withdraws a receive. It completes once: as kCancelled, or as kReceive where the message came first.
   virtual void cancel_receive(Token token) = 0;
 
@@ -73,6 +80,10 @@ class Endpoint {
   virtual bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) = 0;
   /// Ends a wait() in progress or the next one. Any thread.
   virtual void wake() = 0;
+
+  /// For who cannot wait for completions: ends all posts without one. From here on the endpoint touches no memory,
+  /// refuses posts and has nothing to poll; registrations can go, and then it.
+  virtual void shut_down() = 0;
 };
 
 }  // namespace herring::transport

@@ -1,0 +1,77 @@
+#include "core/text.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+namespace herring {
+namespace {
+
+constexpr rlim_t kSpare = 16;  // A library that fails has given back what it had opened.
+
+struct Character {
+  std::size_t bytes = 0;  // 0: no UTF-8.
+  std::uint32_t code = 0;
+};
+
+Character first_character(std::string_view text) {
+  const auto byte = [text](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
+  const std::uint32_t lead = byte(0);
+  if (lead < 0x80) return {1, lead};
+  const std::size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < bytes) return {};
+  std::uint32_t code = lead & (0x7Fu >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) return {};
+    code = code << 6 | (byte(i) & 0x3F);
+  }
+  const std::uint32_t smallest = bytes == 4 ? 0x10000 : bytes == 3 ? 0x800 : 0x80;
+  if (code < smallest || code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) return {};
+  return {bytes, code};
+}
+
+bool steers(std::uint32_t code) {
+  if (code == '\n' || code == '\t') return false;
+  return code < 0x20 || (code >= 0x7F && code < 0xA0) || (code >= 0x2028 && code <= 0x202E) ||
+         (code >= 0x2066 && code <= 0x2069) || code == 0x200E || code == 0x200F;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string shown;
+  shown.reserve(text.size());
+  while (!text.empty()) {
+    const Character first = first_character(text);
+    const std::size_t bytes = std::max<std::size_t>(first.bytes, 1);
+    if (first.bytes == 0 || steers(first.code)) {
+      shown += '?';
+    } else {
+      shown += text.substr(0, bytes);
+    }
+    text.remove_prefix(bytes);
+  }
+  return shown;
+}
+
+std::string descriptor_hint() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
+  rlim_t open = limit.rlim_cur;
+  if (DIR* const list = ::opendir("/proc/self/fd")) {
+    open = 0;
+    while (::readdir(list) != nullptr) ++open;
+    ::closedir(list);
+    open -= std::min<rlim_t>(open, 3);  // ".", ".." and the list's own.
+  } else if (errno != EMFILE) {
+    return {};
+  }
+  if (open + kSpare < limit.rlim_cur) return {};
+  return ". It has " + std::to_string(open) + " of " + std::to_string(limit.rlim_cur) +
+         " file descriptors open: raise the limit (ulimit -n)";
+}
+
+}  // namespace herring

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace herring {
+
+/// What is safe to show to a person: valid UTF-8, in which nothing steers a terminal. Control characters other than
+/// line end and tab, marks that reorder text, and bytes that are no UTF-8 become '?'. Every Status, every line of a log
+/// and every text that a peer sent goes through it.
+std::string printable(std::string_view text);
+
+/// Where this process has (almost) no file descriptor left: ". It has 1020 of 1024 file descriptors open: raise the
+/// limit (ulimit -n)"; else empty. For errors of libraries that hide the reason.
+std::string descriptor_hint();
+
+}  // namespace herring
