@@ -14,6 +14,7 @@
 #include "elastic/elastic_runtime.h"
 #include "elastic/journal.h"
 #include "elastic/rendezvous_client.h"
+#include "runtime/operation_order.h"
 #include "runtime/pending.h"
 
 namespace herring::elastic {
@@ -28,6 +29,8 @@ struct Operation {
   std::shared_ptr<runtime::PendingWork> work;
   std::uint64_t root = 0;  ///< Broadcast: id of the worker.
   std::uint64_t run = 0;   ///< The generation that it runs in; 0: in none.
+  std::shared_ptr<runtime::OrderedCall> call;
+  bool has_begun = false;  ///< Has waited for nobody, or for long enough.
 };
 
 /// What becomes of an operation that this rank has not submitted yet, where that was settled without it.
@@ -42,6 +45,8 @@ struct Group {
   std::vector<std::uint32_t> ranks;    ///< Of those in the present generation.
   std::uint32_t index = 0;             ///< This worker among `ranks`.
   std::size_t most_members = 0;        ///< That it ever had.
+  Status closed = {};                  ///< Why nothing can be called in it any more.
+  bool is_own_abort = false;           ///< It was this worker that aborted it.
 };
 
 inline constexpr const char* kOthersAreIn =
@@ -58,10 +63,12 @@ class ElasticRuntime::Impl final {
   std::string whom_it_waits_for();
   void add_group(GroupId id, std::span<const std::uint32_t> ranks);
   void remove_group(GroupId id);
+  void end_left_behind(GroupId id, const Status& why);
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
   /// The runtime that messages go through; null where `ended`. Waits for the end of a switch.
   std::shared_ptr<runtime::Runtime> for_messages();
   void abort(const std::string& reason);
+  void abort_group(GroupId id, const std::string& reason);
   void shutdown();
   bool let_in(Instant deadline);
   void start_again(Instant deadline);
@@ -77,6 +84,8 @@ class ElasticRuntime::Impl final {
   void wait_for_room(std::unique_lock<std::mutex>& lock);
   void wait_for_plan(std::unique_lock<std::mutex>& lock);
   Status check(runtime::Request& request) const;
+  void begin(const OperationId& id, Operation& operation);
+  void begin_ready();
   void start(const OperationId& id, Operation& operation);
   bool take_outcome(const OperationId& id, Operation& operation);
   void finished(const OperationId& id, std::uint64_t run, const Status& status);
@@ -126,6 +135,9 @@ class ElasticRuntime::Impl final {
   // Guarded by mutex.
   Journal journal;
   std::map<OperationId, Operation> operations;  // Those of the journal.
+  const std::shared_ptr<runtime::OperationOrder> order = std::make_shared<runtime::OperationOrder>();
+  bool may_begin = false;  // An operation has nobody to wait for any more.
+  bool is_beginning = false;
   std::map<OperationId, Outcome> outcomes;
   std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
   std::map<GroupId, Group> groups;

@@ -8,6 +8,7 @@
 
 #include "core/copy.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "elastic/elastic_impl.h"
 #include "runtime/validate.h"
 
@@ -26,10 +27,6 @@ constexpr Duration kLastCallbacks = std::chrono::seconds(10);
 
 Duration seconds(double value) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
-}
-
-bool overlap(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.data() < b.data() + b.size() && b.data() < a.data() + a.size();
 }
 
 /// Nothing where it is lost.
@@ -83,7 +80,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     send(MessageKind::kReady, go->generation);
   }
   is_supervising = true;
-  supervisor = std::thread([this] { supervise(); });
+  supervisor = start_thread("herring-superv", [this] { supervise(); });
 }
 
 std::string ElasticRuntime::Impl::whom_it_waits_for() {
@@ -95,47 +92,6 @@ std::string ElasticRuntime::Impl::whom_it_waits_for() {
     if (message.kind == MessageKind::kMissing || message.kind == MessageKind::kEnd) return message.text;
   }
   return "it did not say whom it waits for";
-}
-
-void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> ranks) {
-  const std::scoped_lock lock(mutex);
-  if (groups.contains(id)) {
-    throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
-  }
-  Group group{id, {}, {ranks.begin(), ranks.end()}, 0, ranks.size()};
-  for (const std::uint32_t rank : ranks) {
-    if (rank >= present.members.size()) {
-      throw Error(Code::kInvalidArgument, "there is no rank " + std::to_string(rank) + "; the job has " +
-                                              std::to_string(present.members.size()) + " workers now");
-    }
-    group.members.push_back(present.members[rank]);
-    if (present.members[rank] == own_id) group.index = static_cast<std::uint32_t>(group.members.size() - 1);
-  }
-  if (is_stable) present.runtime->add_group(id, ranks);  // Else the next generation gets it.
-  if (old.runtime) old.runtime->add_group(id, ranks);
-  groups.emplace(id, std::move(group));
-  journal.add_group(id.value);
-}
-
-void ElasticRuntime::Impl::remove_group(GroupId id) {
-  const std::scoped_lock lock(mutex);
-  if (id.value == 0 || groups.erase(id) == 0) return;
-  if (is_stable) present.runtime->remove_group(id);
-  if (old.runtime) old.runtime->remove_group(id);
-  for (auto it = operations.begin(); it != operations.end();) {
-    if (it->first.group != id.value) {
-      ++it;
-      continue;
-    }
-    Operation& operation = it->second;
-    if (!operation.work->is_done()) {
-      --unfinished;
-      operation.work->complete(Status(Code::kCancelled, "its group was removed"));
-    }
-    if (operation.result) kept_bytes -= operation.result->size();
-    it = operations.erase(it);
-  }
-  journal.remove_group(id.value);
 }
 
 void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
@@ -160,6 +116,7 @@ Status ElasticRuntime::Impl::check(Request& request) const {
     return {Code::kInvalidArgument, "group " + std::to_string(request.group.value) + " does not exist on this rank"};
   }
   const Group& group = found->second;
+  if (!group.closed.is_ok()) return group.closed;
   const OperationId id = journal.next(request.group.value, request.name);
   if (outcomes.contains(id)) return Status::ok();  // Nothing of this call is asked for any more.
   if (const auto root = straddling.find(id); root != straddling.end()) {
@@ -182,7 +139,13 @@ std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
   wait_for_plan(lock);
   Operation operation;
   operation.request = request;
-  if (const Status status = check(operation.request); !status.is_ok()) {
+  Status status = check(operation.request);
+  if (status.is_ok()) {
+    operation.call = std::make_shared<runtime::OrderedCall>(
+        runtime::OperationOrder::call_of(operation.request, groups.at(request.group).index));
+    status = order->check(*operation.call);
+  }
+  if (!status.is_ok()) {
     work->complete(status);
     return work;
   }
@@ -194,9 +157,6 @@ std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
     const std::uint32_t root = operation.request.descriptor.root;
     operation.root = root < group.members.size() ? group.members[root] : 0;  // Settled already.
   }
-  if (elastic && !request.input.empty() && overlap(request.input, request.output)) {
-    operation.source.assign(request.input.begin(), request.input.end());
-  }
   Journal::Submission submission;
   submission.group = request.group.value;
   if (request.name) submission.name = *request.name;
@@ -207,8 +167,35 @@ std::shared_ptr<Work> ElasticRuntime::Impl::submit(const Request& request) {
   const OperationId id = journal.submit(submission);
   Operation& kept = operations.insert_or_assign(id, std::move(operation)).first->second;
   ++unfinished;
-  if (!take_outcome(id, kept) && is_stable) start(id, kept);
+  order->enter(kept.call);
+  if (!take_outcome(id, kept) && kept.call->waits_for == 0) begin(id, kept);
   return work;
+}
+
+/// What it reads is what it is to read from now on.
+void ElasticRuntime::Impl::begin(const OperationId& id, Operation& operation) {
+  const Request& request = operation.request;
+  operation.has_begun = true;
+  if (elastic && runtime::overlap(request.input, request.output)) {
+    operation.source.assign(request.input.begin(), request.input.end());
+  }
+  if (is_stable) start(id, operation);
+}
+
+/// Those that have waited for others which have ended.
+void ElasticRuntime::Impl::begin_ready() {
+  if (is_beginning) return;  // The loop below goes round once more.
+  is_beginning = true;
+  while (std::exchange(may_begin, false)) {
+    std::vector<OperationId> ready;
+    for (const auto& [id, operation] : operations) {
+      if (!operation.has_begun && operation.call->waits_for == 0 && !operation.work->is_done()) ready.push_back(id);
+    }
+    for (const OperationId& id : ready) {
+      if (const auto found = operations.find(id); found != operations.end()) begin(id, found->second);
+    }
+  }
+  is_beginning = false;
 }
 
 /// True where it was settled before this rank called it.
@@ -289,7 +276,13 @@ void ElasticRuntime::Impl::finished(const OperationId& id, std::uint64_t run, co
   if (found == operations.end() || found->second.run != run) return;
   Operation& operation = found->second;
   if (run == old.number && old_unfinished > 0) --old_unfinished;
-  if (elastic && ended.is_ok() && !status.is_ok() && is_break(status.code())) {
+  const auto group = groups.find(GroupId{id.group});
+  if (group != groups.end() && group->second.closed.is_ok()) {
+    const auto& runtime = run == present.number ? present.runtime : old.runtime;
+    if (runtime) group->second.closed = runtime->group_end(group->first);
+  }
+  const bool is_left = group == groups.end() || !group->second.closed.is_ok();  // It is over.
+  if (elastic && !is_left && ended.is_ok() && !status.is_ok() && is_break(status.code())) {
     operation.run = 0;
     if (broken.empty()) broken = status.message();
     rendezvous->wake();
@@ -306,19 +299,23 @@ void ElasticRuntime::Impl::end_operation(const OperationId& id, Operation& opera
   --unfinished;
   operation.run = 0;
   operation.source = {};
+  may_begin |= order->leave(*operation.call);
   operation.work->complete(status);
   if (status.is_ok()) {
     journal.complete(id);
   } else {
     journal.fail(id);
   }
-  if (elastic) {
+  const auto group = groups.find(GroupId{id.group});
+  const bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
+  if (elastic && !is_over) {
     if (unreported.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
     unreported.push_back(id);
   } else {
     forget(id);
     if (old.runtime) rendezvous->wake();
   }
+  begin_ready();
   changed.notify_all();
 }
 
@@ -442,6 +439,7 @@ void ElasticRuntime::Impl::forget_everything() {
   for (auto& [id, operation] : operations) {
     if (operation.work->is_done()) continue;
     --unfinished;
+    order->leave(*operation.call);
     operation.work->complete(Status(Code::kCancelled, "the job starts again from an earlier state"));
   }
   operations.clear();
@@ -474,6 +472,7 @@ std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::receive(const runtime::Rec
 }
 std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->now()->allocate(bytes); }
 void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
+void ElasticRuntime::abort_group(GroupId id, const std::string& reason) { impl_->abort_group(id, reason); }
 void ElasticRuntime::shutdown() { impl_->shutdown(); }
 
 runtime::RuntimeStats ElasticRuntime::stats() const {

@@ -50,6 +50,7 @@ class ElasticRuntime final : public runtime::Communicator {
   std::shared_ptr<runtime::ReceiveWork> receive(const runtime::Receive& message) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
+  void abort_group(GroupId id, const std::string& reason) override;
   void shutdown() override;
   runtime::RuntimeStats stats() const override;
   std::vector<runtime::Straggler> stragglers() override;

@@ -5,6 +5,7 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "elastic/elastic_runtime.h"
 #include "elastic/rendezvous_client.h"
 
@@ -149,7 +150,7 @@ class ElasticServer::Impl final {
       serves[go.generation] = serving;
       if (!go.is_planned) why_broken.clear();
     }
-    serving->thread = std::thread([this, go, serving] { serve(go, *serving); });
+    serving->thread = start_thread("herring-serve", [this, go, serving] { serve(go, *serving); });
   }
 
   void serve(const Message& go, Serving& serving) {

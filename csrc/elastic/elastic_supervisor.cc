@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "core/status.h"
@@ -27,6 +28,12 @@ bool lies_below(const GroupRecord& limit, const GroupRecord& submitted) {
     const auto found = submitted.uses.find(use.first);
     return found != submitted.uses.end() && found->second >= use.second;
   });
+}
+
+/// What is no Error of ours (no memory, no thread) ends an attempt as well, and not the process.
+Status status_of(const std::exception& error) {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  return own != nullptr ? own->status() : Status(Code::kInternal, error.what());
 }
 
 std::vector<Summary> decode_all(const std::vector<std::vector<std::byte>>& blobs) {
@@ -229,6 +236,7 @@ void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& re
     count_in(draining.runtime);
     broken.clear();
     for (auto& [id, operation] : operations) operation.run = 0;
+    changed.notify_all();  // Who leaves a group waits for it.
     if (at_boundary && starts_again) forget_everything();
   }
   send(MessageKind::kReady, present.number, "", at_boundary);
@@ -251,18 +259,18 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
     }
     install(next, go, plan, received, reason);
     return Status::ok();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     {
       const std::scoped_lock lock(mutex);
       is_planning = false;
       changed.notify_all();
     }
     if (next.runtime) {
-      next.runtime->give_up(error.status());
+      next.runtime->give_up(status_of(error));
       next.runtime->shutdown();
     }
     logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + " did not come to be: " + error.what());
-    return error.status();
+    return status_of(error);
   }
 }
 
@@ -358,6 +366,7 @@ void ElasticRuntime::Impl::adopt(Generation next) {
     group.members = std::move(left);
     group.most_members = std::max(group.most_members, group.members.size());
     if (id.value != 0) present.runtime->add_group(id, group.ranks);
+    if (group.is_own_abort) present.runtime->abort_group(id, group.closed.message());
   }
 }
 
@@ -390,6 +399,7 @@ void ElasticRuntime::Impl::install(Generation next, const Message& go, const Pla
 void ElasticRuntime::Impl::restart_operations() {
   for (auto& [id, operation] : operations) {
     if (operation.run != 0 || operation.work->is_done()) continue;
+    if (!operation.has_begun || !groups.contains(GroupId{id.group})) continue;  // It waits; its group is being left.
     const Group& group = groups.at(GroupId{id.group});
     const OpDescriptor& descriptor = operation.request.descriptor;
     const bool fits = descriptor.collective != Collective::kAllGather ||
@@ -433,6 +443,7 @@ void ElasticRuntime::Impl::give_up(const Status& status) {
     // Those that run end with their runtime, which lets go of their memory first.
     if (operation.run == 0) {
       --unfinished;
+      order->leave(*operation.call);
       operation.work->complete(status);
     }
   }
@@ -455,7 +466,7 @@ void ElasticRuntime::Impl::build_beside(const Message& go) {
     beside =
         build(home, go, Clock::now() + join_timeout, [this, &go] { return rendezvous->has_broken(go.generation); });
     send(MessageKind::kBuilt, go.generation);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     drop_beside();
     send(MessageKind::kBroken, go.generation, error.what());
   }
@@ -485,7 +496,7 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
   try {
     wait_for_retired();
     all = decode_all(gather(*beside->runtime, "herring.elastic.switch", encode(submitted)));
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     if (elastic) return switch_over(false, error.what());
     return give_up(Status(Code::kPeerLost, std::string("while servers were taken in: ") + error.what()));
   }
@@ -517,15 +528,22 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
 }
 
 void ElasticRuntime::Impl::retire_if_drained() {
-  const std::scoped_lock lock(mutex);
-  if (!old.runtime || old_unfinished > 0) return;
-  for (const auto& [id, limit] : cutoff) {
-    const auto submitted = journal.groups().find(id);
-    if (submitted != journal.groups().end() && !lies_below(limit, submitted->second)) return;
+  std::uint64_t number = 0;
+  {
+    const std::scoped_lock lock(mutex);
+    if (!old.runtime || old_unfinished > 0) return;
+    for (const auto& [id, limit] : cutoff) {
+      const auto submitted = journal.groups().find(id);
+      if (submitted != journal.groups().end() && !lies_below(limit, submitted->second)) return;
+    }
+    retired = std::exchange(old, {}).runtime;
+    number = present.number;
   }
-  retired = std::exchange(old, {}).runtime;
-  retiring =
-      std::async(std::launch::async, [this, runtime = retired, number = present.number] { retire(runtime, number); });
+  try {
+    retiring = std::async(std::launch::async, [this, runtime = retired, number] { retire(runtime, number); });
+  } catch (const std::system_error&) {
+    retire(retired, number);  // No thread can be started: then here, while nothing else is listened to.
+  }
 }
 
 /// The rendezvous keeps its hub until all have said so.

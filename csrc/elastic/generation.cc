@@ -60,7 +60,7 @@ Generation build(const Home& home, const Message& go, Instant deadline, std::fun
   try {
     generation.runtime = std::make_shared<runtime::Runtime>(
         runtime::RuntimeOptions{config_of(home, go), generation.hub, go.rank, home.fabric_search}, deadline);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     generation.hub->report_failure(error.what());
     throw;
   }

@@ -61,8 +61,8 @@ std::optional<Message> decode_message(std::span<const std::byte> body) {
   message.workers = reader.u32();
   message.servers = reader.u32();
   message.port = reader.u16();
-  message.host = reader.text(kMaxText);
-  message.text = reader.text(kMaxText);
+  message.host = reader.words(kMaxText);
+  message.text = reader.words(kMaxText);
   const std::uint32_t members = reader.u32();
   if (members > kMaxMembers) return std::nullopt;
   for (std::uint32_t i = 0; i < members && reader.ok(); ++i) message.members.push_back(reader.u64());

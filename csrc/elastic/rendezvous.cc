@@ -16,6 +16,8 @@ using runtime::control::seconds_text;
 constexpr Duration kPatience = std::chrono::seconds(60);
 // Before a planned switch that failed is tried again.
 constexpr Duration kPlanPause = std::chrono::seconds(2);
+// Before a hub that could not be opened is tried again.
+constexpr Duration kHubPause = std::chrono::milliseconds(500);
 constexpr std::uint32_t kMaxFruitless = 4;
 
 }  // namespace
@@ -331,7 +333,8 @@ void Rendezvous::consider_drained() {
 }
 
 void Rendezvous::consider(Instant now) {
-  if (ended_) return;
+  if (ended_ || (form_again_ && now < *form_again_)) return;
+  form_again_.reset();
   if (current_.number == 0) {
     consider_start(now);
   } else if (present(current_.workers).empty()) {
@@ -358,7 +361,9 @@ void Rendezvous::consider_start(Instant now) {
   };
   std::sort(first.workers.begin(), first.workers.end(), by_wish);
   std::sort(first.servers.begin(), first.servers.end(), by_wish);
-  start_deadline_ = Instant::max();
+  before_.start_deadline = std::exchange(start_deadline_, Instant::max());
+  before_.fruitless = fruitless_;
+  before_.tally_since = tally_since_;
   elastic_ = is_elastic();
   form(std::move(first), now);
 }
@@ -392,7 +397,9 @@ bool Rendezvous::consider_next(Instant now) {
     return true;
   }
   const bool was_in_vain = current_.is_broken && !current_.has_shrunk && now - current_.formed < kPatience;
-  fruitless_ = was_in_vain ? fruitless_ + 1 : 0;
+  before_.fruitless = std::exchange(fruitless_, was_in_vain ? fruitless_ + 1 : 0);
+  before_.start_deadline = start_deadline_;
+  before_.tally_since = tally_since_;
   if (fruitless_ >= kMaxFruitless) {
     end(false, "the job broke " + std::to_string(fruitless_) +
                    " times in a row though no process was lost; the last time: " + current_.reason);
@@ -430,14 +437,32 @@ void Rendezvous::form(Generation generation, Instant now) {
                       generation.number,
                       static_cast<std::uint32_t>(generation.workers.size()),
                       static_cast<std::uint32_t>(generation.servers.size())});
-  if (!generation.is_planned) has_drained_ = true;  // All have left what was before.
-  (generation.is_planned ? planned_ : current_) = std::move(generation);
+  if (generation.is_planned) {
+    planned_ = std::move(generation);
+    return;
+  }
+  has_drained_ = true;  // All have left what was before.
+  before_.current = std::exchange(current_, std::move(generation));
+}
+
+void Rendezvous::hub_failed(std::uint64_t generation, const std::string& reason, Instant now) {
+  if (planned_.number == generation) return cancel_planned(reason, now);
+  if (current_.number != generation || ended_) return;
+  if (!failing_since_) failing_since_ = now;
+  if (now - *failing_since_ >= kPatience) return end(false, "no hub could be opened: " + reason);
+  // Nobody has heard of it: all is as it was.
+  current_ = std::exchange(before_.current, {});
+  tally_since_ = before_.tally_since;
+  fruitless_ = before_.fruitless;
+  start_deadline_ = before_.start_deadline;
+  form_again_ = now + kHubPause;
 }
 
 void Rendezvous::hub_opened(std::uint64_t generation, std::uint16_t port, Instant) {
   const bool is_planned = planned_.number == generation;
   const Generation& formed = is_planned ? planned_ : current_;
   if (formed.number != generation) return;
+  failing_since_.reset();
   Message go;
   go.kind = MessageKind::kGo;
   go.generation = generation;
@@ -536,7 +561,8 @@ void Rendezvous::tick(Instant now) {
 
 Instant Rendezvous::next_wakeup() const {
   // Silence is found with the pings, which are more frequent.
-  return members_.empty() || ended_ ? Instant::max() : std::min(next_ping_, start_deadline_);
+  if (members_.empty() || ended_) return Instant::max();
+  return std::min({next_ping_, start_deadline_, form_again_.value_or(Instant::max())});
 }
 
 }  // namespace herring::elastic

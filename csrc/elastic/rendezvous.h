@@ -33,7 +33,8 @@ class Rendezvous final {
       kSend,       ///< `message` to the connection.
       kPing,       ///< A sign of life, to be answered.
       kClose,      ///< Close it when what was sent is out. No disconnected() is expected any more.
-      kOpenHub,    ///< Of `generation`, for so many workers and servers: call hub_opened() before anything else.
+      kOpenHub,    ///< Of `generation`, for so many workers and servers: call hub_opened() or hub_failed() before
+                   ///< anything else.
       kCloseHubs,  ///< Of all generations below `generation`.
       kCloseHub,   ///< Of that generation.
       kTellHub,    ///< Of `generation`: the process of message.role and message.rank is lost, message.text says how.
@@ -54,6 +55,9 @@ class Rendezvous final {
   void heard(ConnectionId connection, Instant now);
   void disconnected(ConnectionId connection, const std::string& reason, Instant now);
   void hub_opened(std::uint64_t generation, std::uint16_t port, Instant now);
+  /// There is none: out of descriptors, say. A planned switch is given up for now. Another generation is formed again a
+  /// little later; the job ends only where that is in vain for a minute.
+  void hub_failed(std::uint64_t generation, const std::string& reason, Instant now);
   /// Call it when next_wakeup() has come; earlier does no harm.
   void tick(Instant now);
   Instant next_wakeup() const;
@@ -147,6 +151,16 @@ class Rendezvous final {
   bool lost_any_ = false;    // Workers.
   bool left_any_ = false;    // Who said goodbye.
   Instant start_deadline_ = Instant::max();
+  /// What was before the present generation was formed, for the case that it gets no hub.
+  struct Before {
+    Generation current;
+    std::uint64_t tally_since = 0;
+    std::uint32_t fruitless = 0;
+    Instant start_deadline = Instant::max();
+  };
+  Before before_;
+  std::optional<Instant> form_again_;     // It got none: nothing is formed until then.
+  std::optional<Instant> failing_since_;  // No hub could be opened since.
   Instant plan_after_{};
   Instant next_ping_ = Instant::max();
   Instant last_tick_{};

@@ -8,13 +8,17 @@
 #include <future>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/hmac.h"
 #include "core/status.h"
+#include "core/text.h"
 #include "runtime/hub.h"
+#include "runtime/hub_doorway.h"
 #include "runtime/hub_protocol.h"
 #include "runtime/hub_socket.h"
 #include "runtime/membership.h"
@@ -26,8 +30,6 @@ using namespace runtime::control;
 using Clock = std::chrono::steady_clock;
 using Action = Rendezvous::Action;
 
-constexpr std::size_t kMaxStrangers = 256;
-constexpr Duration kHandshakePatience = std::chrono::seconds(6);
 constexpr Duration kLinger = std::chrono::seconds(2);
 
 struct Connection {
@@ -53,7 +55,8 @@ std::uint64_t random_job_id() {
 class RendezvousServer::Impl final {
  public:
   explicit Impl(const RendezvousServerOptions& given) : options(given), rendezvous(given.job) {
-    listener = listen_on(options.listen_host, {options.port}, port);
+    raise_file_limit(std::size_t{options.job.workers} + options.job.servers);
+    door.emplace(listen_on(options.listen_host, {options.port}, port));
     thread = start_thread("herring-rendez", [this] { run(); });
   }
 
@@ -70,6 +73,7 @@ class RendezvousServer::Impl final {
       log(LogLevel::kError, std::string("the rendezvous stopped: ") + error.what());
     }
     connections.clear();
+    door->close();
     publish(true);
   }
 
@@ -81,14 +85,14 @@ class RendezvousServer::Impl final {
   }
 
   void step() {
-    std::vector<pollfd> items{{stop.fd(), POLLIN, 0}, {listener.get(), POLLIN, 0}};
+    std::vector<pollfd> items{{stop.fd(), POLLIN, 0}, {door->fd(), POLLIN, 0}};
     std::vector<ConnectionId> ids;
     for (auto& [id, connection] : connections) {
       const short wanted = connection.socket.has_output() ? POLLIN | POLLOUT : POLLIN;
       items.push_back({connection.socket.fd(), wanted, 0});
       ids.push_back(id);
     }
-    const Instant until = std::min({rendezvous.next_wakeup(), over_by, next_close()});
+    const Instant until = std::min({rendezvous.next_wakeup(), over_by, next_close(), door->next_wakeup()});
     if (::poll(items.data(), items.size(), wait_ms(until, Clock::now())) < 0 && errno != EINTR) {
       throw Error(Code::kTransport, "poll failed: " + errno_text(errno));
     }
@@ -103,6 +107,7 @@ class RendezvousServer::Impl final {
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if ((items[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0) readable(ids[i], now);
     }
+    for (const ConnectionId id : door->overdue(now)) drop(id, "it did not finish the handshake in time", now);
     rendezvous.tick(now);
     perform(now);
     flush(now);
@@ -116,14 +121,14 @@ class RendezvousServer::Impl final {
   }
 
   void accept_some(Instant now) {
-    for (int i = 0; i < 64; ++i) {
-      UniqueFd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!fd) return;
-      std::size_t strangers = 0;
-      for (const auto& [id, connection] : connections) strangers += connection.is_member ? 0 : 1;
-      if (strangers >= kMaxStrangers) return;
-      connections.try_emplace(next_id, std::move(fd)).first->second.close_by = now + kHandshakePatience;
-      ++next_id;
+    const auto take = [this](UniqueFd fd) {
+      connections.try_emplace(next_id, std::move(fd));
+      return next_id++;
+    };
+    door->accept_some(now, take, [this](ConnectionId id) { connections.erase(id); });
+    if (door->fd() < 0 && options.logger) {
+      options.logger->log_limited(LogLevel::kWarning, "rendezvous.descriptors",
+                                  "the rendezvous cannot accept connections for now" + descriptor_hint());
     }
   }
 
@@ -153,7 +158,7 @@ class RendezvousServer::Impl final {
     if (!message || (!connection.is_member && message->kind != MessageKind::kEnter)) return false;
     if (!connection.is_member) {
       connection.is_member = true;
-      connection.close_by = Instant::max();
+      door->leave(id);
       connection.socket.trust();
       connection.socket.set_user_timeout(options.job.dead_after);
     }
@@ -167,7 +172,7 @@ class RendezvousServer::Impl final {
     if (hello->version != kProtocolVersion || hello->features != kProtocolFeatures) {
       const std::string text = "the rendezvous has another version of Herring; install the same everywhere";
       connection.socket.send(FrameType::kRefuse, make_body(encode(Refuse{RefuseCode::kVersion, text})));
-      connection.is_closing = true;
+      connection.is_closing = true;  // The door's patience ends it.
       return true;
     }
     Challenge challenge;
@@ -190,6 +195,7 @@ class RendezvousServer::Impl final {
           "dropped a connection to the rendezvous from " + found->second.socket.peer_name() + ": " + reason);
     }
     connections.erase(found);
+    door->leave(id);
     rendezvous.disconnected(id, reason, now);
     perform(now);
   }
@@ -241,7 +247,15 @@ class RendezvousServer::Impl final {
     hub.heartbeat = options.job.heartbeat;
     hub.dead_after = options.job.dead_after;
     hub.logger = options.logger;
-    auto opened = std::make_unique<runtime::Hub>(hub);
+    std::unique_ptr<runtime::Hub> opened;
+    try {
+      opened = std::make_unique<runtime::Hub>(hub);
+    } catch (const std::exception& error) {
+      // Out of descriptors or threads for a moment: no reason to end a job.
+      log(LogLevel::kWarning,
+          "no hub for generation " + std::to_string(action.generation) + " of the job: " + error.what());
+      return rendezvous.hub_failed(action.generation, error.what(), now);
+    }
     const std::uint16_t hub_port = opened->port();
     hubs[action.generation] = std::move(opened);
     log(LogLevel::kInfo, "generation " + std::to_string(action.generation) +
@@ -253,9 +267,16 @@ class RendezvousServer::Impl final {
   void close_hub(std::uint64_t generation) {
     const auto found = hubs.find(generation);
     if (found == hubs.end()) return;
-    // It waits for its members to leave; nobody shall wait for that.
-    closing_hubs.push_back(
-        std::async(std::launch::async, [hub = std::shared_ptr(std::move(found->second))]() mutable { hub.reset(); }));
+    std::erase_if(closing_hubs, [](const std::future<void>& closing) {
+      return closing.wait_for(Duration::zero()) == std::future_status::ready;
+    });
+    // It waits for its members to leave; nobody shall wait for that, unless no thread can be started.
+    auto close = [hub = std::shared_ptr(std::move(found->second))]() mutable { hub.reset(); };
+    try {
+      closing_hubs.push_back(std::async(std::launch::async, std::move(close)));
+    } catch (const std::system_error& error) {
+      log(LogLevel::kWarning, std::string("a hub closes while others wait: ") + error.what());
+    }
     hubs.erase(found);
   }
 
@@ -291,10 +312,10 @@ class RendezvousServer::Impl final {
 
   const RendezvousServerOptions options;
   std::uint16_t port = 0;
-  UniqueFd listener;
   Signal stop;
 
   // The thread's own.
+  std::optional<Doorway> door;
   Rendezvous rendezvous;
   std::map<ConnectionId, Connection> connections;
   std::map<std::uint64_t, std::unique_ptr<runtime::Hub>> hubs;

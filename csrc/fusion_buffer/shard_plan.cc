@@ -13,30 +13,6 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Weights as integers, so that everything after this is integer arithmetic and equal on every machine. frexp and ldexp
-/// are exact. The sum stays below 2^62, so its product with any byte count fits a Wide with room for one addition.
-std::vector<std::uint64_t> quantise(std::span<const double> weights) {
-  double largest = 0;
-  for (std::size_t lane = 0; lane < weights.size(); ++lane) {
-    if (!std::isfinite(weights[lane]) || weights[lane] < 0) {
-      throw Error(Code::kInvalidArgument, "shard plan: the weight of lane " + std::to_string(lane) + " is " +
-                                              std::to_string(weights[lane]) + "; weights are finite and >= 0");
-    }
-    largest = std::max(largest, weights[lane]);
-  }
-  if (largest == 0) {
-    throw Error(Code::kInvalidArgument,
-                "shard plan: all " + std::to_string(weights.size()) + " lanes have weight 0; at least one must be > 0");
-  }
-  const int bits = std::min(53, 61 - static_cast<int>(std::bit_width(weights.size())));
-  int exponent = 0;
-  std::frexp(largest, &exponent);  // largest = f * 2^exponent with f in [0.5, 1).
-  std::vector<std::uint64_t> parts;
-  parts.reserve(weights.size());
-  for (const double weight : weights) parts.push_back(static_cast<std::uint64_t>(std::ldexp(weight, bits - exponent)));
-  return parts;
-}
-
 /// Sets to 0 the lanes that a part of this size leaves out, so that no share falls below min_shard_bytes. Takes lanes
 /// from rotation % lanes on as long as the smallest ideal share stays large enough.
 void keep_few_lanes(const ShardPlanInput& input, std::vector<std::uint64_t>& parts) {
@@ -69,10 +45,32 @@ void keep_few_lanes(const ShardPlanInput& input, std::vector<std::uint64_t>& par
 
 }  // namespace
 
+// frexp and ldexp are exact.
+std::vector<std::uint64_t> whole_weights(std::span<const double> weights) {
+  double largest = 0;
+  for (std::size_t lane = 0; lane < weights.size(); ++lane) {
+    if (!std::isfinite(weights[lane]) || weights[lane] < 0) {
+      refuse("shard plan: the weight of lane " + std::to_string(lane) + " is " + std::to_string(weights[lane]) +
+             "; weights are finite and >= 0");
+    }
+    largest = std::max(largest, weights[lane]);
+  }
+  if (largest == 0) {
+    refuse("shard plan: all " + std::to_string(weights.size()) + " lanes have weight 0; at least one must be > 0");
+  }
+  const int bits = std::min(53, 61 - static_cast<int>(std::bit_width(weights.size())));
+  int exponent = 0;
+  std::frexp(largest, &exponent);  // largest = f * 2^exponent with f in [0.5, 1).
+  std::vector<std::uint64_t> parts;
+  parts.reserve(weights.size());
+  for (const double weight : weights) parts.push_back(static_cast<std::uint64_t>(std::ldexp(weight, bits - exponent)));
+  return parts;
+}
+
 std::vector<ByteRange> make_shard_plan(const ShardPlanInput& input) {
   if (input.weights.empty()) refuse("shard plan: no lanes; give one weight for each lane");
   if (input.alignment_bytes == 0) refuse("shard plan: an alignment of 0 bytes; use 1 for none");
-  std::vector<std::uint64_t> parts = quantise(input.weights);
+  std::vector<std::uint64_t> parts = whole_weights(input.weights);
   if (input.min_shard_bytes > 0) keep_few_lanes(input, parts);
   const std::size_t lanes = parts.size();
   std::uint64_t sum = 0;

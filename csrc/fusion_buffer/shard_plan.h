@@ -21,6 +21,11 @@ struct ShardPlanInput {
   std::uint32_t rotation = 0;          ///< Which lane a small part starts at and who gets the odd unit: spreads load.
 };
 
+/// Weights as integers in the same proportions, so that what is computed from them is the same on every machine and
+/// with every compiler. Their sum is below 2^62, so its product with any 64-bit count fits 128 bits with room for one
+/// addition. Throws Error(kInvalidArgument) for weights that are negative or not finite, or all 0.
+std::vector<std::uint64_t> whole_weights(std::span<const double> weights);
+
 /// One range a lane, in lane order (empty for a lane with no share); together they cover every byte exactly once.
 /// Every share is within one alignment unit of the ideal where min_shard_bytes does not bind. Throws Error for no
 /// weights, a negative or non-finite weight, or an alignment of 0.

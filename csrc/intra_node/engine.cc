@@ -52,7 +52,10 @@ void Engine::Impl::submit(Instant now, const LocalOperation& operation) {
                                                      std::to_string(operation.key.op) + " is in use already"));
   }
   const LocalKey key{operation.key, occurrence_of_next(operation.key)};
-  if ((operation.key.op & kNamedBit) != 0) ++occurrences_[operation.key];
+  if ((operation.key.op & kNamedBit) != 0 && !operation.is_key_used_once) {
+    ++occurrences_[operation.key];
+    stats_.keys_remembered = occurrences_.size();
+  }
   if (!good.is_ok()) return refuse(good);
   if (const auto dead = tombstones_.find(key); dead != tombstones_.end()) return refuse(dead->second);
 
@@ -315,11 +318,10 @@ std::uint32_t Engine::Impl::occurrence_of_next(const OpKey& key) const {
 
 Exchange* Engine::Impl::find_active(const OpKey& key) {
   const std::uint32_t next = occurrence_of_next(key);
-  const bool named = (key.op & kNamedBit) != 0;
-  if (named && next == 0) return nullptr;
-  Exchange* exchange = find({key, named ? next - 1 : 0});
-  return exchange != nullptr && exchange->stage != Stage::kEarly && (exchange->is_active() || !named) ? exchange
-                                                                                                      : nullptr;
+  Exchange* exchange = find({key, next > 0 ? next - 1 : 0});
+  if (exchange == nullptr || exchange->stage == Stage::kEarly) return nullptr;
+  // What may come again is over for its submitter while others still read.
+  return exchange->is_active() || next == 0 ? exchange : nullptr;
 }
 
 bool Engine::Impl::is_member(const Exchange& exchange, std::uint32_t rank) const {
@@ -349,6 +351,9 @@ void Engine::on_message(Instant now, std::uint32_t from, std::span<const std::by
 }
 void Engine::on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why) {
   impl_->on_peer_lost(now, local_rank, why);
+}
+void Engine::on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why) {
+  impl_->on_peer_left(now, local_rank, why);
 }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }

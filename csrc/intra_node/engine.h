@@ -34,6 +34,7 @@ struct LocalOperation {
   std::uint32_t average_over = 1;  ///< 1 where the network hop averages afterwards.
   bool network = false;            ///< After the local reduction: NetworkAction, then distribute its result.
   bool announced = false;          ///< A Shortcut has sent this rank's Ready (shortcut.h).
+  bool is_key_used_once = false;   ///< No other operation will have this key: it need not be remembered.
   Duration timeout{};
 };
 
@@ -93,6 +94,7 @@ struct EngineStats {
   std::uint64_t bytes_reduced = 0;  ///< Read by reductions.
   std::uint64_t staging_bytes = 0;  ///< In use now.
   std::uint64_t messages_rejected = 0;
+  std::uint64_t keys_remembered = 0;  ///< Of operations that are over, because they may come again.
 };
 
 /// How an all-reduce goes, for the member with index i:
@@ -137,6 +139,9 @@ class Engine final {
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   /// A local rank is gone: operations that need it fail with kPeerLost (`why` names it).
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
+  /// A local rank has done all that it will, and everything that it sent is delivered: operations that it has not
+  /// called fail with kPeerLost.
+  void on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why);
   /// Call at or after next_deadline(), when all messages that have come are delivered.
   void on_tick(Instant now);
   Instant next_deadline() const;

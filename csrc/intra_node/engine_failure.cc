@@ -102,6 +102,22 @@ void Engine::Impl::on_peer_lost(Instant now, std::uint32_t local_rank, const std
   }
 }
 
+void Engine::Impl::on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why) {
+  if (local_rank >= config_.local_size || local_rank == config_.local_rank) return;
+  std::vector<LocalKey> keys;
+  for (const auto& [key, exchange] : exchanges_) {
+    // Where members disagree, that is what their users should hear.
+    const bool waits = exchange->stage == Stage::kGathering && exchange->mismatch_deadline == Instant::max();
+    if (waits && is_member(*exchange, local_rank) && !exchange->said[local_rank].ready) keys.push_back(key);
+  }
+  for (const LocalKey& key : keys) {
+    Exchange* exchange = find(key);
+    if (exchange == nullptr || exchange->stage != Stage::kGathering) continue;
+    exchange->said[local_rank].released = true;
+    fail(now, *exchange, Status(Code::kPeerLost, to_string(exchange->operation.descriptor) + ": " + why));
+  }
+}
+
 void Engine::Impl::on_tick(Instant now) {
   if (now < next_deadline_) return;
   std::vector<LocalKey> due;

@@ -35,6 +35,7 @@ class Engine::Impl {
   void abort(Instant now, const OpKey& key, const Status& why);
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
+  void on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why);
   void on_tick(Instant now);
   Instant next_deadline() const { return next_deadline_; }
   void take_actions(LocalActions& out);

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "core/finite.h"
+#include "core/seconds_text.h"
 
 namespace herring::intra_node {
 namespace {
@@ -345,9 +346,8 @@ std::string mismatch_text(const Exchange& exchange) {
 }
 
 std::string timeout_text(const Exchange& exchange) {
-  char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%.3g s", std::chrono::duration<double>(exchange.operation.timeout).count());
-  std::string text = to_string(exchange.operation.descriptor) + " timed out after " + seconds + ": rank " +
+  std::string text = to_string(exchange.operation.descriptor) + " timed out after " +
+                     round_seconds_text(exchange.operation.timeout) + ": rank " +
                      std::to_string(exchange.operation.world_ranks[exchange.me]) + " waits for ";
   const auto silent = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).ready; };
   const auto unfinished = [&](std::uint32_t i) {

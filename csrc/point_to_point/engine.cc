@@ -35,6 +35,8 @@ void Link::on_received(Instant now, Token token, const Status& status, const wir
 }
 void Link::on_sent(Instant now, Token token, const Status& status) { engine_->on_sent(now, token, status); }
 void Link::take_actions(Actions& out) { engine_->take_actions(index_, out); }
+bool Link::is_waiting() const { return engine_->is_waiting(); }
+void Link::add_awaited(std::vector<PeerId>& workers) const { engine_->add_awaited(index_, workers); }
 
 std::size_t max_body_bytes(const LinkConfig& link) {
   return std::max<std::size_t>(kEnvelopeBytes + link.eager_bytes, 1 + wire::kMaxReasonText);
@@ -210,6 +212,20 @@ void Engine::Impl::take_actions(std::uint32_t link, Actions& out) {
   Actions& actions = actions_[link];
   out.insert(out.end(), std::make_move_iterator(actions.begin()), std::make_move_iterator(actions.end()));
   actions.clear();
+}
+
+void Engine::Impl::add_awaited(std::uint32_t link, std::vector<PeerId>& workers) const {
+  const auto add = [&](PeerId worker) {
+    if (peer_of(worker).link == link && !peer_of(worker).is_gone()) workers.push_back(worker);
+  };
+  for (const auto& [id, send] : sends_) add(send->operation.to);
+  for (const auto& [id, receive] : receives_) {
+    if (receive->is_matched) {
+      add(receive->met.source);
+    } else if (receive->operation.sources.size() == 1) {
+      add(receive->operation.sources.front());
+    }
+  }
 }
 
 bool Engine::Impl::has_unsent() const { return sends_flying_ > 0 || queued_now_ > 0; }

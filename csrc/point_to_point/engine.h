@@ -154,6 +154,10 @@ class Link final {
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
   void take_actions(Actions& out);
+  /// Something is awaited from other workers: whether the links to them work matters.
+  bool is_waiting() const;
+  /// Adds the workers that something is awaited from. Receives that take any source do not count.
+  void add_awaited(std::vector<PeerId>& workers) const;
 
  private:
   Engine::Impl* engine_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/seconds_text.h"
 #include "point_to_point/engine_impl.h"
 #include "wire/reason.h"
 
@@ -11,12 +12,17 @@ namespace {
 
 constexpr std::uint32_t kAllPushed = 0xFFFF'FFFF;  // Withdraw: the send was over; every chunk is on its way.
 constexpr std::size_t kMaxHints = 3;
+constexpr std::chrono::seconds kLastWord{1};  // For what a worker that left has said to arrive.
 
 }  // namespace
 
 std::string tag_text(std::uint64_t tag) {
   if ((tag & kReservedTagBit) == 0) return "tag " + std::to_string(tag);
-  return "a collective's tag " + std::to_string(tag & ~kReservedTagBit);
+  // Frameworks count the calls of a group that are made of messages; monitored barriers beside the others.
+  constexpr std::uint64_t kMonitoredBit = kReservedTagBit >> 1;
+  const bool is_monitored = (tag & kMonitoredBit) != 0;
+  return (is_monitored ? "the tag of monitored_barrier call " : "the tag of gather, scatter or all_to_all call ") +
+         std::to_string(tag & ~(kReservedTagBit | kMonitoredBit)) + " of its group";
 }
 
 std::string rank_text(PeerId peer) { return "rank " + std::to_string(peer.value); }
@@ -28,11 +34,7 @@ std::string ranks_text(const std::vector<PeerId>& peers) {
   return text;
 }
 
-std::string seconds_text(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g s", std::chrono::duration<double>(duration).count());
-  return text;
-}
+std::string seconds_text(Duration duration) { return round_seconds_text(duration); }
 
 /// The receiver ends a message, or answers a withdrawal.
 void Engine::Impl::handle_close(Peer& peer, const wire::Header& header, std::span<const std::byte> body) {
@@ -214,14 +216,24 @@ void Engine::Impl::on_peer_left(Instant now, PeerId id, const std::string& why) 
   Peer& peer = peer_of(id);
   peer.left = true;
   peer.why = why;
+  // What has begun to move is on its way; it has received the rest by now or never will, and its word may be, too.
   const Instant limit = now + config_.grace;
+  const Instant soon = now + std::min<Duration>(config_.grace, kLastWord);
   for (const auto& [number, send] : sends_) {
-    if (send->operation.to == id) set_timer(*send, std::min(send->timer, limit));
+    if (send->operation.to == id) set_timer(*send, std::min(send->timer, send->invited > 0 ? limit : soon));
   }
+  std::vector<std::uint64_t> unmet;
   for (const auto& [number, receive] : receives_) {
     const bool needs_it = receive->is_matched ? receive->met.source == id : all_gone(receive->operation.sources);
-    if (needs_it) set_timer(*receive, std::min(receive->timer, limit));
+    if (!needs_it) continue;
+    if (receive->is_matched) {
+      set_timer(*receive, std::min(receive->timer, limit));
+    } else {
+      unmet.push_back(number);
+    }
   }
+  // A send ends when it is received, and it has waited for all of its own.
+  for (const std::uint64_t number : unmet) fail(now, *find_receive(number), Status(Code::kPeerLost, why));
 }
 
 void Engine::Impl::on_tick(Instant now) {

@@ -124,7 +124,7 @@ struct Flight {
   std::uint32_t retries = 0;
 };
 
-/// "tag 7", "a collective's tag 12"
+/// "tag 7", "the tag of gather, scatter or all_to_all call 12 of its group"
 std::string tag_text(std::uint64_t tag);
 std::string rank_text(PeerId peer);
 /// "rank 3", "one of ranks 0, 2, 3"
@@ -144,6 +144,8 @@ class Engine::Impl {
   Instant next_deadline() const { return timers_.empty() ? Instant::max() : std::get<0>(*timers_.begin()); }
   bool has_unsent() const;
   bool is_idle() const;
+  bool is_waiting() const { return !sends_.empty() || !receives_.empty(); }
+  void add_awaited(std::uint32_t link, std::vector<PeerId>& workers) const;
   const EngineStats& stats() const { return stats_; }
   Link& link(std::uint32_t index) { return links_.at(index); }
 

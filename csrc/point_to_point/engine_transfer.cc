@@ -138,10 +138,11 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     return;
   }
   ++stats_.messages_rejected;
+  const bool is_enough = status.code() == Code::kCorrupted || flight.retries >= kMaxRetries;
+  // What was invited has to meet a receive, or its memory there is never free again.
+  if (has_arrived(status)) post_chunk(receive, flight.chunk, flight.retries + 1);
   if (receive.has_failed) return drain(receive, false);
-  if (flight.retries < kMaxRetries && (status.is_ok() || status.code() == Code::kProtocol)) {
-    return post_chunk(receive, flight.chunk, flight.retries + 1);
-  }
+  if (has_arrived(status) && !is_enough) return;
   const std::string what = "receive of " + std::to_string(receive.met.bytes) + " bytes with " +
                            tag_text(receive.met.tag) + " from " + rank_text(receive.met.source) + ": ";
   fail(now, receive,

@@ -11,7 +11,7 @@
 namespace herring::runtime {
 
 /// Buffers of one size in slabs that are registered where the endpoint needs it; grows, never shrinks. Goes before the
-/// endpoint.
+/// endpoint, and when no post uses a buffer of it any more.
 class BufferPool final {
  public:
   BufferPool(transport::Endpoint& endpoint, std::size_t buffer_bytes, std::size_t per_slab)
@@ -26,14 +26,6 @@ class BufferPool final {
     return {buffer, buffer_bytes_};
   }
   void give_back(std::span<std::byte> buffer) { free_.push_back(buffer.data()); }
-
-  /// Leaves the memory to a transport that may still write to it.
-  void abandon() {
-    for (Slab& slab : slabs_) {
-      static_cast<void>(slab.memory.release());
-      static_cast<void>(slab.registration.release());
-    }
-  }
 
  private:
   struct Slab {

@@ -17,7 +17,6 @@ constexpr std::size_t kSmallBytes = CheckedEndpoint::kPostBytes;
 constexpr std::size_t kPerSlab = 32;
 constexpr std::size_t kPollBatch = 64;
 constexpr Duration kLinger = std::chrono::milliseconds(50);
-constexpr std::size_t kMaxReportReceives = 256;
 
 }  // namespace
 
@@ -29,6 +28,7 @@ CheckedEndpoint::Impl::Impl(std::unique_ptr<transport::Endpoint> inner, CheckedO
       now_(options_.now ? options_.now() : std::chrono::steady_clock::now()) {}
 
 CheckedEndpoint::Impl::~Impl() {
+  if (is_shut_) return;
   linger();
   // Its user has taken its own posts back; reports are ours.
   for (std::size_t i = 0; i < posts_.size(); ++i) {
@@ -46,9 +46,14 @@ CheckedEndpoint::Impl::~Impl() {
     for (std::size_t i = 0; i < count; ++i) posts_[batch[i].token.value].in_transport = false;
     if (count == 0) inner_->wait(std::chrono::steady_clock::now() + std::chrono::milliseconds(2), {});
   }
-  if (!in_transport()) return;
-  small_.abandon();
-  large_.abandon();
+  if (in_transport()) inner_->shut_down();
+}
+
+void CheckedEndpoint::Impl::shut_down() {
+  is_shut_ = true;
+  inner_->shut_down();
+  ready_.clear();
+  next_due_ = Instant::max();
 }
 
 /// What was sent last may have to be sent again.
@@ -75,6 +80,7 @@ void CheckedEndpoint::Impl::add_peer(PeerId peer, std::span<const std::byte> add
 }
 
 void CheckedEndpoint::Impl::remove_peer(PeerId id) {
+  if (is_shut_) return;
   inner_->remove_peer(id);
   const auto found = peers_.find(id);
   if (found == peers_.end()) return;
@@ -144,19 +150,21 @@ Status CheckedEndpoint::Impl::post_send(PeerId to, Tag tag, std::span<const std:
   post.started = now_;
   post.patience = options_.resend_after;
   if (!first.empty()) std::memcpy(post.buffer.data() + kFrameBytes, first.data(), first.size());
+  post.crc32c = crc_of(first, second);
   // Known before it is sent, so that the frame says the right thing about what is oldest.
   peer.unconfirmed.emplace(post.number, index);
   const Status status = send_copy(index);
   if (!status.is_ok()) {
     peer.unconfirmed.erase(post.number);
     free_post(index);
+    summed_ = {};  // The memory is its owner's again.
     return status;
   }
   ++peer.next_number;
   return status;
 }
 
-/// Once more, with the sum of what the memory holds now.
+/// Always with the sum of what was posted: where the memory has changed since, the receiver finds it.
 Status CheckedEndpoint::Impl::send_copy(std::size_t index) {
   Post& post = posts_[index];
   Frame frame;
@@ -166,7 +174,7 @@ Status CheckedEndpoint::Impl::send_copy(std::size_t index) {
   frame.number = post.number;
   set_confirmations(frame, post.peer);
   const std::span<std::byte> head = post.buffer.first(kFrameBytes + post.head_bytes);
-  frame.data_crc32c = crc_of(head.subspan(kFrameBytes), post.second);
+  frame.data_crc32c = post.crc32c;
   const auto bytes = encode(frame);
   std::memcpy(head.data(), bytes.data(), bytes.size());
   const Status status = inner_->post_send(post.peer, post.tag, head, post.second, Token{index});
@@ -256,6 +264,7 @@ void CheckedEndpoint::Impl::repost(std::size_t index) {
 }
 
 void CheckedEndpoint::Impl::cancel_receive(Token token) {
+  if (is_shut_) return;
   // The user is about to close, or gives something up: what is owed goes while there is time.
   for (auto& [id, peer] : peers_) {
     if (peer.owed > 0) owe_report(peer, now_);
@@ -281,6 +290,7 @@ void CheckedEndpoint::Impl::complete_receive(std::size_t index, transport::Compl
 }
 
 std::size_t CheckedEndpoint::Impl::poll(std::span<transport::Completion> completions) {
+  if (is_shut_) return 0;
   now_ = options_.now ? options_.now() : std::chrono::steady_clock::now();
   summed_ = {};
   std::array<transport::Completion, kPollBatch> batch;
@@ -402,6 +412,7 @@ bool CheckedEndpoint::prepare_wait(std::vector<int>& descriptors, Instant& deadl
   return impl_->inner().prepare_wait(descriptors, deadline);
 }
 void CheckedEndpoint::wake() { impl_->inner().wake(); }
+void CheckedEndpoint::shut_down() { impl_->shut_down(); }
 Instant CheckedEndpoint::next_deadline() const { return impl_->has_ready() ? Instant{} : impl_->next_deadline(); }
 const CheckedStats& CheckedEndpoint::stats() const { return impl_->stats(); }
 

@@ -48,7 +48,8 @@ struct CheckedStats {
 /// max_damaged times completes with kCorrupted, and so does its send. Both ends have to be such endpoints.
 class CheckedEndpoint final : public transport::Endpoint {
  public:
-  static constexpr std::size_t kPostBytes = 320;  ///< Taken for each receive that is posted.
+  static constexpr std::size_t kPostBytes = 320;          ///< Taken for each receive that is posted.
+  static constexpr std::size_t kMaxReportReceives = 256;  ///< Kept posted: two for each peer, and at most these.
 
   CheckedEndpoint(std::unique_ptr<transport::Endpoint> inner, CheckedOptions options);
   ~CheckedEndpoint() override;
@@ -67,6 +68,7 @@ class CheckedEndpoint final : public transport::Endpoint {
   void wait(Instant deadline, std::span<const int> also) override;
   bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override;
   void wake() override;
+  void shut_down() override;
 
   /// When poll() has something to do that the transport does not know of; Instant::max() where never.
   Instant next_deadline() const;

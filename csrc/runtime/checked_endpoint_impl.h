@@ -26,6 +26,7 @@ class CheckedEndpoint::Impl {
                    Token token);
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token);
   void cancel_receive(Token token);
+  void shut_down();
   std::size_t poll(std::span<transport::Completion> completions);
   bool has_ready() const { return !ready_.empty(); }
   Instant next_deadline() const { return next_due_; }
@@ -51,6 +52,7 @@ class CheckedEndpoint::Impl {
     // A send.
     std::size_t head_bytes = 0;  // Of the user's first span, which lies behind the frame.
     std::span<const std::byte> second;
+    std::uint32_t crc32c = 0;  // Of all that is behind the frame, when it was posted.
     std::uint64_t number = 0;  // Also of a damaged receive: of what has to come again; 0: not known.
     std::uint32_t copies = 0;  // Sent so far.
     bool is_wanted_again = false;
@@ -132,6 +134,7 @@ class CheckedEndpoint::Impl {
   std::deque<std::size_t> unposted_;  // Receives that wait for room in the transport.
   std::deque<transport::Completion> ready_;
   Instant now_{};
+  bool is_shut_ = false;
   Instant next_due_ = Instant::max();
   // One result goes to many: its sum is taken once. Valid until something may have come in.
   std::span<const std::byte> summed_;

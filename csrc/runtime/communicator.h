@@ -178,6 +178,9 @@ class Communicator {
 
   /// Fails everything pending with kCancelled and `reason`; later submits fail the same way.
   virtual void abort(const std::string& reason) = 0;
+  /// The same for one group, whose other ranks get an error (kCancelled) that names this one; other groups go on. The
+  /// id stays taken. Does not wait for what is pending to end. Group 0: abort().
+  virtual void abort_group(GroupId id, const std::string& reason) = 0;
   /// Finishes what is pending, but for receives that no message has met (kShutdown); says goodbye, stops all threads.
   /// Idempotent.
   virtual void shutdown() = 0;

@@ -1,11 +1,17 @@
 #include "runtime/connect.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "core/log.h"
 #include "core/status.h"
 #include "runtime/checked_endpoint.h"
+#include "runtime/process_endpoint.h"
+#include "runtime/routed_endpoint.h"
 #include "wire/action.h"
 
 namespace herring::runtime {
@@ -54,14 +60,25 @@ std::string peer_name(std::uint32_t workers, PeerId peer) {
                               : "server lane " + std::to_string(peer.value - workers);
 }
 
+/// With tcp each connection is a descriptor, and 1024 is a common limit. It is raised as far as the system lets us;
+/// where that is too little, the connection that finds none says so.
+void raise_file_limit(std::uint64_t connections) {
+  constexpr std::uint64_t kOthers = 512;  // What the process has open besides.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= connections + kOthers) return;
+  limit.rlim_cur = std::min<rlim_t>(connections + kOthers, limit.rlim_max);
+  static_cast<void>(::setrlimit(RLIMIT_NOFILE, &limit));
+}
+
 /// Bytes of the largest message that stands in front of other memory: an announce, an error's text.
 constexpr std::size_t kMaxHeadBytes = wire::kHeaderBytes + 2048;
 
 /// With checksums where they are set.
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
                                                    PeerId self, const std::shared_ptr<DamageCounters>& counters,
-                                                   efa::Fabric& fabric) {
+                                                   efa::Fabric& fabric, const EndpointWrapper& wrap) {
   std::unique_ptr<transport::Endpoint> endpoint = fabric.open_endpoint();
+  if (wrap) endpoint = wrap(std::move(endpoint));
   if (config.checksum == Toggle::kOff) return endpoint;
   CheckedOptions options;
   options.self = self;
@@ -77,34 +94,73 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
   return std::make_unique<CheckedEndpoint>(std::move(endpoint), std::move(options));
 }
 
+/// `near`: the process's own way between its worker and this lane, or null.
 std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
                                       HubClient& hub, const std::shared_ptr<DamageCounters>& counters,
-                                      efa::Fabric& fabric) {
+                                      efa::Fabric& fabric, const EndpointWrapper& wrap,
+                                      std::unique_ptr<transport::Endpoint> near) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
+  options.hosts = host_spans(config, placement);
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
-  return std::make_unique<LaneThread>(options,
-                                      open_endpoint(config, placement.workers, hub, lane.peer, counters, fabric));
+  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, fabric, wrap);
+  if (near != nullptr) {
+    endpoint = std::make_unique<RoutedEndpoint>(std::move(near), std::set{PeerId{lane.owner}}, std::move(endpoint));
+  }
+  return std::make_unique<LaneThread>(options, std::move(endpoint));
+}
+
+/// This process's lanes, and its worker's own way to them.
+void open_lanes(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
+                const EndpointWrapper& wrap, Connections& result) {
+  auto near = std::make_unique<ProcessEndpoint>();
+  std::set<PeerId> near_lanes;
+  for (const LanePlace& lane : placement.lanes) {
+    if (!is_own(lane, role, rank)) continue;
+    std::unique_ptr<ProcessEndpoint> lanes_end;
+    if (role == Role::kWorker && near_worker(config, lane) == rank) {
+      lanes_end = std::make_unique<ProcessEndpoint>();
+      ProcessEndpoint::introduce(*near, PeerId{rank}, *lanes_end, lane.peer);
+      near_lanes.insert(lane.peer);
+    }
+    result.lanes.push_back(
+        open_lane(config, placement, lane, hub, result.damage, *result.fabric, wrap, std::move(lanes_end)));
+  }
+  if (near_lanes.empty()) return;
+  result.endpoint = std::make_unique<RoutedEndpoint>(std::move(near), near_lanes, std::move(result.endpoint));
+}
+
+/// With room for all that the budget counts on.
+std::unique_ptr<efa::Fabric> open_fabric(const Config& config, const Placement& placement, Role role,
+                                         std::uint32_t rank, std::span<const std::string> search) {
+  const Budget& budget = placement.budget;
+  const bool has_lanes =
+      std::ranges::any_of(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
+  raise_file_limit((role == Role::kWorker ? budget.worker_descriptors : 0) +
+                   (has_lanes ? budget.server_descriptors : 0));
+  efa::FabricOptions options;
+  options.library = config.libfabric;
+  options.provider = config.provider;
+  options.interface = config.interface;
+  options.receives =
+      std::max({options.receives, budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
+  options.search.assign(search.begin(), search.end());
+  return std::make_unique<efa::Fabric>(options);
 }
 
 }  // namespace
 
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                    std::span<const std::string> fabric_search, Instant deadline) {
+                    std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap) {
   Connections result;
   std::vector<std::byte> blob;
   const std::string settings = settings_that_must_agree(config);
   append(blob, std::as_bytes(std::span(settings)));
   if (!placement.lanes.empty()) {
-    efa::FabricOptions options;
-    options.library = config.libfabric;
-    options.provider = config.provider;
-    options.interface = config.interface;
-    options.search.assign(fabric_search.begin(), fabric_search.end());
-    result.fabric = std::make_unique<efa::Fabric>(options);
+    result.fabric = open_fabric(config, placement, role, rank, fabric_search);
     if (role == Role::kWorker) {
       const auto open = [&] {
-        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.fabric);
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.fabric, wrap);
       };
       result.endpoint = open();
       append(blob, result.endpoint->address());
@@ -112,11 +168,8 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
       result.peer_endpoint = open();
       append(blob, result.peer_endpoint->address());
     }
-    for (const LanePlace& lane : placement.lanes) {
-      if (!is_own(lane, role, rank)) continue;
-      result.lanes.push_back(open_lane(config, placement, lane, hub, result.damage, *result.fabric));
-      append(blob, result.lanes.back()->address());
-    }
+    open_lanes(config, placement, hub, role, rank, wrap, result);
+    for (const auto& lane : result.lanes) append(blob, lane->address());
   }
   const std::vector<std::vector<std::byte>> blobs = hub.exchange("connect", blob, deadline);
 

@@ -13,6 +13,7 @@
 #include "runtime/hub.h"
 #include "runtime/lane_thread.h"
 #include "runtime/placement.h"
+#include "runtime/runtime.h"
 #include "transport/transport.h"
 
 namespace herring::runtime {
@@ -30,6 +31,6 @@ struct Connections {
 /// to everybody; the lanes run afterwards. Every member of the job calls it at the same time. Throws Error:
 /// kUnavailable where the placement needs a network and there is no libfabric, kMismatch naming who has other settings.
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                    std::span<const std::string> fabric_search, Instant deadline);
+                    std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap = {});
 
 }  // namespace herring::runtime

@@ -1,7 +1,6 @@
 #include "runtime/hub.h"
 
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -16,6 +16,9 @@
 #include "core/hmac.h"
 #include "core/process.h"
 #include "core/status.h"
+#include "core/text.h"
+#include "runtime/hub_doorway.h"
+#include "runtime/hub_port.h"
 #include "runtime/hub_protocol.h"
 #include "runtime/hub_socket.h"
 #include "runtime/membership.h"
@@ -26,12 +29,9 @@ namespace {
 using namespace control;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMaxStrangers = 512;
-constexpr Duration kHandshakePatience = std::chrono::seconds(6);
 constexpr Duration kLingerPatience = std::chrono::seconds(1);
 constexpr Duration kDrainPatience = std::chrono::seconds(1);
 constexpr Duration kClosePatience = std::chrono::milliseconds(500);
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 constexpr int kMaxFullBatches = 64;       // 16384 events in a row: by then every member has been read.
 constexpr std::uint64_t kListenerId = 0;  // Ids in epoll; connections count from kFirstConnection.
 constexpr std::uint64_t kStopId = 1;
@@ -52,15 +52,6 @@ struct Connection {
   bool waits_for_room = false;  // EPOLLOUT is on.
   bool half_closed = false;
 };
-
-void raise_file_limit(std::size_t members) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t needed = members + kMaxStrangers + 256;
-  if (limit.rlim_cur >= needed) return;
-  limit.rlim_cur = std::min<rlim_t>(needed, limit.rlim_max);
-  (void)::setrlimit(RLIMIT_NOFILE, &limit);  // Where it fails, accept() says so when it matters.
-}
 
 const HubOptions& checked(const HubOptions& options) {
   if (options.workers == 0) throw Error(Code::kInvalidArgument, "a job needs at least 1 worker, not 0");
@@ -102,6 +93,7 @@ class Hub::Impl final {
   bool finished(Instant now);
   void watch(int fd, std::uint64_t id, int operation, std::uint32_t events) const;
   void accept_some(Instant now);
+  void watch_door();
   void readable(ConnectionId id, Instant now);
   void dispatch(ConnectionId id, Connection& connection, const Frame& frame, Instant now);
   void greet(ConnectionId id, Connection& connection, const Frame& frame, Instant now);
@@ -118,19 +110,18 @@ class Hub::Impl final {
   const HubOptions options_;
   const ForkGuard guard_;
   std::uint16_t port_ = 0;
-  UniqueFd listener_;
   UniqueFd epoll_;
   Signal stop_;
   Signal news_;
 
   // The thread's own.
   Membership membership_;
-  Lobby strangers_{kMaxStrangers, kHandshakePatience};
-  Lobby lingering_{std::numeric_limits<std::size_t>::max(), kLingerPatience};
+  std::optional<Doorway> door_;
+  bool watches_door_ = false;
+  Lobby lingering_{std::numeric_limits<std::size_t>::max(), kLingerPatience, 0};
   std::unordered_map<ConnectionId, Connection> connections_;
   std::vector<ConnectionId> dirty_;  // Have output to be written.
   ConnectionId next_id_ = kFirstConnection;
-  Instant accept_again_ = Instant::max();  // Out of descriptors until then.
   int full_batches_ = 0;
   bool stopping_ = false;
   bool closed_ = false;
@@ -151,12 +142,13 @@ class Hub::Impl final {
 
 Hub::Impl::Impl(const HubOptions& options)
     : options_(checked(options)),
-      membership_({options.workers, options.servers, options.heartbeat, options.dead_after, options.job_id}) {
+      membership_({options.workers, options.servers, options.heartbeat, options.dead_after, options.job_id,
+                   options.lead, options.doubt_for, options.settle, Clock::now()}) {
   raise_file_limit(std::size_t{options.workers} + options.servers);
-  listener_ = listen_on(options.listen_host, options.ports, port_);
+  door_.emplace(options.lead ? listen_alone(options, port_) : listen_on(options.listen_host, options.ports, port_));
   epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) throw Error(Code::kTransport, "epoll_create1 failed: " + errno_text(errno));
-  watch(listener_.get(), kListenerId, EPOLL_CTL_ADD, EPOLLIN);
+  watch_door();
   watch(stop_.fd(), kStopId, EPOLL_CTL_ADD, EPOLLIN);
   watch(news_.fd(), kNewsId, EPOLL_CTL_ADD, EPOLLIN);
   thread_ = start_thread("herring-hub", [this] { run(); });
@@ -168,7 +160,7 @@ Hub::Impl::~Impl() {
 }
 
 void Hub::Impl::abandon() {
-  listener_.reset();
+  door_.reset();
   epoll_.reset();
   stop_.close();
   news_.close();
@@ -181,14 +173,13 @@ void Hub::Impl::run() {
     while (!finished(Clock::now())) step();
   } catch (const std::exception&) {
     // Out of memory or out of kernel objects. Closed connections tell every member at once.
-    listener_.reset();
+    door_->close();
     connections_.clear();
   }
 }
 
 Instant Hub::Impl::next_wakeup() const {
-  return std::min(
-      {membership_.next_wakeup(), strangers_.next_wakeup(), lingering_.next_wakeup(), accept_again_, stop_deadline_});
+  return std::min({membership_.next_wakeup(), door_->next_wakeup(), lingering_.next_wakeup(), stop_deadline_});
 }
 
 void Hub::Impl::step() {
@@ -206,8 +197,8 @@ void Hub::Impl::step() {
       stop_.clear();
       stopping_ = true;
       stop_deadline_ = now + (membership_.started() ? kDrainPatience : Duration::zero());
-      listener_.reset();  // The next hub can have the port.
-      accept_again_ = Instant::max();
+      door_->close();  // The next hub can have the port.
+      watches_door_ = false;
     } else if (id == kNewsId) {
       take_news();
     } else {
@@ -215,7 +206,7 @@ void Hub::Impl::step() {
       if ((event.events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) readable(id, now);
     }
   }
-  for (const ConnectionId id : strangers_.overdue(now)) {
+  for (const ConnectionId id : door_->overdue(now)) {
     ++counters_.slow_strangers;
     if (const auto found = connections_.find(id); found != connections_.end()) {
       log_stranger(found->second, "did not finish the handshake in time");
@@ -223,10 +214,7 @@ void Hub::Impl::step() {
     }
   }
   for (const ConnectionId id : lingering_.overdue(now)) connections_.erase(id);
-  if (now >= accept_again_) {
-    accept_again_ = Instant::max();
-    watch(listener_.get(), kListenerId, EPOLL_CTL_ADD, EPOLLIN);
-  }
+  watch_door();
   // With a full batch more may wait to be read: nobody is called silent before it was.
   full_batches_ = ready == static_cast<int>(events.size()) ? full_batches_ + 1 : 0;
   if (full_batches_ % kMaxFullBatches == 0) membership_.tick(now);
@@ -268,26 +256,33 @@ void Hub::Impl::watch(int fd, std::uint64_t id, int operation, std::uint32_t eve
 }
 
 void Hub::Impl::accept_some(Instant now) {
-  // Bounded, so that a flood of connections does not hold up the members.
-  for (int i = 0; i < 64 && listener_; ++i) {
-    UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd) {
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // The listener stays readable: looking again at once would spin.
-        watch(listener_.get(), kListenerId, EPOLL_CTL_DEL, 0);
-        accept_again_ = now + kAcceptPause;
-      }
-      return;
-    }
+  const auto take = [this](UniqueFd fd) {
     ++counters_.accepted;
     const ConnectionId id = next_id_++;
     watch(fd.get(), id, EPOLL_CTL_ADD, EPOLLIN);
     connections_.try_emplace(id, std::move(fd));
-    if (const auto evicted = strangers_.enter(id, now)) {
-      ++counters_.slow_strangers;
-      connections_.erase(*evicted);
+    return id;
+  };
+  const auto evict = [this](ConnectionId id) {
+    ++counters_.slow_strangers;
+    connections_.erase(id);
+  };
+  const int listener = door_->fd();
+  door_->accept_some(now, take, evict);
+  if (watches_door_ && door_->fd() < 0) {
+    if (options_.logger) {
+      options_.logger->log_limited(LogLevel::kWarning, "hub.descriptors",
+                                   "the hub cannot accept connections for now" + descriptor_hint());
     }
+    watch(listener, kListenerId, EPOLL_CTL_DEL, 0);
+    watches_door_ = false;
   }
+}
+
+void Hub::Impl::watch_door() {
+  if (watches_door_ || door_->fd() < 0) return;
+  watch(door_->fd(), kListenerId, EPOLL_CTL_ADD, EPOLLIN);
+  watches_door_ = true;
 }
 
 void Hub::Impl::readable(ConnectionId id, Instant now) {
@@ -327,7 +322,7 @@ void Hub::Impl::readable(ConnectionId id, Instant now) {
 }
 
 void Hub::Impl::ended(ConnectionId id) {
-  strangers_.leave(id);
+  door_->leave(id);
   lingering_.leave(id);
   connections_.erase(id);
 }
@@ -354,7 +349,7 @@ void Hub::Impl::dispatch(ConnectionId id, Connection& connection, const Frame& f
     case Phase::kJoin: {
       const auto join = frame.type == FrameType::kJoin ? decode_join(frame.body) : std::nullopt;
       if (!join) return bad_stranger(id);
-      strangers_.leave(id);
+      door_->leave(id);
       membership_.join(id, *join, now);
       if (!membership_.is_member(id)) return;  // Refused: an action closes it.
       connection.phase = Phase::kMember;
@@ -387,6 +382,8 @@ void Hub::Impl::greet(ConnectionId id, Connection& connection, const Frame& fram
   }
   Challenge challenge;
   random_bytes(challenge.nonce);
+  challenge.master_port = options_.master_port;
+  challenge.started = membership_.started();
   const Digest said = transcript(*hello, challenge);
   challenge.proof = hub_proof(options_.secret, said);
   connection.socket.send(FrameType::kChallenge, make_body(encode(challenge)));
@@ -404,7 +401,7 @@ void Hub::Impl::refuse_stranger(ConnectionId id, Connection& connection, RefuseC
 }
 
 void Hub::Impl::linger(ConnectionId id, Connection& connection, Instant now) {
-  strangers_.leave(id);
+  door_->leave(id);
   connection.phase = Phase::kLingering;
   lingering_.enter(id, now);
   dirty_.push_back(id);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,19 @@ struct HubOptions {
   Duration heartbeat = std::chrono::seconds(1);   ///< Between pings of a member; positive.
   Duration dead_after = std::chrono::seconds(5);  ///< Silence after which a member is lost; more than heartbeat.
   std::shared_ptr<Logger> logger;                 ///< Told of strangers, at a bounded rate. May be empty.
+
+  /// Worker 0, where the hub is in its process: another process that comes as worker 0 is of another job, and so is a
+  /// hub with the same secret at one of `ports`.
+  std::optional<Member> lead;
+  std::string meet_host;          ///< Where others look for `ports`, an address of this host; empty: listen_host.
+  std::uint16_t master_port = 0;  ///< What `ports` were derived from; 0: from nothing. Told to everybody who asks.
+  /// Where two processes come for one place, one of them is of another job, and it cannot be told whose the other
+  /// members are. Within so long of the first join the job ends then; later the newcomer alone is refused. 0: always
+  /// the newcomer alone.
+  Duration doubt_for{};
+  /// The job starts so long after the hub at the earliest: who looked for a hub before there was one has found it then,
+  /// be it of this job or not.
+  Duration settle{};
 };
 
 /// What a hub has seen so far. "Strangers" are connections that did not authenticate.
@@ -60,7 +74,9 @@ struct HubCounters {
 /// needs more. Destroyed in a forked child, it only closes the child's copies of its descriptors.
 class Hub final {
  public:
-  explicit Hub(const HubOptions& options);  ///< Throws Error where no port can be bound, naming them.
+  /// Throws Error where no port can be bound, naming them; kMismatch, naming the other job, where its hub is at one of
+  /// the ports and has the same secret.
+  explicit Hub(const HubOptions& options);
   /// Where the job has started: waits up to a second for the members to leave. Then tells those who remain (they see
   /// kHubLost: "worker 0 has finished") and stops.
   ~Hub();
@@ -84,22 +100,33 @@ struct HubClientOptions {
   Member self;
   std::uint32_t workers = 1;  ///< What this process believes; the hub refuses who disagrees, saying both numbers.
   std::uint32_t servers = 0;
+  std::uint16_t master_port = 0;    ///< What `ports` were derived from; 0: from nothing.
   std::string holder = "worker 0";  ///< In whose process the hub is, for errors.
   std::function<bool()> is_over;    ///< Asked while joining: true where nobody waits for it any more. May be empty.
+};
+
+/// A group, and how many others had its id before: an id that is free again may be used again.
+struct UsedGroup {
+  GroupId id;
+  std::uint32_t use = 0;
+  friend bool operator==(const UsedGroup&, const UsedGroup&) = default;
 };
 
 /// Something that happened to the job, in the order in which the hub saw it.
 struct HubEvent {
   enum class Kind : std::uint8_t {
-    kLost,     ///< A member's connection broke, or it was silent for dead_after.
-    kLeft,     ///< A member said goodbye.
-    kFailed,   ///< A member reported a fatal error of its own: `reason`.
-    kHubLost,  ///< The hub itself is gone (worker 0 died, or the network to it); nothing more will come.
+    kLost,          ///< A member's connection broke, or it was silent for dead_after.
+    kLeft,          ///< A member said goodbye.
+    kFailed,        ///< A member reported a fatal error of its own: `reason`.
+    kGroupAborted,  ///< A worker has given up `group`, and is still there.
+    kFinished,      ///< A worker has done all that it will do, and waits for the others to say goodbye.
+    kHubLost,       ///< The hub itself is gone (worker 0 died, or the network to it); nothing more will come.
   };
   Kind kind = Kind::kLost;
   Member member;
   std::string reason;               ///< For people: "connection closed", "silent for 5.0 s".
   std::string holder = "worker 0";  ///< kHubLost: in whose process the hub was.
+  UsedGroup group = {};             ///< kGroupAborted.
 };
 /// "worker 3 (pid 812 on node-b) is lost: silent for 5.0 s"
 std::string to_string(const HubEvent& event);
@@ -110,9 +137,9 @@ class HubClient final {
  public:
   /// Connects, authenticates both ways, and waits until all workers and servers have joined. Keeps trying until the
   /// deadline; then throws Error(kTimeout) naming who is missing (by role and rank) or, where no hub answered, where it
-  /// looked. Throws kMismatch for a refused join (another size, a rank taken, version or features), kInvalidArgument
-  /// for a wrong secret: after 2 s where there is one port, at the deadline where there are several (another job's hub
-  /// may sit on one of them).
+  /// looked. Throws kMismatch for a refused join (another size, a rank taken, another job, version or features),
+  /// kInvalidArgument for a wrong secret: after 2 s where the hub can only be that of this job (the only port, or one
+  /// derived from the same MASTER_PORT that still waits for members), else at the deadline.
   HubClient(const HubClientOptions& options, Instant deadline);
   /// Says goodbye where leave() was not called. In a forked child it only closes the child's copies.
   ~HubClient();
@@ -137,6 +164,12 @@ class HubClient final {
 
   /// Tells everybody that this member cannot go on (they see kFailed).
   void report_failure(const std::string& reason);
+  /// Tells everybody that this worker has given up a group (they see kGroupAborted). Not group 0.
+  void report_group_abort(const UsedGroup& group, const std::string& reason);
+  /// These members (index: workers by rank, then servers) did not answer on the data plane for `silent`; of `of` that
+  /// were looked at, `answering` are heard. The hub decides who is lost: docs/wire-control.md, "Links".
+  void report_unreachable(std::span<const std::uint32_t> indices, std::uint32_t of, std::uint32_t answering,
+                          Duration silent);
   /// Orderly goodbye: others see kLeft. The connection ends, within a second. Idempotent. No events come after it.
   void leave();
 

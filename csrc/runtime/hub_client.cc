@@ -52,6 +52,8 @@ class HubClient::Impl final {
                                                Instant deadline);
   bool next_event(HubEvent& event);
   void report_failure(const std::string& reason);
+  void report_unreachable(const Unreachable& unreachable);
+  void report_group_abort(const AbortGroup& abort);
   void leave();
   bool in_forked_child() const { return !guard_.in_owner(); }
   void abandon();
@@ -303,11 +305,12 @@ bool HubClient::Impl::on_event(const Frame& frame) {
   const std::lock_guard lock(mutex_);
   if (leaving_) return true;
   if (workers_.empty()) {
-    start_failure_ = Status(Code::kPeerLost, std::move(event->reason));
+    const bool other_job = event->kind == HubEvent::Kind::kFailed;  // Nothing else fails before the start.
+    start_failure_ = Status(other_job ? Code::kMismatch : Code::kPeerLost, std::move(event->reason));
     changed_.notify_all();
     return true;
   }
-  events_.push_back({event->kind, member(event->index), std::move(event->reason)});
+  events_.push_back({event->kind, member(event->index), std::move(event->reason), options_.holder, event->group});
   events_waiting_.raise();
   return true;
 }
@@ -431,6 +434,18 @@ void HubClient::Impl::report_failure(const std::string& reason) {
   post(FrameType::kFail, encode_text(reason));
 }
 
+void HubClient::Impl::report_unreachable(const Unreachable& unreachable) {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || end_ != End::kNone) return;
+  post(FrameType::kUnreachable, encode(unreachable));
+}
+
+void HubClient::Impl::report_group_abort(const AbortGroup& abort) {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || end_ != End::kNone) return;
+  post(FrameType::kAbortGroup, encode(abort));
+}
+
 void HubClient::Impl::leave() {
   std::unique_lock lock(mutex_);
   if (!leaving_ && end_ == End::kNone) {
@@ -465,6 +480,13 @@ std::vector<std::vector<std::byte>> HubClient::exchange(const std::string& name,
 
 bool HubClient::next_event(HubEvent& event) { return impl_->next_event(event); }
 void HubClient::report_failure(const std::string& reason) { impl_->report_failure(reason); }
+void HubClient::report_unreachable(std::span<const std::uint32_t> indices, std::uint32_t of, std::uint32_t answering,
+                                   Duration silent) {
+  impl_->report_unreachable({silent, of, answering, {indices.begin(), indices.end()}});
+}
+void HubClient::report_group_abort(const UsedGroup& group, const std::string& reason) {
+  impl_->report_group_abort({group, reason});
+}
 void HubClient::leave() { impl_->leave(); }
 
 }  // namespace herring::runtime

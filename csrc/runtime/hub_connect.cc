@@ -13,7 +13,8 @@ namespace herring::runtime::control {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr Duration kSecretPatience = std::chrono::seconds(2);
+// A job that ends, or its connections that have not been found dead yet, may still be in the way.
+constexpr Duration kHopelessPatience = std::chrono::seconds(2);
 constexpr Duration kMaxPause = std::chrono::milliseconds(250);
 
 }  // namespace
@@ -51,21 +52,33 @@ std::optional<Session> HubSearch::try_ports(Instant deadline) {
     }
   }
   ++rounds_;
-  check_secret_patience();
+  check_patience();
   return std::nullopt;
 }
 
-void HubSearch::check_secret_patience() {
-  const auto found =
-      std::find_if(answers_.begin(), answers_.end(), [](const auto& it) { return it.second.other_secret; });
+void HubSearch::check_patience() {
+  const auto found = std::find_if(answers_.begin(), answers_.end(), [](const auto& it) {
+    return (it.second.other_secret && it.second.is_ours) || it.second.other_job;
+  });
   if (found == answers_.end()) {
-    other_secret_since_ = Instant::max();
+    hopeless_since_ = Instant::max();
     return;
   }
   const Instant now = Clock::now();
-  other_secret_since_ = std::min(other_secret_since_, now);
-  // With several candidates another job's hub may sit on one of them while ours is still to come on another.
-  if (options_.ports.size() == 1 && now - other_secret_since_ >= kSecretPatience) throw other_secret(found->first);
+  hopeless_since_ = std::min(hopeless_since_, now);
+  if (now - hopeless_since_ < kHopelessPatience) return;
+  throw found->second.other_job ? refusal(found->first, found->second.text) : other_secret(found->first);
+}
+
+std::optional<std::string> HubSearch::other_job() const {
+  for (const auto& [port, answer] : answers_) {
+    if (answer.other_job) return refusal(port, answer.text).what();
+  }
+  return std::nullopt;
+}
+
+bool HubSearch::is_silent() const {
+  return std::any_of(answers_.begin(), answers_.end(), [](const auto& it) { return it.second.is_silent; });
 }
 
 std::optional<Session> HubSearch::try_port(std::uint16_t port, Instant deadline) {
@@ -101,6 +114,7 @@ std::optional<Frame> HubSearch::await_frame(FrameSocket& socket, Instant deadlin
     // Handshake frames fit any socket's buffer, so waiting to write is not needed.
     if (!wait_for(socket.fd(), POLLIN, deadline)) {
       answer.text = "something accepted the connection but did not answer as a hub does";
+      answer.is_silent = true;
       return std::nullopt;
     }
     open = socket.receive();
@@ -111,11 +125,15 @@ void HubSearch::refused(std::uint16_t port, const Refuse& refuse) {
   Answer answer;
   answer.text = refuse.text;
   answer.is_hub = true;
+  answer.other_job = refuse.code == RefuseCode::kOtherJob;
   answers_[port] = answer;
-  if (refuse.code == RefuseCode::kStarted || refuse.code == RefuseCode::kClosing) return;
+  if (refuse.code == RefuseCode::kStarted || refuse.code == RefuseCode::kClosing || answer.other_job) return;
   if (refuse.code == RefuseCode::kLost) throw Error(Code::kPeerLost, refuse.text);
-  throw Error(Code::kMismatch,
-              "the hub at " + place(port) + " refused " + to_string(options_.self) + ": " + refuse.text);
+  throw refusal(port, refuse.text);
+}
+
+Error HubSearch::refusal(std::uint16_t port, const std::string& text) const {
+  return Error(Code::kMismatch, "the hub at " + place(port) + " refused " + to_string(options_.self) + ": " + text);
 }
 
 std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket socket, Instant deadline) {
@@ -139,7 +157,13 @@ std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket so
   }
   const Digest said = transcript(hello, *challenge);
   if (!equal_constant_time(hub_proof(options_.secret, said), challenge->proof)) {
-    answers_[port] = Answer{"a hub with another secret (HERRING_SECRET)", true, false};
+    answer.text = "a hub with another secret (HERRING_SECRET)";
+    answer.other_secret = true;
+    // Else another job's hub may sit on a port that ours would have had, and ours is still to come on another.
+    answer.is_ours =
+        options_.ports.size() == 1 ||
+        (challenge->master_port != 0 && challenge->master_port == options_.master_port && !challenge->started);
+    answers_[port] = std::move(answer);
     return std::nullopt;
   }
   const SessionKeys keys = session_keys(options_.secret, said);
@@ -165,7 +189,7 @@ std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket so
 
 void HubSearch::note_lost(const std::string& reason) {
   lost_reason_ = reason;
-  answers_[last_hub_port_] = Answer{"the hub was there and went away: " + reason, false, true};
+  answers_[last_hub_port_] = Answer{"the hub was there and went away: " + reason, true};
   ++rounds_;
 }
 
@@ -177,7 +201,8 @@ Error HubSearch::hub_lost() const {
 Error HubSearch::other_secret(std::uint16_t port) const {
   return Error(Code::kInvalidArgument, "the secret differs: the hub at " + place(port) + " has another one than " +
                                            to_string(options_.self) +
-                                           ". Set HERRING_SECRET to the same value in all processes of the job");
+                                           ". Set HERRING_SECRET to the same value in all processes of the job; "
+                                           "if that hub is another job's, give each job a MASTER_PORT of its own");
 }
 
 Error HubSearch::failure(Duration tried) const {

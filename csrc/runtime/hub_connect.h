@@ -24,9 +24,13 @@ class HubSearch final {
   /// `options` is borrowed for the life of the search.
   explicit HubSearch(const HubClientOptions& options);
 
-  /// One round over the ports. Throws Error where trying again cannot help: a refusal (kMismatch), another secret at
-  /// the only port for 2 s (kInvalidArgument).
+  /// One round over the ports. Throws Error where trying again cannot help: a refusal (kMismatch), for 2 s another
+  /// secret where the hub is surely ours (kInvalidArgument) or another job in our place (kMismatch).
   std::optional<Session> try_ports(Instant deadline);
+  /// After a round: the refusal of a hub with our secret in whose job our place is another process's.
+  std::optional<std::string> other_job() const;
+  /// After a round: something took the connection and said nothing.
+  bool is_silent() const;
   /// The session that a round gave has ended before the job started.
   void note_lost(const std::string& reason);
   /// How long to wait before the next round.
@@ -38,16 +42,20 @@ class HubSearch final {
 
  private:
   struct Answer {
-    std::string text;  // "connection refused"
-    bool other_secret = false;
+    std::string text;     // "connection refused"
     bool is_hub = false;  // One with our secret, which cannot take us now.
+    bool other_secret = false;
+    bool is_ours = false;  // Other secret: it can only be the hub of our job.
+    bool is_silent = false;
+    bool other_job = false;  // Our secret, and our place there is another process's.
   };
   std::optional<Session> try_port(std::uint16_t port, Instant deadline);
   std::optional<Session> shake_hands(std::uint16_t port, FrameSocket socket, Instant deadline);
   std::optional<Frame> await_frame(FrameSocket& socket, Instant deadline, Answer& answer) const;
   void refused(std::uint16_t port, const Refuse& refuse);
-  void check_secret_patience();
+  void check_patience();
   Error other_secret(std::uint16_t port) const;
+  Error refusal(std::uint16_t port, const std::string& text) const;
   std::string place(std::uint16_t port) const;
 
   const HubClientOptions& options_;
@@ -55,7 +63,7 @@ class HubSearch final {
   std::uint32_t rounds_ = 0;
   std::uint16_t last_hub_port_ = 0;
   std::string lost_reason_;
-  Instant other_secret_since_ = Instant::max();
+  Instant hopeless_since_ = Instant::max();
 };
 
 }  // namespace herring::runtime::control

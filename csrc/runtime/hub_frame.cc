@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/text.h"
 
 namespace herring::runtime::control {
 namespace {
@@ -149,5 +150,7 @@ std::string BodyReader::text(std::size_t max) {
   if (!field.empty()) std::memcpy(value.data(), field.data(), field.size());
   return value;
 }
+
+std::string BodyReader::words(std::size_t max) { return printable(text(max)); }
 
 }  // namespace herring::runtime::control

@@ -44,8 +44,10 @@ enum class FrameType : std::uint8_t {
   kLeave = 16,
   kClosing = 17,
   kRendezvous = 18,  ///< Between workers, servers and the rendezvous of a job (elastic/message.h).
+  kUnreachable = 19,
+  kAbortGroup = 20,
 };
-inline constexpr std::uint8_t kLastFrameType = 18;
+inline constexpr std::uint8_t kLastFrameType = 20;
 
 struct Frame {
   FrameType type = FrameType::kHello;
@@ -137,6 +139,8 @@ class BodyReader final {
   std::uint64_t u64() { return get(8); }
   std::span<const std::byte> raw(std::size_t bytes);
   std::string text(std::size_t max);
+  /// A text for people: printable().
+  std::string words(std::size_t max);
   std::span<const std::byte> rest() { return raw(rest_.size()); }
   bool ok() const { return ok_; }
   /// Everything was there and nothing is left.

@@ -16,11 +16,14 @@ std::string to_string(const Member& member) {
 std::string to_string(const HubEvent& event) {
   switch (event.kind) {
     case HubEvent::Kind::kLeft:
+    case HubEvent::Kind::kFinished:  // For those who wait for it there is no difference.
       return to_string(event.member) + " has left the job";
     case HubEvent::Kind::kFailed:
       return to_string(event.member) + " failed: " + event.reason;
     case HubEvent::Kind::kHubLost:
       return event.holder + ", which holds the job together, is lost: " + event.reason;
+    case HubEvent::Kind::kGroupAborted:
+      return "rank " + std::to_string(event.member.rank) + " aborted the group: " + event.reason;
     case HubEvent::Kind::kLost:
       break;
   }
@@ -29,6 +32,16 @@ std::string to_string(const HubEvent& event) {
 
 namespace control {
 namespace {
+
+/// Nanoseconds. It keeps every later sum of times far from overflow.
+constexpr std::uint64_t kYear = 365ull * 24 * 3600 * 1'000'000'000;
+
+UsedGroup read_group(BodyReader& reader) {
+  UsedGroup group;
+  group.id = GroupId{reader.u32()};
+  group.use = reader.u32();
+  return group;
+}
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -40,6 +53,7 @@ Digest labelled(std::string_view secret, std::string_view label, const Digest& t
 
 void put_challenge_opening(BodyWriter& writer, const Challenge& challenge) {
   writer.u32(challenge.version).u64(challenge.features).raw(challenge.nonce);
+  writer.u16(challenge.master_port).u8(challenge.started ? 1 : 0);
 }
 
 template <std::size_t kSize>
@@ -80,8 +94,11 @@ std::optional<Challenge> decode_challenge(std::span<const std::byte> body) {
   challenge.version = reader.u32();
   challenge.features = reader.u64();
   copy_to(reader.raw(kNonceBytes), challenge.nonce);
+  challenge.master_port = reader.u16();
+  const std::uint8_t started = reader.u8();
   copy_to(reader.raw(challenge.proof.size()), challenge.proof);
-  if (!reader.done()) return std::nullopt;
+  if (!reader.done() || started > 1) return std::nullopt;
+  challenge.started = started == 1;
   return challenge;
 }
 
@@ -109,8 +126,8 @@ std::vector<std::byte> encode(const Refuse& refuse) {
 std::optional<Refuse> decode_refuse(std::span<const std::byte> body) {
   BodyReader reader(body);
   const std::uint8_t code = reader.u8();
-  Refuse refuse{static_cast<RefuseCode>(code), reader.text(kMaxText)};
-  if (!reader.done() || code < 1 || code > static_cast<std::uint8_t>(RefuseCode::kLost)) return std::nullopt;
+  Refuse refuse{static_cast<RefuseCode>(code), reader.words(kMaxText)};
+  if (!reader.done() || code < 1 || code > static_cast<std::uint8_t>(RefuseCode::kOtherJob)) return std::nullopt;
   return refuse;
 }
 
@@ -131,7 +148,7 @@ std::optional<Join> decode_join(std::span<const std::byte> body) {
   join.servers = reader.u32();
   join.member.pid = reader.u32();
   join.member.host_identity = reader.text(kMaxIdentity);
-  join.member.host_name = reader.text(kMaxIdentity);
+  join.member.host_name = reader.words(kMaxIdentity);
   if (!reader.done() || (role != 1 && role != 2)) return std::nullopt;
   return join;
 }
@@ -147,8 +164,6 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> body) {
   BodyReader reader(body);
   const std::uint64_t heartbeat = reader.u64();
   const std::uint64_t dead_after = reader.u64();
-  // A year keeps every later sum of times far from overflow.
-  constexpr std::uint64_t kYear = 365ull * 24 * 3600 * 1'000'000'000;
   if (!reader.done() || heartbeat == 0 || dead_after == 0 || heartbeat > kYear || dead_after > kYear) {
     return std::nullopt;
   }
@@ -186,7 +201,7 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
     Member member;
     member.pid = reader.u32();
     member.host_identity = reader.text(kMaxIdentity);
-    member.host_name = reader.text(kMaxIdentity);
+    member.host_name = reader.words(kMaxIdentity);
     if (reader.ok()) roster.members.push_back(std::move(member));
   }
   if (!reader.done() || count == 0 || std::uint64_t{roster.first} + count > roster.total) return std::nullopt;
@@ -196,6 +211,7 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
 std::vector<std::byte> encode(const Event& event) {
   BodyWriter writer;
   writer.u8(static_cast<std::uint8_t>(static_cast<int>(event.kind) + 1)).u32(event.index).text(event.reason, kMaxText);
+  if (event.kind == HubEvent::Kind::kGroupAborted) writer.u32(event.group.id.value).u32(event.group.use);
   return writer.take();
 }
 
@@ -204,10 +220,27 @@ std::optional<Event> decode_event(std::span<const std::byte> body) {
   const std::uint8_t kind = reader.u8();
   Event event;
   event.index = reader.u32();
-  event.reason = reader.text(kMaxText);
-  if (!reader.done() || kind < 1 || kind > 3) return std::nullopt;
+  event.reason = reader.words(kMaxText);
+  if (kind < 1 || kind > 5) return std::nullopt;
   event.kind = static_cast<HubEvent::Kind>(kind - 1);
+  if (event.kind == HubEvent::Kind::kGroupAborted) event.group = read_group(reader);
+  if (!reader.done()) return std::nullopt;
   return event;
+}
+
+std::vector<std::byte> encode(const AbortGroup& abort) {
+  BodyWriter writer;
+  writer.u32(abort.group.id.value).u32(abort.group.use).text(abort.reason, kMaxText);
+  return writer.take();
+}
+
+std::optional<AbortGroup> decode_abort_group(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  AbortGroup abort;
+  abort.group = read_group(reader);
+  abort.reason = reader.words(kMaxText);
+  if (!reader.done() || abort.group.id == GroupId{0}) return std::nullopt;
+  return abort;
 }
 
 std::vector<std::byte> encode(const Exchange& exchange) {
@@ -278,9 +311,30 @@ std::optional<ExchangeFailed> decode_exchange_failed(std::span<const std::byte> 
   ExchangeFailed failed;
   failed.name = reader.text(kMaxName);
   failed.index = reader.u32();
-  failed.text = reader.text(kMaxText);
+  failed.text = reader.words(kMaxText);
   if (!reader.done()) return std::nullopt;
   return failed;
+}
+
+std::vector<std::byte> encode(const Unreachable& unreachable) {
+  BodyWriter writer;
+  writer.u64(static_cast<std::uint64_t>(unreachable.silent.count())).u32(unreachable.of).u32(unreachable.answering);
+  writer.u32(static_cast<std::uint32_t>(unreachable.indices.size()));
+  for (const std::uint32_t index : unreachable.indices) writer.u32(index);
+  return writer.take();
+}
+
+std::optional<Unreachable> decode_unreachable(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  Unreachable unreachable;
+  const std::uint64_t silent = reader.u64();
+  unreachable.of = reader.u32();
+  unreachable.answering = reader.u32();
+  const std::uint32_t count = reader.u32();
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) unreachable.indices.push_back(reader.u32());
+  if (!reader.done() || count == 0 || count > unreachable.of || silent > kYear) return std::nullopt;
+  unreachable.silent = Duration(static_cast<std::int64_t>(silent));
+  return unreachable;
 }
 
 std::vector<std::byte> encode_missing(std::string_view name, std::string_view text) {
@@ -292,7 +346,7 @@ std::vector<std::byte> encode_missing(std::string_view name, std::string_view te
 std::optional<std::pair<std::string, std::string>> decode_missing(std::span<const std::byte> body) {
   BodyReader reader(body);
   std::string name = reader.text(kMaxName);
-  std::string text = reader.text(kMaxText);
+  std::string text = reader.words(kMaxText);
   if (!reader.done()) return std::nullopt;
   return std::pair(std::move(name), std::move(text));
 }
@@ -318,7 +372,7 @@ std::vector<std::byte> encode_text(std::string_view text) {
 
 std::optional<std::string> decode_text(std::span<const std::byte> body) {
   BodyReader reader(body);
-  std::string text = reader.text(kMaxText);
+  std::string text = reader.words(kMaxText);
   if (!reader.done()) return std::nullopt;
   return text;
 }

@@ -19,8 +19,10 @@
 namespace herring::runtime::control {
 
 inline constexpr std::uint32_t kProtocolVersion = 1;
-/// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md).
-inline constexpr std::uint64_t kProtocolFeatures = 3;
+/// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md). Bit 2: a hub says whose it
+/// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
+/// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced.
+inline constexpr std::uint64_t kProtocolFeatures = 31;
 inline constexpr std::size_t kMaxIdentity = 512;
 inline constexpr std::size_t kMaxText = 4096;
 inline constexpr std::size_t kMaxName = 255;
@@ -40,6 +42,8 @@ struct Challenge {
   std::uint32_t version = kProtocolVersion;
   std::uint64_t features = kProtocolFeatures;
   Nonce nonce{};
+  std::uint16_t master_port = 0;  ///< What the hub's ports were derived from; 0: from nothing.
+  bool started = false;           ///< All members of its job have joined.
   Digest proof{};
 };
 std::vector<std::byte> encode(const Challenge& challenge);
@@ -65,6 +69,7 @@ enum class RefuseCode : std::uint8_t {
   kStarted = 6,
   kClosing = 7,
   kLost = 8,
+  kOtherJob = 9,
 };
 struct Refuse {
   RefuseCode code = RefuseCode::kVersion;
@@ -103,6 +108,7 @@ struct Event {
   HubEvent::Kind kind = HubEvent::Kind::kLost;  ///< Never kHubLost.
   std::uint32_t index = 0;
   std::string reason;
+  UsedGroup group = {};  ///< kGroupAborted alone.
 };
 std::vector<std::byte> encode(const Event& event);
 std::optional<Event> decode_event(std::span<const std::byte> body);
@@ -132,6 +138,24 @@ struct ExchangeFailed {
 };
 std::vector<std::byte> encode(const ExchangeFailed& failed);
 std::optional<ExchangeFailed> decode_exchange_failed(std::span<const std::byte> body);
+
+/// Member to hub: these did not answer on the data plane.
+struct Unreachable {
+  Duration silent{};
+  std::uint32_t of = 0;         ///< So many it looked at,
+  std::uint32_t answering = 0;  ///< and so many of them it hears.
+  std::vector<std::uint32_t> indices;
+};
+std::vector<std::byte> encode(const Unreachable& unreachable);
+std::optional<Unreachable> decode_unreachable(std::span<const std::byte> body);
+
+/// Member to hub: it has given this group up.
+struct AbortGroup {
+  UsedGroup group;
+  std::string reason;
+};
+std::vector<std::byte> encode(const AbortGroup& abort);
+std::optional<AbortGroup> decode_abort_group(std::span<const std::byte> body);
 
 /// Missing{name, text}.
 std::vector<std::byte> encode_missing(std::string_view name, std::string_view text);

@@ -1,4 +1,5 @@
 #include "runtime/hub_socket.h"
+#include "core/thread.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -135,6 +136,7 @@ UniqueFd connect_address(const addrinfo& address, Instant deadline, std::string&
 }  // namespace
 
 std::string errno_text(int error) {
+  if (error == EMFILE) return "too many open files; raise the limit (ulimit -n)";
   std::string text = std::generic_category().message(error);
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
   return text;
@@ -270,30 +272,39 @@ FrameReader::Result FrameSocket::next(Frame& frame) {
 
 void FrameSocket::half_close() { (void)::shutdown(fd_.get(), SHUT_WR); }
 
+UniqueFd try_listen_on(const std::string& host, std::uint16_t port, std::string& why) {
+  int error = 0;
+  UniqueFd fd;
+  if (host.empty()) {
+    fd = listen_all(port, error);
+  } else {
+    const Addresses list = resolve(host, port, AI_PASSIVE, why);
+    if (!list) throw Error(Code::kInvalidArgument, "the hub cannot listen on \"" + host + "\": " + why);
+    for (const addrinfo* it = list.get(); it != nullptr && !fd; it = it->ai_next) {
+      fd = try_listen(it->ai_addr, it->ai_addrlen, error);
+    }
+  }
+  if (!fd) why = errno_text(error);
+  return fd;
+}
+
+Error no_port(const std::string& host, const std::string& tried) {
+  return Error(Code::kTransport, "the hub found no port to listen on at " + (host.empty() ? "any address" : host) +
+                                     "; tried " + tried + ". Free one of them or choose another (HERRING_HUB)");
+}
+
 UniqueFd listen_on(const std::string& host, const std::vector<std::uint16_t>& ports, std::uint16_t& port) {
   const std::vector<std::uint16_t> candidates = ports.empty() ? std::vector<std::uint16_t>{0} : ports;
   std::string tried;
   for (const std::uint16_t candidate : candidates) {
-    int error = 0;
-    UniqueFd fd;
-    if (host.empty()) {
-      fd = listen_all(candidate, error);
-    } else {
-      std::string why;
-      const Addresses list = resolve(host, candidate, AI_PASSIVE, why);
-      if (!list) throw Error(Code::kInvalidArgument, "the hub cannot listen on \"" + host + "\": " + why);
-      for (const addrinfo* it = list.get(); it != nullptr && !fd; it = it->ai_next) {
-        fd = try_listen(it->ai_addr, it->ai_addrlen, error);
-      }
-    }
-    if (fd) {
+    std::string why;
+    if (UniqueFd fd = try_listen_on(host, candidate, why)) {
       port = local_port(fd.get());
       return fd;
     }
-    tried += (tried.empty() ? "" : ", ") + std::to_string(candidate) + " (" + errno_text(error) + ")";
+    tried += (tried.empty() ? "" : ", ") + std::to_string(candidate) + " (" + why + ")";
   }
-  throw Error(Code::kTransport, "the hub found no port to listen on at " + (host.empty() ? "any address" : host) +
-                                    "; tried " + tried + ". Free one of them or choose another (HERRING_HUB)");
+  throw no_port(host, tried);
 }
 
 UniqueFd connect_to(const std::string& host, std::uint16_t port, Instant deadline, std::string& why) {
@@ -329,13 +340,12 @@ std::thread start_thread(const char* name, std::function<void()> body) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread thread;
   try {
-    thread = std::thread(std::move(body));
+    thread = herring::start_thread(name, std::move(body));
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  (void)pthread_setname_np(thread.native_handle(), name);
   return thread;
 }
 

@@ -97,6 +97,11 @@ class FrameSocket final {
 /// is IPv6. Throws Error(kTransport) that names what was tried, or kInvalidArgument for a host that is none.
 UniqueFd listen_on(const std::string& host, const std::vector<std::uint16_t>& ports, std::uint16_t& port);
 
+/// The same for one port; nothing where it cannot be had, and `why`.
+UniqueFd try_listen_on(const std::string& host, std::uint16_t port, std::string& why);
+/// What listen_on() throws where nothing is free; `tried`: "4000 (address already in use), 4001 (...)".
+Error no_port(const std::string& host, const std::string& tried);
+
 /// Connects to the first address of the host that answers. Nothing on failure: `why` says what happened ("connection
 /// refused"). Resolving a name may take as long as the system's resolver takes.
 UniqueFd connect_to(const std::string& host, std::uint16_t port, Instant deadline, std::string& why);

@@ -7,9 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/roster.h"
 #include "core/status.h"
-#include "runtime/checked_endpoint.h"
+#include "core/thread.h"
 #include "runtime/pump.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
@@ -18,13 +17,6 @@
 namespace herring::runtime {
 namespace {
 
-// Slots and announce buffers grow with the number of workers; past these totals each worker gets fewer instead.
-constexpr std::uint64_t kMaxSlotBytes = 256u << 20;
-constexpr std::uint64_t kMaxAnnounceBytes = 128u << 20;
-// Text of an Error or Cancel that still fits next to an announce.
-constexpr std::size_t kMinBodyBytes = 2048;
-// Messages of one worker that take no credit (cancels, grants' answers, pings) and may wait at the same moment.
-constexpr std::uint32_t kUncreditedMessages = 24;
 constexpr Duration kIdleWait = std::chrono::seconds(1);
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
@@ -38,19 +30,25 @@ std::span<std::byte> map_slots(std::size_t bytes) {
   return {static_cast<std::byte*>(memory), bytes};
 }
 
-std::uint32_t share(std::uint64_t total, std::uint64_t unit, std::uint32_t workers, std::uint32_t low,
-                    std::uint32_t high) {
-  const std::uint64_t each = total / (unit * std::max(workers, 1u));
-  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(each, low, high));
+/// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
+std::uint64_t slot_bytes(const LaneOptions& options) {
+  const std::uint64_t windows = std::uint64_t{options.workers} + (options.config.checksum == Toggle::kOn ? 2 : 0);
+  return windows * options.max_window * options.chunk_bytes;
 }
 
 }  // namespace
 
-ProtocolLimits protocol_limits(const Config& config, std::uint32_t workers) {
-  ProtocolLimits limits;
-  limits.announce_credits = share(kMaxAnnounceBytes, config.eager_bytes + kMinBodyBytes, workers, 4, 32);
-  limits.eager_window = std::max(limits.announce_credits / 2, 1u);
-  return limits;
+std::vector<wire::RankSpan> host_spans(const Config& config, const Placement& placement) {
+  if (config.intra_node == Switch::kOff || !placement.host_first || placement.hosts == placement.workers) return {};
+  std::vector<std::vector<std::uint32_t>> ranks(placement.hosts);
+  for (std::uint32_t rank = 0; rank < placement.workers; ++rank) ranks[placement.host_of[rank]].push_back(rank);
+  std::vector<wire::RankSpan> spans;
+  for (const std::vector<std::uint32_t>& host : ranks) {
+    const auto span = wire::span_of(host);
+    if (!span) return {};
+    spans.push_back(*span);
+  }
+  return spans;
 }
 
 LaneOptions lane_options(const Config& config, const Placement& placement, const LanePlace& lane) {
@@ -64,49 +62,18 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.failover = placement.failover;
   options.backup_workers = placement.backup_workers;
   options.lanes = static_cast<std::uint32_t>(placement.lanes.size());
+  const Budget& budget = placement.budget;
+  options.announce_credits = budget.announce_credits;
+  options.eager_window = budget.eager_window;
+  options.control_messages = budget.control_messages();
+  options.max_body_bytes = budget.body_bytes;
+  options.memory_bound = budget.lane_bytes[lane.peer.value - placement.workers];
+  options.near_worker = near_worker(config, lane);
   return options;
-}
-
-std::uint32_t max_lane_window(const LaneOptions& options) {
-  return share(kMaxSlotBytes, options.chunk_bytes, options.workers, 1, std::max(options.max_window, 1u));
-}
-
-/// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
-std::uint64_t slot_bytes(const LaneOptions& options) {
-  const std::uint64_t windows = std::uint64_t{options.workers} + (options.config.checksum == Toggle::kOn ? 2 : 0);
-  return windows * max_lane_window(options) * options.chunk_bytes;
-}
-
-/// Announces and what takes no credit, of one worker at the same moment.
-std::uint32_t control_messages(const LaneOptions& options) {
-  const std::uint32_t messages =
-      protocol_limits(options.config, options.workers).announce_credits + kUncreditedMessages;
-  // A Ready for each grant, a Moved for each lane.
-  return messages + (options.failover ? max_lane_window(options) + options.lanes : 0);
-}
-
-/// The largest body of a control message.
-std::uint64_t max_body_bytes(const LaneOptions& options) {
-  const std::uint64_t words = options.backup_workers > 0 ? roster_words(options.workers) : 0;
-  const std::uint64_t announce = wire::kAnnounceBytes + words * sizeof(std::uint64_t);
-  return std::max<std::uint64_t>(options.config.eager_bytes + announce, kMinBodyBytes);
-}
-
-std::uint64_t lane_memory_bound(const LaneOptions& options) {
-  const Config& config = options.config;
-  const ProtocolLimits limits = protocol_limits(config, options.workers);
-  const std::uint64_t body = max_body_bytes(options);
-  const std::uint64_t kept = options.backup_workers > 0 ? config.backup_bytes : 0;
-  const std::uint64_t checked = config.checksum == Toggle::kOn ? CheckedEndpoint::kPostBytes : 0;
-  return slot_bytes(options) + kept +
-         std::uint64_t{options.workers} * (std::uint64_t{max_lane_window(options)} * checked +
-                                           control_messages(options) * (body + wire::kHeaderBytes + checked) +
-                                           limits.eager_window * std::uint64_t{config.eager_bytes});
 }
 
 LaneThread::LaneThread(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
     : options_(options),
-      limits_(protocol_limits(options.config, options.workers)),
       endpoint_(std::move(endpoint)),
       slots_(map_slots(slot_bytes(options))),
       logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
@@ -121,8 +88,7 @@ LaneThread::~LaneThread() {
 
 void LaneThread::start(std::span<const transport::Address> workers) {
   for (std::uint32_t rank = 0; rank < workers.size(); ++rank) endpoint_->add_peer(PeerId{rank}, workers[rank]);
-  thread_ = std::thread([this] { loop(); });
-  pthread_setname_np(thread_.native_handle(), "herring-lane");
+  thread_ = start_thread("herring-lane", [this] { loop(); });
 }
 
 void LaneThread::peer_lost(PeerId worker, const std::string& why) {
@@ -133,10 +99,10 @@ void LaneThread::peer_lost(PeerId worker, const std::string& why) {
   endpoint_->wake();
 }
 
-void LaneThread::peer_left(PeerId worker) {
+void LaneThread::peer_left(PeerId worker, const std::string& why) {
   {
     const std::scoped_lock lock(mutex_);
-    departures_.push_back(worker);
+    departures_.emplace_back(worker, why);
   }
   endpoint_->wake();
 }
@@ -148,13 +114,13 @@ server::EngineStats LaneThread::stats() const {
 
 void LaneThread::deliver_losses(Instant now, server::Engine& engine) {
   std::vector<std::pair<PeerId, std::string>> losses;
-  std::vector<PeerId> departures;
+  std::vector<std::pair<PeerId, std::string>> departures;
   {
     const std::scoped_lock lock(mutex_);
     losses.swap(losses_);
     departures.swap(departures_);
   }
-  for (const PeerId peer : departures) engine.on_peer_left(now, peer);
+  for (const auto& [peer, why] : departures) engine.on_peer_left(now, peer, why);
   for (const auto& [peer, why] : losses) {
     engine.on_peer_lost(now, peer, why);
     endpoint_->remove_peer(peer);
@@ -169,6 +135,12 @@ void LaneThread::publish(const server::Engine& engine) {
     // Often of an operation that was given up meanwhile; more than a few are a stranger's, or a bug.
     logger_.log_limited(LogLevel::kInfo, "lane.rejected",
                         "dropped messages that fit nothing under way: " + std::to_string(rejected) + " so far");
+  }
+  if (engine.stats().over_credit != stats_.over_credit) {
+    logger_.log_limited(LogLevel::kWarning, "lane.over_credit",
+                        "rank " + std::to_string(engine.stats().over_credit_by.value) +
+                            " sent announces that it had no credit for; they were dropped: " +
+                            std::to_string(engine.stats().over_credit) + " so far");
   }
   stats_ = engine.stats();
 }
@@ -197,15 +169,16 @@ void LaneThread::loop() {
 void LaneThread::serve() {
   const Config& config = options_.config;
   server::EngineConfig engine_config;
+  engine_config.hosts = options_.hosts;
   engine_config.self = options_.self;
   engine_config.job_id = options_.job_id;
   engine_config.workers = options_.workers;
   engine_config.max_chunk_bytes = options_.chunk_bytes;
-  engine_config.max_window = max_lane_window(options_);
-  engine_config.window = std::min(std::max(options_.window, 1u), engine_config.max_window);
+  engine_config.max_window = options_.max_window;
+  engine_config.window = options_.window;
   engine_config.max_eager_bytes = config.eager_bytes;
-  engine_config.announce_credits = limits_.announce_credits;
-  engine_config.eager_window = limits_.eager_window;
+  engine_config.announce_credits = options_.announce_credits;
+  engine_config.eager_window = options_.eager_window;
   engine_config.failover = options_.failover;
   engine_config.check_finite = config.check_finite == Toggle::kOn;
   engine_config.backup_workers = options_.backup_workers;
@@ -217,8 +190,16 @@ void LaneThread::serve() {
   const std::unique_ptr<transport::Registration> registration =
       endpoint_->needs_registration() ? endpoint_->register_memory(slots_) : nullptr;
   PumpOptions pump_options;
-  pump_options.control_receives = std::size_t{control_messages(options_)} * options_.workers;
-  pump_options.max_body_bytes = max_body_bytes(options_);
+  const std::size_t control_receives = options_.control_messages;
+  pump_options.control_receives = control_receives * (options_.workers - (options_.near_worker ? 1 : 0));
+  if (options_.near_worker) pump_options.near.push_back({PeerId{*options_.near_worker}, control_receives});
+  pump_options.max_body_bytes = options_.max_body_bytes;
+  // Workers ask: whatever a lane waits for, its worker waits for too.
+  pump_options.links.self = options_.self;
+  pump_options.links.job_id = options_.job_id;
+  for (std::uint32_t worker = 0; worker < options_.workers; ++worker) {
+    pump_options.links.peers.push_back(PeerId{worker});
+  }
   Pump<server::Engine> pump(
       engine, *endpoint_, pump_options,
       [isa = reduction_isa(config)](const ReduceAction& action) {
@@ -231,7 +212,7 @@ void LaneThread::serve() {
     const Instant now = std::chrono::steady_clock::now();
     deliver_losses(now, engine);
     if (now >= engine.next_deadline()) engine.on_tick(now);
-    pump.flush();
+    pump.flush(now);
     if (pump.step(now)) {
       busy_until = now + spin;
       continue;

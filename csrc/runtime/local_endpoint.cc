@@ -43,6 +43,18 @@ LocalEndpoint::~LocalEndpoint() {
   }
 }
 
+void LocalEndpoint::shut_down() {
+  is_shut_ = true;
+  posted_.clear();
+  tag_of_.clear();
+  for (auto& [id, peer] : peers_) {
+    peer.waiting.clear();
+    peer.answers.clear();
+  }
+  waiting_ = 0;
+  ready_.clear();
+}
+
 void LocalEndpoint::add_peer(PeerId peer, std::span<const std::byte> address) {
   if (address.size() != address_.size()) {
     throw Error(Code::kInvalidArgument, "shared memory: peer " + std::to_string(peer.value) + " has an address of " +
@@ -95,6 +107,7 @@ void LocalEndpoint::complete_send(Token token, Status status) {
 
 Status LocalEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                                 Token token) {
+  if (is_shut_) return Status(Code::kTransport, "shared memory: the endpoint is shut down");
   const auto found = peers_.find(to);
   if (found == peers_.end()) {
     return Status(Code::kInvalidArgument,
@@ -196,6 +209,7 @@ void LocalEndpoint::send_to_self(const Send& send) {
 }
 
 Status LocalEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) {
+  if (is_shut_) return Status(Code::kTransport, "shared memory: the endpoint is shut down");
   const Receive receive{first, second, token};
   const auto found = unexpected_.find(tag.value);
   if (found == unexpected_.end()) {
@@ -349,6 +363,7 @@ void LocalEndpoint::flush_waiting() {
 
 std::size_t LocalEndpoint::poll(std::span<transport::Completion> completions) {
   if (std::exchange(is_asleep_, false)) neighborhood_.end_sleep();
+  if (is_shut_) return 0;
   if (waiting_ > 0) flush_waiting();
   std::size_t count = 0;
   for (; count < completions.size() && !ready_.empty(); ++count) {

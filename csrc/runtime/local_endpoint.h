@@ -68,6 +68,7 @@ class LocalEndpoint final : public transport::Endpoint {
   void wait(Instant deadline, std::span<const int> also) override;
   bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override;
   void wake() override { neighborhood_.wake(); }
+  void shut_down() override;
 
  private:
   struct Head;
@@ -131,7 +132,8 @@ class LocalEndpoint final : public transport::Endpoint {
   std::deque<transport::Completion> ready_;
   std::size_t staged_bytes_ = 0;
   std::size_t waiting_ = 0;  // Sends and answers, of all peers.
-  bool is_asleep_ = false;   // prepare_wait() said yes.
+  bool is_shut_ = false;
+  bool is_asleep_ = false;  // prepare_wait() said yes.
   std::uint64_t next_id_ = 1;
   std::vector<std::byte> scratch_;
   LocalEndpointStats stats_;

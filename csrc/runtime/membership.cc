@@ -79,6 +79,7 @@ std::size_t Membership::index_of(const Member& member) const {
 
 std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   if (closing_) return Refuse{RefuseCode::kClosing, "the hub is closing"};
+  if (!doubt_.empty()) return Refuse{RefuseCode::kOtherJob, doubt_};
   if (!start_failure_.empty()) return Refuse{RefuseCode::kLost, start_failure_};
   if (started_) {
     return Refuse{RefuseCode::kStarted, "the job of this hub has already started with all its " +
@@ -102,8 +103,66 @@ std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   return std::nullopt;
 }
 
+/// Some worker is gone: whoever comes now is of the next job at this port, and waits for that one's hub.
+bool Membership::is_over() const {
+  const auto workers = slots_.begin() + options_.workers;
+  return started_ && std::any_of(slots_.begin(), workers, [](const Slot& slot) { return slot.state != State::kHere; });
+}
+
+/// Who has the place that this process comes for, where that is another process of a job that lives.
+std::optional<Member> Membership::rival_of(const Join& join) const {
+  if (closing_ || is_over() || !start_failure_.empty()) return std::nullopt;
+  const Member& self = join.member;
+  const auto is_other = [&self](const Member& member) {
+    return member.pid != self.pid || member.host_identity != self.host_identity;
+  };
+  const bool is_lead = self.role == Role::kWorker && self.rank == 0;
+  if (is_lead && options_.lead) return is_other(*options_.lead) ? options_.lead : std::nullopt;
+  if (options_.doubt_for == Duration::zero() ||
+      self.rank >= (self.role == Role::kWorker ? options_.workers : options_.servers)) {
+    return std::nullopt;
+  }
+  const Slot& slot = slots_[index_of(self)];
+  if (slot.state != State::kHere || !is_other(slot.member)) return std::nullopt;
+  return slot.member;
+}
+
+std::string Membership::two_jobs_text(const Member& newcomer, const Member& rival, Instant now) const {
+  std::string text = "two processes came for one place: " + to_string(newcomer) + " and " + to_string(rival) + ". ";
+  if (options_.lead) {
+    text += "The hub of the job that was here first is that of " + to_string(*options_.lead) + ", for " +
+            seconds_text(now - options_.opened) + ", with " + std::to_string(index_of_.size()) + " of " +
+            std::to_string(slots_.size()) + " members. ";
+  }
+  return text +
+         "Two jobs that have one MASTER_ADDR and MASTER_PORT (or HERRING_HUB) and one secret cannot be told apart: "
+         "give "
+         "each a MASTER_PORT of its own, or start them with herringrun, which does";
+}
+
+/// The other job's processes may be among the members already, or be let in next.
+void Membership::end_in_doubt(const std::string& text) {
+  doubt_ = text + ". This job has ended, because some of its processes may be the other job's";
+  if (!started_) {
+    send_all(FrameType::kEvent, make_body(encode(Event{HubEvent::Kind::kFailed, 0, doubt_})));
+    return;
+  }
+  const ConnectionId lead = slots_.front().connection;
+  gone(0, State::kFailed, HubEvent::Kind::kFailed, doubt_);
+  if (lead != 0) send(lead, FrameType::kEvent, make_body(encode(Event{HubEvent::Kind::kFailed, 0, doubt_})));
+}
+
 void Membership::join(ConnectionId connection, const Join& join, Instant now) {
-  if (const auto refuse = reason_to_refuse(join)) {
+  auto refuse = reason_to_refuse(join);
+  const bool fits = join.workers == options_.workers && join.servers == options_.servers;
+  if (const auto rival = rival_of(join); rival && doubt_.empty()) {
+    refuse = Refuse{RefuseCode::kOtherJob, two_jobs_text(join.member, *rival, now)};
+    // With other sizes none of its processes was let in, nor will be.
+    if (fits && options_.doubt_for > Duration::zero() && (!started_ || now - options_.opened < options_.doubt_for)) {
+      end_in_doubt(refuse->text);
+    }
+  }
+  if (refuse) {
     ++counters_.refused;
     send(connection, FrameType::kRefuse, make_body(encode(*refuse)));
     actions_.push_back({Action::Kind::kClose, connection, FrameType::kClosing, nullptr});
@@ -120,10 +179,12 @@ void Membership::join(ConnectionId connection, const Join& join, Instant now) {
   next_silence_ = std::min(next_silence_, now + options_.dead_after);
   ++counters_.joined;
   send(connection, FrameType::kWelcome, make_body(encode(Welcome{options_.heartbeat, options_.dead_after})));
-  if (index_of_.size() == slots_.size()) start();
+  start_when_complete(now);
 }
 
-void Membership::start() {
+void Membership::start_when_complete(Instant now) {
+  if (started_ || index_of_.size() < slots_.size() || !doubt_.empty() || now < options_.opened + options_.settle)
+    return;
   started_ = true;
   std::vector<Member> members;
   members.reserve(slots_.size());
@@ -143,7 +204,7 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
       if (!decode_serial(frame.body)) violation(index, "a bad Pong");
       return;
     case FrameType::kExchange:
-      if (const auto body = decode_exchange(frame.body); body && started_) return exchange(index, *body);
+      if (const auto body = decode_exchange(frame.body); body && started_) return exchange(index, *body, now);
       return violation(index, "a bad Exchange");
     case FrameType::kQuery:
       if (const auto name = decode_text(frame.body)) return answer_query(index, *name);
@@ -153,6 +214,19 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
         return gone(index, State::kFailed, HubEvent::Kind::kFailed, *reason);
       }
       return violation(index, "a bad Fail");
+    case FrameType::kUnreachable:
+      if (const auto body = decode_unreachable(frame.body);
+          body && started_ && std::ranges::all_of(body->indices, [&](std::uint32_t other) {
+            return other < slots_.size() && other != index;
+          })) {
+        return judge_links(index, *body);
+      }
+      return violation(index, "a bad Unreachable");
+    case FrameType::kAbortGroup:
+      if (const auto body = decode_abort_group(frame.body); body && started_ && index < options_.workers) {
+        return group_aborted(index, *body);
+      }
+      return violation(index, "a bad AbortGroup");
     case FrameType::kLeave:
       close_connection(slots_[index]);
       return gone(index, State::kLeft, HubEvent::Kind::kLeft, "left");
@@ -181,6 +255,35 @@ void Membership::violation(std::size_t index, const std::string& what) {
   gone(index, State::kLost, HubEvent::Kind::kLost, reason);
 }
 
+/// Both ends answer the hub, and nothing passes between them. One of them has to go: the one that is not reached, which
+/// is a server's lane wherever there is a choice and may cost nothing; or the one that reaches nobody.
+void Membership::judge_links(std::size_t index, const Unreachable& unreachable) {
+  if (slots_[index].state != State::kHere) return;
+  const std::string tail =
+      " over the data plane: nothing came back for " + seconds_text(unreachable.silent) +
+      ", though both answer worker 0. Look at the network between their hosts, and at filters on the way";
+  if (unreachable.of > 1 && unreachable.answering == 0) {
+    const std::string whom = to_string(slots_[unreachable.indices.front()].member) + " and the " +
+                             std::to_string(unreachable.of - 1) + " others that it waits for";
+    return drop_for_link(index, "it cannot reach " + whom + tail);
+  }
+  for (const std::uint32_t other : unreachable.indices) {
+    if (slots_[other].state != State::kHere) continue;
+    drop_for_link(other, to_string(slots_[index].member) + " cannot reach it" + tail);
+  }
+}
+
+/// The others hear first: worker 0's process may end when it hears.
+void Membership::drop_for_link(std::size_t index, const std::string& reason) {
+  ++counters_.lost;
+  const ConnectionId connection = slots_[index].connection;
+  gone(index, State::kLost, HubEvent::Kind::kLost, reason);
+  if (connection == 0) return;
+  send(connection, FrameType::kClosing,
+       make_body(encode_text(to_string(slots_[index].member) + ", this process, counts as lost: " + reason)));
+  close_connection(slots_[index]);
+}
+
 void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason) {
   Slot& slot = slots_[index];
   if (!started_) {
@@ -206,6 +309,16 @@ void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const
     if (other->connection != 0 && &*other != &slot) send(other->connection, FrameType::kEvent, body);
   }
   fail_rounds_without(index);
+}
+
+/// Whoever is not in the group takes no notice: the hub knows no groups.
+void Membership::group_aborted(std::size_t index, const AbortGroup& abort) {
+  if (slots_[index].state != State::kHere) return;
+  const SharedBody body = make_body(
+      encode(Event{HubEvent::Kind::kGroupAborted, static_cast<std::uint32_t>(index), abort.reason, abort.group}));
+  for (const Slot& other : slots_) {
+    if (other.connection != 0 && &other != &slots_[index]) send(other.connection, FrameType::kEvent, body);
+  }
 }
 
 std::string Membership::gone_text(std::size_t index) const {
@@ -252,7 +365,7 @@ void Membership::fail_rounds_without(std::size_t gone) {
   }
 }
 
-void Membership::exchange(std::size_t index, const Exchange& exchange) {
+void Membership::exchange(std::size_t index, const Exchange& exchange, Instant now) {
   auto it = rounds_.find(exchange.name);
   if (it == rounds_.end()) {
     const auto missing = exchange.name == kGoodbyeRound ? first_needed_gone_ : first_gone_;
@@ -271,13 +384,34 @@ void Membership::exchange(std::size_t index, const Exchange& exchange) {
   if (round.brought[index]) return violation(index, "a second blob for exchange \"" + exchange.name + "\"");
   round.brought[index] = true;
   round.blobs[index].assign(exchange.blob.begin(), exchange.blob.end());
-  if (!is_complete(it->first, round)) return;
-  complete(it->first, round);
-  rounds_.erase(it);
+  if (is_complete(it->first, round)) {
+    complete(it->first, round);
+    rounds_.erase(it);
+  } else if (exchange.name == kGoodbyeRound && index < options_.workers) {
+    finished_.push_back(static_cast<std::uint32_t>(index));
+    next_finished_ = std::min(next_finished_, now + kGoodbyePatience);
+  }
+}
+
+void Membership::tell_finished(Instant now) {
+  if (now < next_finished_) return;
+  next_finished_ = Instant::max();
+  const auto round = rounds_.find(std::string(kGoodbyeRound));
+  for (const std::uint32_t index : std::exchange(finished_, {})) {
+    if (slots_[index].state != State::kHere) continue;
+    const SharedBody body = make_body(encode(Event{HubEvent::Kind::kFinished, index, "waits to say goodbye"}));
+    for (std::size_t other = 0; other < slots_.size(); ++other) {
+      const bool has_come = round != rounds_.end() && round->second.brought[other];
+      if (slots_[other].connection != 0 && other != index && !has_come) {
+        send(slots_[other].connection, FrameType::kEvent, body);
+      }
+    }
+  }
 }
 
 void Membership::complete(const std::string& name, const Round& round) {
   ++counters_.exchanges;
+  if (name == kGoodbyeRound) finished_.clear();
   for (auto& frame : encode_gathered(name, round.blobs)) {
     send_all(FrameType::kGathered, make_body(std::move(frame)));
   }
@@ -301,7 +435,7 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
 }
 
 void Membership::never_comes(Role role, std::uint32_t rank, const std::string& why) {
-  if (started_ || closing_ || !start_failure_.empty()) return;
+  if (started_ || closing_ || !start_failure_.empty() || !doubt_.empty()) return;
   const std::size_t index = index_of(Member{role, rank, 0, {}, {}});
   // Who is here ends its connection itself, and may be replaced for a while.
   if (index >= slots_.size() || slots_[index].state == State::kHere) return;
@@ -312,8 +446,9 @@ void Membership::never_comes(Role role, std::uint32_t rank, const std::string& w
 
 /// Who had come and went before all were there is given dead_after to come back; then nobody waits for it any more.
 void Membership::find_lost_before_start(Instant now) {
-  if (started_ || now < next_return_ || !start_failure_.empty()) return;
+  if (now < next_return_) return;
   next_return_ = Instant::max();
+  if (started_ || !start_failure_.empty() || !doubt_.empty()) return;
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (slot.lost.empty()) continue;
@@ -358,6 +493,8 @@ void Membership::tick(Instant now) {
     }
   }
   find_lost_before_start(now);
+  start_when_complete(now);
+  tell_finished(now);
   if (now >= next_ping_) {
     send_all(FrameType::kPing, make_body(encode_serial(++ping_serial_)));
     next_ping_ = now + options_.heartbeat;
@@ -365,7 +502,10 @@ void Membership::tick(Instant now) {
 }
 
 Instant Membership::next_wakeup() const {
-  return index_of_.empty() ? Instant::max() : std::min({next_ping_, next_silence_, next_return_});
+  if (index_of_.empty()) return Instant::max();
+  const bool settles = !started_ && index_of_.size() == slots_.size() && doubt_.empty();
+  const Instant start = settles ? options_.opened + options_.settle : Instant::max();
+  return std::min({next_ping_, next_silence_, next_return_, next_finished_, start});
 }
 
 void Membership::close() {
@@ -382,15 +522,17 @@ void Membership::close() {
   }
 }
 
-std::optional<ConnectionId> Lobby::enter(ConnectionId connection, Instant now) {
-  std::optional<ConnectionId> evicted;
-  if (guests_.size() >= capacity_) {
-    evicted = guests_.begin()->second.connection;
-    leave(*evicted);
-  }
+void Lobby::enter(ConnectionId connection, Instant now) {
   ticket_of_[connection] = next_ticket_;
   guests_[next_ticket_++] = Guest{connection, now};
-  return evicted;
+}
+
+std::optional<ConnectionId> Lobby::evict() {
+  if (guests_.empty()) return std::nullopt;
+  const auto chosen = std::next(guests_.begin(), static_cast<std::ptrdiff_t>(random_() % guests_.size()));
+  const ConnectionId connection = chosen->second.connection;
+  leave(connection);
+  return connection;
 }
 
 void Lobby::leave(ConnectionId connection) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,6 +33,10 @@ class Membership final {
     Duration heartbeat = std::chrono::seconds(1);
     Duration dead_after = std::chrono::seconds(5);
     std::uint64_t job_id = 0;
+    std::optional<runtime::Member> lead = {};  ///< As HubOptions.lead, doubt_for and settle, from `opened` on.
+    Duration doubt_for = {};
+    Duration settle = {};
+    Instant opened = {};
   };
   struct Action {
     enum class Kind : std::uint8_t {
@@ -53,6 +58,9 @@ class Membership final {
   static constexpr std::size_t kMaxOpenRounds = 4096;
   /// Servers that are gone are not waited for in this round: their blobs are empty.
   static constexpr std::string_view kGoodbyeRound = "goodbye";
+  /// Workers that have been in it for so long are announced to those who have not come: at the end of a job all come
+  /// within less, and nobody need be told.
+  static constexpr Duration kGoodbyePatience = std::chrono::milliseconds(100);
 
   explicit Membership(const Options& options);
 
@@ -98,15 +106,23 @@ class Membership final {
   };
 
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
-  void start();
+  std::optional<Member> rival_of(const Join& join) const;
+  std::string two_jobs_text(const Member& newcomer, const Member& rival, Instant now) const;
+  void end_in_doubt(const std::string& text);
+  bool is_over() const;
+  void start_when_complete(Instant now);
   void find_lost_before_start(Instant now);
-  void exchange(std::size_t index, const Exchange& exchange);
+  void exchange(std::size_t index, const Exchange& exchange, Instant now);
+  void tell_finished(Instant now);
   void complete(const std::string& name, const Round& round);
   bool is_needed(std::size_t index, const std::string& name) const;
   bool is_complete(const std::string& name, const Round& round) const;
   void fail_rounds_without(std::size_t gone);
   void answer_query(std::size_t index, const std::string& name);
+  void judge_links(std::size_t index, const Unreachable& unreachable);
+  void drop_for_link(std::size_t index, const std::string& reason);
   void violation(std::size_t index, const std::string& what);
+  void group_aborted(std::size_t index, const AbortGroup& abort);
   void gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason);
   void send(ConnectionId connection, FrameType type, SharedBody body);
   void send_all(FrameType type, const SharedBody& body);
@@ -123,6 +139,7 @@ class Membership final {
   std::optional<std::size_t> first_needed_gone_;  // of those that every round needs.
   std::string first_gone_reason_;
   std::string start_failure_;  // Why the job will never start.
+  std::string doubt_;          // Another job's process came: why this one has ended.
   bool started_ = false;
   bool closing_ = false;
   std::uint64_t ping_serial_ = 0;
@@ -131,15 +148,22 @@ class Membership final {
   Instant next_ping_{};
   Instant next_silence_ = Instant::max();  // No member can be overdue before.
   Instant next_return_ = Instant::max();   // No place that was lost before the start has to be taken again before.
+  std::vector<std::uint32_t> finished_;    // Workers that wait in the goodbye round, not announced.
+  Instant next_finished_ = Instant::max();
   Counters counters_;
 };
 
-/// Connections that have not authenticated yet: few, and not for long.
+/// Connections that have not authenticated yet: few, and not for long. Who has to make room is chosen by chance: a
+/// flood then cannot know whom it pushes out, and who tries again comes through it.
 class Lobby final {
  public:
-  Lobby(std::size_t capacity, Duration patience) : capacity_(capacity), patience_(patience) {}
-  /// Takes one in; returns the oldest where it has to make room.
-  std::optional<ConnectionId> enter(ConnectionId connection, Instant now);
+  Lobby(std::size_t capacity, Duration patience, std::uint64_t seed)
+      : capacity_(capacity), patience_(patience), random_(seed) {}
+  void enter(ConnectionId connection, Instant now);
+  /// Before enter(): somebody leaves and is returned where it is full.
+  std::optional<ConnectionId> make_room() { return size() >= capacity_ ? evict() : std::nullopt; }
+  /// Somebody leaves and is returned; nothing where nobody is inside.
+  std::optional<ConnectionId> evict();
   void leave(ConnectionId connection);
   bool contains(ConnectionId connection) const { return ticket_of_.contains(connection); }
   /// Removes and returns those whose time is up.
@@ -155,6 +179,7 @@ class Lobby final {
   };
   std::size_t capacity_;
   Duration patience_;
+  std::mt19937_64 random_;
   std::uint64_t next_ticket_ = 0;
   std::map<std::uint64_t, Guest> guests_;  // By ticket: the oldest first.
   std::unordered_map<ConnectionId, std::uint64_t> ticket_of_;

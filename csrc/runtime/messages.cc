@@ -6,6 +6,8 @@
 
 #include "core/copy.h"
 #include "core/status.h"
+#include "runtime/budget.h"
+#include "runtime/progress_options.h"
 
 namespace herring::runtime {
 namespace {
@@ -18,8 +20,8 @@ constexpr std::uint32_t kMinCredits = 4;
 constexpr std::uint32_t kLocalChunkBytes = 256 << 10;
 constexpr std::uint32_t kLocalWindow = 8;
 constexpr std::uint32_t kLocalEagerBytes = 16 << 10;
-// Control messages that need no credit: two returns of credits.
-constexpr std::uint32_t kUncredited = 2;
+// Control messages that need no credit: two returns of credits, a Ping and a Pong.
+constexpr std::uint32_t kUncredited = 4;
 
 std::uint64_t pool_receives(const point_to_point::LinkConfig& link, std::uint64_t peers) {
   return peers * (link.credits + kUncredited);
@@ -53,7 +55,8 @@ point_to_point::LinkConfig network_link(const Config& config, std::uint32_t work
   link.window = std::max(config.window, 1u);
   link.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(config.eager_bytes, share / kMinCredits));
   const std::uint64_t unit = wire::kHeaderBytes + point_to_point::max_body_bytes(link);
-  link.credits = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(share / unit, kMinCredits, kMaxCredits));
+  link.credits = static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(share / unit, kMinCredits, std::min(kMaxCredits, most_message_credits(workers))));
   link.eager_window = link.credits / 2;
   return link;
 }
@@ -104,21 +107,42 @@ point_to_point::EngineConfig Messages::engine_config() const {
     config.link_of.push_back(worker == options_.rank ? point_to_point::kNoLink
                                                      : link.value_or(point_to_point::kNoLink));
   }
-  config.grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options_.config.dead_after_s));
+  config.grace = dead_after(options_.config);
   config.copy = [](std::span<const std::byte> from, std::span<std::byte> to) { copy_bytes(from, to); };
   return config;
 }
 
 void Messages::add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers) {
-  const PumpOptions options{pool_receives(links_[link], peers), point_to_point::max_body_bytes(links_[link])};
+  PumpOptions options{pool_receives(links_[link], peers), point_to_point::max_body_bytes(links_[link])};
+  if (link == network_link_) options.links = network_links();
   pumps_.push_back(std::make_unique<LinkPump>(
       engine_.link(link), endpoint, options, [](const ReduceAction&) {},
       [this](const CompleteAction& action) { engine_.transport_completed(action); }));
 }
 
+/// Memory of this host cannot be half open.
+PumpLinks Messages::network_links() const {
+  PumpLinks links;
+  links.self = PeerId{options_.rank};
+  links.job_id = options_.job_id;
+  links.watch.patience = dead_after(options_.config);
+  links.on_unreachable = options_.on_unreachable;
+  for (std::uint32_t worker = 0; worker < options_.placement->workers; ++worker) {
+    const bool near = std::find(neighbours_.begin(), neighbours_.end(), worker) != neighbours_.end();
+    if (!near && worker != options_.rank) links.peers.push_back(PeerId{worker});
+  }
+  return links;
+}
+
+Instant Messages::next_deadline() const {
+  Instant next = engine_.next_deadline();
+  for (const auto& pump : pumps_) next = std::min(next, pump->next_deadline());
+  return next;
+}
+
 void Messages::submit(Instant now, const PendingMessage& message) {
   const std::uint64_t handle = next_handle_++;
-  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline)};
+  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline), message.group};
   const std::span<std::byte> memory =
       message.is_send ? std::span(const_cast<std::byte*>(message.data.data()), message.data.size()) : message.memory;
   if (options_.endpoint && options_.endpoint->needs_registration() &&
@@ -146,11 +170,11 @@ void Messages::submit(Instant now, const PendingMessage& message) {
     }
     engine_.receive(now, operation);
   }
-  flush();
+  flush(now);
 }
 
-void Messages::flush() {
-  for (const auto& pump : pumps_) pump->flush();
+void Messages::flush(Instant now) {
+  for (const auto& pump : pumps_) pump->flush(now);
   if (options_.neighborhood) options_.neighborhood->flush();
   finish_completed();
 }
@@ -164,7 +188,7 @@ bool Messages::step(Instant now) {
   for (const auto& pump : pumps_) busy |= pump->step(now);
   // What came on one link may have something to say on another.
   if (busy && pumps_.size() > 1) {
-    for (const auto& pump : pumps_) pump->flush();
+    for (const auto& pump : pumps_) pump->flush(now);
   }
   if (busy && options_.neighborhood) options_.neighborhood->flush();
   return finish_completed() || busy;
@@ -177,8 +201,9 @@ bool Messages::finish_completed() {
   for (const point_to_point::Completion& completion : completions) {
     const auto found = waiting_.find(completion.handle);
     if (found == waiting_.end()) continue;
-    const Waiting waiting = std::move(found->second);
+    Waiting waiting = std::move(found->second);
     waiting_.erase(found);
+    waiting.registration.reset();  // The memory is the caller's again at once.
     const auto& ranks = waiting.route->ranks;
     const auto source = std::find(ranks.begin(), ranks.end(), completion.received.source.value);
     waiting.work->complete(completion.status, {static_cast<std::uint32_t>(source - ranks.begin()),
@@ -189,30 +214,34 @@ bool Messages::finish_completed() {
 }
 
 void Messages::tick(Instant now) {
-  if (now < engine_.next_deadline()) return;
+  if (now < engine_.next_deadline()) return;  // The pumps look after theirs.
   engine_.on_tick(now);
-  flush();
+  flush(now);
 }
 
 bool Messages::prepare_wait(std::vector<int>& descriptors, Instant& deadline) {
   return !options_.endpoint || options_.endpoint->prepare_wait(descriptors, deadline);
 }
 
-void Messages::worker_left(Instant now, std::uint32_t rank, const std::string& why) {
+void Messages::worker_left(Instant now, std::uint32_t rank, const std::string& why, bool is_gone) {
   engine_.on_peer_left(now, PeerId{rank}, why);
-  if (local_) local_->peer_left(PeerId{rank});
-  flush();
+  if (is_gone && local_) local_->peer_left(PeerId{rank});
+  flush(now);
 }
 
-void Messages::close_group(Instant now, GroupId group) {
-  engine_.close_group(now, group,
-                      Status(Code::kCancelled, "rank " + std::to_string(options_.rank) + " has left the group"));
-  flush();
+void Messages::close_group(Instant now, GroupId group, const Status& why) {
+  engine_.close_group(now, group, why);
+  flush(now);
 }
 
-void Messages::cancel_unmatched_receives(const Status& why) {
+bool Messages::has_pending(GroupId group) const {
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [group](const auto& entry) { return entry.second.group == group; });
+}
+
+void Messages::cancel_unmatched_receives(Instant now, const Status& why) {
   engine_.cancel_unmatched_receives(why);
-  flush();
+  flush(now);
 }
 
 bool Messages::is_stuck(Instant now, Duration patience) {
@@ -222,10 +251,12 @@ bool Messages::is_stuck(Instant now, Duration patience) {
 }
 
 std::size_t Messages::fail_all(const Status& why) {
-  // Nothing may touch the callers' memory once their operations have failed.
-  for (auto& [handle, waiting] : waiting_) waiting.registration.reset();
+  // Nothing may touch the callers' memory once their operations have failed. Pumps poll as they go: registrations
+  // follow.
   pumps_.clear();
   local_.reset();
+  if (options_.endpoint) options_.endpoint->shut_down();
+  for (auto& [handle, waiting] : waiting_) waiting.registration.reset();
   options_.endpoint.reset();
   for (auto& [handle, waiting] : waiting_) waiting.work->complete(why);
   return std::exchange(waiting_, {}).size();

@@ -27,6 +27,8 @@ namespace herring::runtime {
 class MessageWork final : public ReceiveWork {
  public:
   explicit MessageWork(std::shared_ptr<CallbackPool> callbacks) : pending_(std::move(callbacks)) {}
+  /// Of its memory (OperationOrder), until it is complete. Before others have it.
+  void set_lease(std::shared_ptr<void> lease) { lease_ = std::move(lease); }
   bool is_done() const override { return pending_.is_done(); }
   bool wait(Instant deadline) override { return pending_.wait(deadline); }
   Status status() const override { return pending_.status(); }
@@ -36,11 +38,13 @@ class MessageWork final : public ReceiveWork {
   /// Once.
   void complete(const Status& status, const Received& received = {}) {
     received_ = received;
+    lease_.reset();  // Whoever has waited may use the memory at once.
     pending_.complete(status);
   }
 
  private:
   PendingWork pending_;
+  std::shared_ptr<void> lease_;
   Received received_;  // Written before, read after pending_ is done.
 };
 
@@ -71,6 +75,7 @@ struct MessagesOptions {
   std::uint64_t job_id = 0;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null: the host's other ranks are on the network.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where everybody is on this host.
+  std::function<void(const Unreachable&)> on_unreachable;  ///< Workers that do not answer on the network.
   std::function<void()> before_complete;                   ///< Before operations end for their callers ...
   std::function<void(bool ok)> on_complete;                ///< ... and after each of them.
 };
@@ -89,12 +94,13 @@ class Messages final {
   /// True where anything happened.
   bool step(Instant now);
   void tick(Instant now);
-  Instant next_deadline() const { return engine_.next_deadline(); }
+  Instant next_deadline() const;
   /// Adds the network endpoint's descriptors; false where there is something to poll already.
   bool prepare_wait(std::vector<int>& descriptors, Instant& deadline);
-  void worker_left(Instant now, std::uint32_t rank, const std::string& why);
-  void close_group(Instant now, GroupId group);
-  void cancel_unmatched_receives(const Status& why);
+  void worker_left(Instant now, std::uint32_t rank, const std::string& why, bool is_gone);
+  void close_group(Instant now, GroupId group, const Status& why);
+  bool has_pending(GroupId group) const;
+  void cancel_unmatched_receives(Instant now, const Status& why);
   /// Others wait for something that has not left this process.
   bool has_unsent() const { return engine_.has_unsent() || (local_ && local_->owes_answers()); }
   /// Something has not ended for so long after its deadline.
@@ -110,12 +116,14 @@ class Messages final {
     std::shared_ptr<const GroupRoute> route;
     std::unique_ptr<transport::Registration> registration;
     Overdue overdue;
+    GroupId group;
   };
 
   point_to_point::EngineConfig engine_config() const;
+  PumpLinks network_links() const;
   void add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers);
   bool finish_completed();
-  void flush();
+  void flush(Instant now);
 
   MessagesOptions options_;
   std::vector<std::uint32_t> neighbours_;  // World ranks by local rank; empty where the network carries everything.
@@ -124,8 +132,8 @@ class Messages final {
   std::optional<std::uint32_t> network_link_;
   std::unique_ptr<LocalEndpoint> local_;
   point_to_point::Engine engine_;
+  std::unordered_map<std::uint64_t, Waiting> waiting_;  // By handle. Registrations go after the pumps.
   std::vector<std::unique_ptr<LinkPump>> pumps_;
-  std::unordered_map<std::uint64_t, Waiting> waiting_;  // By handle.
   std::uint64_t next_handle_ = 1;
 };
 

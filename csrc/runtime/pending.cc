@@ -1,11 +1,13 @@
 #include "runtime/pending.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <deque>
 #include <utility>
+
+#include "core/status.h"
+#include "core/thread.h"
 
 namespace herring::runtime {
 
@@ -22,6 +24,7 @@ struct CallbackPool::State {
 
 CallbackPool::CallbackPool(std::size_t max_threads) : state_(std::make_shared<State>()) {
   state_->max_threads = max_threads;
+  threads_.push_back(start_thread("herring-callbk", [state = state_] { loop(state); }));
 }
 
 CallbackPool::~CallbackPool() {
@@ -46,8 +49,11 @@ void CallbackPool::run(std::function<void()> task) {
     if (!state_->stopping) {
       state_->tasks.push_back(std::move(task));
       if (state_->tasks.size() > state_->idle && threads_.size() < state_->max_threads) {
-        threads_.emplace_back([state = state_] { loop(state); });
-        pthread_setname_np(threads_.back().native_handle(), "herring-callbk");
+        try {
+          threads_.push_back(start_thread("herring-callbk", [state = state_] { loop(state); }));
+        } catch (const Error&) {
+          // No more to be had: those that there are run it when they come to it.
+        }
       }
       state_->changed.notify_one();
       return;
@@ -65,8 +71,14 @@ bool CallbackPool::close(Instant deadline) {
   const bool ended =
       state_->quiet.wait_until(lock, deadline, [&] { return state_->tasks.empty() && state_->busy == mine; });
   state_->stopping = true;
+  std::vector<std::thread> others;
+  for (std::thread& thread : threads_) {
+    if (ended && thread.get_id() != std::this_thread::get_id()) others.push_back(std::move(thread));
+  }
+  std::erase_if(threads_, [](const std::thread& thread) { return !thread.joinable(); });
   lock.unlock();
   state_->changed.notify_all();
+  for (std::thread& thread : others) thread.join();
   return ended;
 }
 

@@ -83,6 +83,27 @@ void set_windows(Placement& placement, const Config& config) {
   }
 }
 
+/// Every process computes it, so all have the same sizes, or all refuse.
+void keep_within_budget(Placement& placement, const Config& config) {
+  BudgetInput input;
+  input.workers = placement.workers;
+  input.hosts = placement.hosts;
+  for (const LanePlace& lane : placement.lanes) input.lane_windows.push_back(lane.max_window);
+  input.lanes_of_server = config.lanes;
+  input.chunk_bytes = placement.chunk_bytes;
+  input.eager_bytes = config.eager_bytes;
+  input.failover = placement.failover;
+  input.checksum = config.checksum == Toggle::kOn;
+  input.backup_workers = placement.backup_workers;
+  input.backup_bytes = config.backup_bytes;
+  placement.budget = make_budget(input);
+  for (std::size_t i = 0; i < placement.lanes.size(); ++i) {
+    LanePlace& lane = placement.lanes[i];
+    lane.max_window = placement.budget.lane_windows[i];
+    lane.window = std::min(lane.window, lane.max_window);
+  }
+}
+
 }  // namespace
 
 std::vector<std::uint32_t> Placement::neighbours(std::uint32_t worker) const {
@@ -91,6 +112,11 @@ std::vector<std::uint32_t> Placement::neighbours(std::uint32_t worker) const {
     if (host_of[other] == host_of[worker]) result.push_back(other);
   }
   return result;
+}
+
+std::optional<std::uint32_t> near_worker(const Config& config, const LanePlace& lane) {
+  if (!lane.embedded || config.intra_node == Switch::kOff) return std::nullopt;
+  return lane.owner;
 }
 
 Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers) {
@@ -133,6 +159,7 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
         "server process and another server. Start more, or set HERRING_FAILOVER=auto");
   }
   placement.failover = can_move && config.failover != Switch::kOff && config.backup_workers == 0;
+  keep_within_budget(placement, config);
   return placement;
 }
 
@@ -168,6 +195,7 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   if (!member) {
     throw Error(Code::kInvalidArgument, "rank " + std::to_string(rank) + " is not in the group it adds");
   }
+  route.local_span = wire::span_of(route.local_world).value_or(wire::RankSpan{rank});
   const auto own_host = std::find(hosts.begin(), hosts.end(), placement.host_of[rank]);
   route.host_index = static_cast<std::uint32_t>(own_host - hosts.begin());
   route.host_count = static_cast<std::uint32_t>(hosts.size());

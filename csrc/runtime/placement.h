@@ -1,13 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/config.h"
 #include "core/types.h"
+#include "runtime/budget.h"
 #include "runtime/hub.h"
+#include "wire/header.h"
 
 namespace herring::runtime {
 
@@ -34,13 +37,18 @@ struct Placement {
   bool failover = false;             ///< A server process that dies has others to move its work to, and may.
   std::uint32_t backup_workers = 0;  ///< Config::backup_workers; then there are lanes, where there are two workers.
   std::uint32_t chunk_bytes = 0;     ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.
+  Budget budget;                     ///< What fits: windows above are already within it.
   std::vector<std::string> server_places;  ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
 
   /// Workers on the same host as `worker`, by rank.
   std::vector<std::uint32_t> neighbours(std::uint32_t worker) const;
 };
 
-/// Throws Error(kInvalidArgument) for settings that contradict the members.
+/// The worker whose process the lane is in and that reaches it there; none where its messages go over the network as
+/// everybody's do.
+std::optional<std::uint32_t> near_worker(const Config& config, const LanePlace& lane);
+
+/// Throws Error(kInvalidArgument) for settings that contradict the members, and for a job that is too large.
 Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers);
 
 /// How a group of workers goes about its operations.
@@ -56,6 +64,7 @@ struct GroupRoute {
   std::uint32_t index = 0;                   ///< This rank's position in `ranks`.
   std::vector<std::uint32_t> local_members;  ///< Local ranks of the members on this host, in group order.
   std::vector<std::uint32_t> local_world;    ///< Their world ranks.
+  wire::RankSpan local_span;                 ///< The same; this rank alone where they fit no span.
   std::uint32_t local_index = 0;             ///< This rank's position in `local_members`.
   std::uint32_t host_index = 0;              ///< Position of this host among the group's hosts.
   std::uint32_t host_count = 1;

@@ -12,8 +12,10 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "runtime/lane_thread.h"
 #include "runtime/poll.h"
+#include "runtime/progress_options.h"
 #include "runtime/progress_part.h"
 #include "runtime/validate.h"
 
@@ -21,30 +23,6 @@ namespace herring::runtime {
 namespace {
 
 constexpr Duration kIdleWait = std::chrono::seconds(1);
-
-worker::EngineConfig make_network_config(const ProgressOptions& options) {
-  const Placement& placement = *options.placement;
-  const ProtocolLimits limits = protocol_limits(options.config, placement.workers);
-  worker::EngineConfig config;
-  config.self = PeerId{options.rank};
-  config.job_id = options.job_id;
-  for (const LanePlace& lane : placement.lanes) {
-    config.lanes.push_back(lane.peer);
-    config.lane_weights.push_back(lane.weight);
-  }
-  config.chunk_bytes = placement.chunk_bytes;
-  config.max_eager_bytes = options.config.eager_bytes;
-  config.eager_window = limits.eager_window;
-  config.announce_credits = limits.announce_credits;
-  config.min_shard_bytes = options.config.eager_bytes;
-  config.lane_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.config.dead_after_s));
-  config.failover = placement.failover;
-  // Two windows: while one's chunks are summed and come back the next one's are pushed.
-  for (const LanePlace& lane : placement.lanes) {
-    config.lane_slots.push_back(2 * max_lane_window(lane_options(options.config, placement, lane)));
-  }
-  return config;
-}
 
 /// Zeroed pages that are taken when they are touched.
 std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
@@ -62,6 +40,7 @@ std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
 
 Progress::Progress(ProgressOptions options)
     : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)), local_writes_(isa_) {
+  if (!options_.order) options_.order = std::make_shared<OperationOrder>();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) {
@@ -93,11 +72,7 @@ Progress::Progress(ProgressOptions options)
       bounce_registration_ = options_.endpoint->register_memory(network_config_.bounce);
     }
     network_ = std::make_unique<worker::Engine>(network_config_);
-    PumpOptions pump_options;
-    // What lanes may send at the same time: a grant for each chunk in flight, credits, errors.
-    pump_options.control_receives = 64;
-    for (const LanePlace& lane : options_.placement->lanes) pump_options.control_receives += lane.max_window + 8;
-    pump_options.max_body_bytes = 2048;
+    const PumpOptions pump_options = make_pump_options(options_, lane_links());
     pump_ = std::make_unique<Pump<worker::Engine>>(
         *network_, *options_.endpoint, pump_options,
         [](const ReduceAction&) {},  // The worker's engine never asks for a reduction.
@@ -111,6 +86,11 @@ Progress::Progress(ProgressOptions options)
   message_options.job_id = options_.job_id;
   message_options.neighborhood = options_.neighborhood;
   message_options.endpoint = std::move(options_.peer_endpoint);
+  message_options.on_unreachable = [this](const Unreachable& found) {
+    std::vector<std::uint32_t> workers;
+    for (const PeerId peer : found.peers) workers.push_back(peer.value);
+    report_unreachable(workers, found.of, found);
+  };
   message_options.before_complete = [this] {
     watch_unsent();  // Else a drain could miss the answers.
     publish();
@@ -121,8 +101,47 @@ Progress::Progress(ProgressOptions options)
   };
   messages_ = std::make_unique<Messages>(std::move(message_options));
   seat_ = std::make_shared<DriverSeat>(this, options_.endpoint == nullptr);
-  thread_ = std::thread([this] { loop(); });
-  pthread_setname_np(thread_.native_handle(), "herring-worker");
+  try {
+    thread_ = start_thread("herring-worker", [this] { loop(); });
+  } catch (...) {
+    close(wake_fd_);
+    throw;
+  }
+}
+
+/// Lanes of this process need no link.
+PumpLinks Progress::lane_links() {
+  PumpLinks links;
+  links.self = PeerId{options_.rank};
+  links.job_id = options_.job_id;
+  links.watch = {dead_after(config_), true};
+  for (const LanePlace& lane : options_.placement->lanes) {
+    if (!lane.embedded || lane.owner != options_.rank) links.peers.push_back(lane.peer);
+  }
+  links.on_unreachable = [this](const Unreachable& found) { report_lanes(found); };
+  return links;
+}
+
+/// A process is as reachable as its worst lane.
+void Progress::report_lanes(const Unreachable& found) {
+  const Placement& placement = *options_.placement;
+  std::set<std::uint32_t> all;
+  std::set<std::uint32_t> silent;
+  for (const LanePlace& lane : placement.lanes) {
+    const bool is_gone = !lane.embedded && lost_servers_.contains(lane.owner);
+    if (is_gone || (lane.embedded && lane.owner == options_.rank)) continue;
+    const std::uint32_t member = lane.embedded ? lane.owner : placement.workers + lane.owner;
+    all.insert(member);
+    if (std::find(found.peers.begin(), found.peers.end(), lane.peer) != found.peers.end()) silent.insert(member);
+  }
+  const std::vector<std::uint32_t> members(silent.begin(), silent.end());
+  report_unreachable(members, static_cast<std::uint32_t>(all.size()), found);
+}
+
+void Progress::report_unreachable(std::span<const std::uint32_t> members, std::uint32_t of, const Unreachable& found) {
+  if (options_.hub != nullptr && !hub_lost_ && !members.empty()) {
+    options_.hub->report_unreachable(members, of, found.answering, found.silent);
+  }
 }
 
 Progress::~Progress() {
@@ -154,14 +173,6 @@ void Progress::submit(PendingMessage message) {
     message_commands_.submitted.push_back(std::move(message));
   }
   wake_up(needs_thread);
-}
-
-void Progress::close_group(GroupId group) {
-  {
-    const std::scoped_lock lock(mutex_);
-    message_commands_.closed_groups.push_back(group);
-  }
-  wake_up(true);
 }
 
 void Progress::cancel_unmatched_receives() {
@@ -314,6 +325,8 @@ bool Progress::do_turn(Instant now) {
   busy |= flush_local_backlog();
   if (!busy) busy = take_hub_events(now);
   run_ticks(now);
+  if (may_begin_) busy |= begin_held(now);
+  if (!closing_.empty()) end_closing();
   watch_unsent();
   return busy;
 }
@@ -330,7 +343,7 @@ bool Progress::take_commands(Instant now) {
   }
   if (!requested.is_ok()) fail_everything(requested);
   for (const auto& operation : operations) start(now, operation);
-  if (pump_ && !operations.empty()) pump_->flush();
+  if (pump_ && !operations.empty()) pump_->flush(now);
   carry_out(now, messages);
   return !messages.is_empty() || !operations.empty() || !requested.is_ok();
 }
@@ -344,10 +357,10 @@ void Progress::carry_out(Instant now, const MessageCommands& commands) {
       settle(1);
     }
   }
-  if (!messages_) return;
-  for (const GroupId group : commands.closed_groups) messages_->close_group(now, group);
-  if (commands.cancel_receives) {
-    messages_->cancel_unmatched_receives(Status(Code::kShutdown, "the runtime was shut down before a message came"));
+  for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
+  if (commands.cancel_receives && messages_) {
+    messages_->cancel_unmatched_receives(now,
+                                         Status(Code::kShutdown, "the runtime was shut down before a message came"));
   }
 }
 
@@ -379,6 +392,10 @@ bool Progress::take_hub_events(Instant now) {
     any = true;
     const std::string who = to_string(event.member);
     switch (event.kind) {
+      case HubEvent::Kind::kFinished:
+        // With backup workers who is late has the results of operations that others have finished long ago.
+        if (options_.placement->backup_workers > 0) break;
+        [[fallthrough]];
       case HubEvent::Kind::kLeft:
         member_left(now, event);
         break;
@@ -392,9 +409,12 @@ bool Progress::take_hub_events(Instant now) {
         if (lose_server(now, event)) break;
         fail_everything(Status(Code::kPeerLost, who + " failed: " + event.reason));
         break;
+      case HubEvent::Kind::kGroupAborted:
+        group_aborted(now, event);
+        break;
       case HubEvent::Kind::kHubLost:
         hub_lost_ = true;
-        if (!departed_.contains(0)) {
+        if (!left_.contains(0)) {
           fail_everything(Status(Code::kPeerLost, to_string(event)));
         }
         break;
@@ -419,27 +439,39 @@ bool Progress::lose_server(Instant now, const HubEvent& event) {
   for (const LanePlace& lane : placement.lanes) {
     if (lane.embedded || lane.owner != event.member.rank) continue;
     options_.endpoint->remove_peer(lane.peer);
+    pump_->forget_peer(lane.peer);
     network_->on_peer_lost(now, lane.peer, text);
   }
-  pump_->flush();
+  pump_->flush(now);
   return true;
 }
 
 void Progress::member_left(Instant now, const HubEvent& event) {
-  const std::string text = to_string(event.member) + " has left the job";
+  const std::string text = to_string(event);
   if (lose_server(now, event)) return;
   if (event.member.role == Role::kServer) {
     fail_everything(Status(Code::kPeerLost, text + " while workers still need it"));
     return;
   }
-  departed_.emplace(event.member.rank, text);
-  for (std::size_t i = 0; i < neighbours_.size(); ++i) {
-    if (neighbours_[i] == event.member.rank) local_backlog_[i].clear();
+  const std::uint32_t rank = event.member.rank;
+  if (event.kind == HubEvent::Kind::kLeft) {
+    left_.insert(rank);
+    for (std::size_t i = 0; i < neighbours_.size(); ++i) {
+      if (neighbours_[i] == rank) local_backlog_[i].clear();
+    }
   }
-  options_.on_peer_left(PeerId{event.member.rank});
-  if (messages_) messages_->worker_left(now, event.member.rank, text);
-  // What it took part in is finished on its side and on its way here; what it did not join never comes.
-  const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));
+  if (departed_.emplace(rank, text).second) {
+    // All that it has sent to ranks of its host is in their rings by now.
+    while (take_local_messages(now)) {
+    }
+    run_local_actions(now);
+    options_.on_peer_left(PeerId{rank}, text);
+    end_local_without(now, rank, text);
+  }
+  if (messages_) messages_->worker_left(now, rank, text, left_.contains(rank));
+  // What it took part in is finished on its side and on its way here; what it did not join never comes. The engines
+  // know which is which, but for groups that a lane does not know yet.
+  const Duration grace = dead_after(config_);
   for (const auto& operation : operations_) {
     if (!check_departed(*operation).is_ok()) operation->deadline = std::min(operation->deadline, now + grace);
   }
@@ -454,22 +486,25 @@ void Progress::run_ticks(Instant now) {
   }
   if (network_ && now >= network_->next_deadline()) {
     network_->on_tick(now);
-    pump_->flush();
+    pump_->flush(now);
   }
   if (messages_) messages_->tick(now);
+  expire_held(now);
   expire_operations(now);
   while (!network_completions_.empty()) {
     const CompleteAction action = std::move(network_completions_.front());
     network_completions_.pop_front();
     network_done(now, action);
   }
+  if (!lingering_.empty()) release_lingering();
   end_stuck(now);
 }
 
 Instant Progress::next_deadline() const {
-  Instant next = Instant::max();
+  Instant next = held_deadline_;
   if (local_) next = std::min(next, local_->next_deadline());
   if (network_) next = std::min(next, network_->next_deadline());
+  if (pump_) next = std::min(next, pump_->next_deadline());
   if (messages_) next = std::min(next, messages_->next_deadline());
   if (!departed_.empty()) {
     for (const auto& operation : operations_) next = std::min(next, operation->deadline);

@@ -25,6 +25,7 @@
 #include "runtime/hub.h"
 #include "runtime/local_writes.h"
 #include "runtime/messages.h"
+#include "runtime/operation_order.h"
 #include "runtime/overdue.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
@@ -39,8 +40,10 @@ namespace herring::runtime {
 /// A group as the runtime keeps it; immutable but for what counts operations.
 struct Group {
   GroupId id;
+  std::uint32_t use = 0;  ///< As UsedGroup's.
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
+  Status closed;  ///< Why nothing can be called in it any more. Guarded by the runtime.
   /// With failover: how often each name was used. Guarded by the runtime.
   std::unordered_map<std::uint64_t, std::uint64_t> name_uses;
 };
@@ -56,9 +59,10 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;            ///< As Request's; may be empty.
-  bool has_backup = false;     ///< As Request's, where the job has backup workers.
-  Roster roster;               ///< Who is in, once that is known.
+  bool is_key_used_once = false;
+  std::string name;         ///< As Request's; may be empty.
+  bool has_backup = false;  ///< As Request's, where the job has backup workers.
+  Roster roster;            ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -70,6 +74,8 @@ struct PendingOperation {
   bool staged = false;  ///< A part of it was in private memory.
   Status failure;       ///< The first error of any part.
   Overdue overdue;      ///< From the deadline on.
+
+  OrderedCall call;  ///< Its place among those that are pending; entered already.
 };
 
 struct ProgressOptions {
@@ -78,12 +84,29 @@ struct ProgressOptions {
   std::uint32_t rank = 0;
   std::uint64_t job_id = 0;
   HubClient* hub = nullptr;
+  std::shared_ptr<OperationOrder> order;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
-  std::function<void(PeerId)> on_peer_left;  ///< And one that has said goodbye.
+  /// And one that has done all that it will do.
+  std::function<void(PeerId, const std::string&)> on_peer_left;
+  /// Another rank has given up this group: false where it is not one of this rank's. Nothing is submitted there after
+  /// it.
+  std::function<bool(const UsedGroup&, const Status&)> on_group_aborted;
+};
+
+/// Set when nothing of a group that was left is under way any more. Safe from any thread.
+class GroupClosed final {
+ public:
+  void set();
+  void wait();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_set_ = false;  // guarded by mutex_
 };
 
 struct PeerTraffic {
@@ -128,8 +151,12 @@ class Progress final : public Driver {
   void submit(std::shared_ptr<PendingOperation> operation);
   /// Any thread.
   void submit(PendingMessage message);
-  /// Any thread: this rank has left the group; its messages there end.
-  void close_group(GroupId group);
+  /// Any thread: this rank has left the group, nothing more will be submitted there. What is pending there ends with
+  /// an error; the result is set when that is done and the callers' memory is their own again.
+  std::shared_ptr<GroupClosed> close_group(GroupId group);
+  /// Any thread: this rank gives the group up, nothing more will be submitted there. What is pending there ends with
+  /// kCancelled, here and on the other ranks.
+  void abort_group(GroupId group, const std::string& reason);
   /// Any thread: receives that no message has met end with kShutdown.
   void cancel_unmatched_receives();
   /// Any thread: everything pending and everything later fails with this.
@@ -144,16 +171,28 @@ class Progress final : public Driver {
 
  private:
   struct Part;
-  /// What other threads want of the messages.
+  /// How what is pending in a group ends.
+  struct GroupEnd {
+    Status here;
+    Status elsewhere;  ///< Where others wait for this rank.
+    Status messages;   ///< On both sides.
+  };
+  struct ClosingGroup {
+    GroupId group;
+    GroupEnd end;
+    std::shared_ptr<GroupClosed> closed = std::make_shared<GroupClosed>();
+  };
+  /// What other threads want of the messages and groups.
   struct MessageCommands {
     std::vector<PendingMessage> submitted;
-    std::vector<GroupId> closed_groups;
+    std::vector<ClosingGroup> closed_groups;
     bool cancel_receives = false;
 
     bool is_empty() const { return submitted.empty() && closed_groups.empty() && !cancel_receives; }
   };
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
+  std::shared_ptr<GroupClosed> ask_to_close(ClosingGroup closing);
   void loop();
   bool turn(Instant now);
   void break_down(const std::exception& problem);
@@ -172,21 +211,40 @@ class Progress final : public Driver {
   void watch_unsent();
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
+  void group_aborted(Instant now, const HubEvent& event);
+  void end_local_without(Instant now, std::uint32_t rank, const std::string& why);
   bool lose_server(Instant now, const HubEvent& event);
+  PumpLinks lane_links();
+  void report_lanes(const Unreachable& found);
+  void report_unreachable(std::span<const std::uint32_t> members, std::uint32_t of, const Unreachable& found);
   bool take_local_messages(Instant now);
   void run_ticks(Instant now);
   Instant next_deadline() const;
   void sleep(Instant until);
 
   void start(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  void begin(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  bool begin_held(Instant now);
+  void end(const std::shared_ptr<PendingOperation>& operation, const Status& status);
+  void end_held(const std::shared_ptr<PendingOperation>& operation, const Status& status);
+  void expire_held(Instant now);
+  void start_closing(Instant now, const ClosingGroup& closing);
+  void end_closing();
+  void end_group(Instant now, GroupId group, const GroupEnd& end);
+  void give_up(Instant now, const std::shared_ptr<PendingOperation>& operation, const Status& here,
+               const Status& elsewhere);
   Status check_departed(const PendingOperation& operation) const;
   void plan_parts(PendingOperation& operation) const;
   void start_join(Instant now, const std::shared_ptr<PendingOperation>& operation);
   void take_roster(PendingOperation& operation, const Roster& roster);
   void start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation);
   void start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t part);
+  void add_part(std::unique_ptr<Part> part);
   void submit_local(Instant now, Part& part);
   void submit_network(Instant now, Part& part, std::span<std::byte> memory);
+  void refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why);
+  void release(Part& part);
+  void release_lingering();
   worker::Operation network_operation(Instant now, const Part& part, std::span<std::byte> memory) const;
   void part_done(Instant now, const OpKey& key, const Status& status);
   void network_done(Instant now, const CompleteAction& action);
@@ -216,6 +274,8 @@ class Progress final : public Driver {
   worker::EngineConfig network_config_;
   std::shared_ptr<std::byte> bounce_;  ///< Failover: where results land. Outlives the endpoint.
   std::unique_ptr<transport::Registration> bounce_registration_;
+  /// Of memory that ended operations have given back, while the network still reads it for a lost server.
+  std::vector<std::pair<std::span<std::byte>, std::unique_ptr<transport::Registration>>> lingering_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
   std::unique_ptr<Messages> messages_;
 
@@ -224,10 +284,14 @@ class Progress final : public Driver {
 
   // Only the thread in the seat.
   PartMap parts_;
-  std::vector<std::shared_ptr<PendingOperation>> operations_;
-  std::map<std::uint32_t, std::string> departed_;  ///< Workers that said goodbye.
-  std::set<std::uint32_t> lost_servers_;           ///< Server processes that are gone.
-  std::vector<std::uint32_t> neighbours_;          ///< The ranks of this host, by their local rank.
+  std::vector<std::shared_ptr<PendingOperation>> operations_;  ///< Those that have begun.
+  std::vector<std::shared_ptr<PendingOperation>> held_;        ///< Those that wait for others, in call order.
+  Instant held_deadline_ = Instant::max();                     ///< Of none of them earlier.
+  std::vector<ClosingGroup> closing_;                          ///< Left, with something still under way.
+  std::map<std::uint32_t, std::string> departed_;              ///< Workers that have done all that they will do,
+  std::set<std::uint32_t> left_;                               ///< and those of them that are gone.
+  std::set<std::uint32_t> lost_servers_;                       ///< Server processes that are gone.
+  std::vector<std::uint32_t> neighbours_;                      ///< The ranks of this host, by their local rank.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
@@ -236,6 +300,7 @@ class Progress final : public Driver {
   bool hub_lost_ = false;
   bool is_broken_ = false;   ///< An exception stopped it: it only refuses.
   bool has_unsent_ = false;  ///< Counted in pending_.
+  bool may_begin_ = false;   ///< One of `held_` waits for none any more.
 
   std::atomic<bool> stop_{false};
   std::atomic<bool> asleep_{false};

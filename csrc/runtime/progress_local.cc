@@ -41,7 +41,7 @@ bool Progress::run_local_actions(Instant now) {
 
 void Progress::send_local(std::uint32_t to, std::span<const std::byte> first, std::span<const std::byte> second,
                           std::span<const std::byte> third) {
-  if (departed_.contains(neighbours_[to])) return;  // Nobody reads it.
+  if (left_.contains(neighbours_[to])) return;  // Nobody reads it.
   auto& backlog = local_backlog_[to];
   Status sent = Status::again();
   if (backlog.empty()) {

@@ -8,6 +8,7 @@
 #include "fusion_buffer/fusion_buffer.h"
 #include "runtime/hub_protocol.h"
 #include "runtime/progress.h"
+#include "runtime/progress_options.h"
 #include "runtime/progress_part.h"
 
 namespace herring::runtime {
@@ -60,13 +61,20 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
     const std::scoped_lock lock(mutex_);
     status = failure_;
   }
-  if (status.is_ok()) status = check_departed(*operation);
-  if (!status.is_ok()) {
-    operation->work->complete(status);
-    ++counters_.ops_failed;
-    publish();
-    return settle(1);
+  if (!status.is_ok()) return end(operation, status);
+  if (operation->call.waits_for > 0) {
+    held_.push_back(operation);
+    held_deadline_ = std::min(held_deadline_, operation->deadline);
+  } else {
+    begin(now, operation);
   }
+}
+
+/// Nobody that it would have to wait for is pending.
+void Progress::begin(Instant now, const std::shared_ptr<PendingOperation>& operation) {
+  const Status status = check_departed(*operation);
+  // One that is announced may be over on the rank that has left, which waited for nothing but that.
+  if (!status.is_ok() && !operation->announced) return end(operation, status);
   plan_parts(*operation);
   operation->overdue = Overdue(operation->deadline);
   operations_.push_back(operation);
@@ -75,6 +83,8 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
   } else {
     start_parts(now, operation);
   }
+  if (status.is_ok()) return;
+  for (const auto& [rank, text] : departed_) end_local_without(now, rank, text);
 }
 
 Status Progress::check_departed(const PendingOperation& operation) const {
@@ -119,7 +129,7 @@ void Progress::start_join(Instant now, const std::shared_ptr<PendingOperation>& 
   part->is_join = true;
   ++operation->in_flight;
   Part& join = *part;
-  parts_.emplace(join.key, std::move(part));
+  add_part(std::move(part));
   submit_network(now, join, {});
 }
 
@@ -160,7 +170,7 @@ void Progress::start_part(Instant now, const std::shared_ptr<PendingOperation>& 
     if (bytes > 0) copy_bytes(whole.input.subspan(offset, bytes), part.memory);
   }
   ++whole.in_flight;
-  parts_.emplace(part.key, std::move(owned));
+  add_part(std::move(owned));
   const bool host_first = whole.path == GroupRoute::Path::kHostFirst && whole.group->route.local_members.size() > 1;
   if (whole.path == GroupRoute::Path::kLocal || host_first) {
     submit_local(now, part);
@@ -196,6 +206,7 @@ void Progress::submit_local(Instant now, Part& part) {
     }
   }
   operation.announced = whole.announced;
+  operation.is_key_used_once = whole.is_key_used_once;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
   part.operation->staged |= !options_.neighborhood->contains(part.memory);
   part.local = true;
@@ -212,8 +223,10 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
   if (whole.path == GroupRoute::Path::kHostFirst) {
     operation.contributor = route.host_index;
     operation.contributor_count = route.host_count;
-    operation.first_rank = route.local_world.front();
-    operation.rank_count = static_cast<std::uint32_t>(route.local_world.size());
+    operation.first_rank = route.local_span.first;
+    operation.rank_count = route.local_span.count;
+    operation.rank_stride = route.local_span.stride;
+    operation.rank_mask = route.local_span.mask;
     operation.owner = route.local_index;
     operation.owner_count = static_cast<std::uint32_t>(route.local_members.size());
   } else {
@@ -228,16 +241,45 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
+  // The servers know who has not come, this host does not: their word has to be here before its own time is up.
+  if (part.local) operation.timeout -= std::min<Duration>(operation.timeout / 10, std::chrono::milliseconds(200));
   return operation;
 }
 
 void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memory) {
-  part.network_submitted = true;
   if (options_.endpoint->needs_registration() && !memory.empty()) {
-    part.registration = options_.endpoint->register_memory(memory);
+    try {
+      part.registration = options_.endpoint->register_memory(memory);
+      part.registered = memory;
+    } catch (const Error& error) {
+      return refuse_network(now, part, memory, error.status());
+    }
   }
+  part.network_submitted = true;
   network_->submit(now, network_operation(now, part, memory));
-  pump_->flush();
+  pump_->flush(now);
+}
+
+/// What the card does not take: this operation fails, here and for all who wait for this rank, and no other.
+void Progress::refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why) {
+  const Status status(why.code(), to_string(part.descriptor) + ": rank " + std::to_string(options_.rank) +
+                                      " could not register " + std::to_string(memory.size()) +
+                                      " bytes with the network: " + why.message());
+  network_->abort(now, network_operation(now, part, memory), status);
+  pump_->flush(now);
+  network_completions_.push_back({part.key, status});
+}
+
+/// A server that was lost may be sent to for a while yet: what is read for it stays registered so long.
+void Progress::release(Part& part) {
+  if (part.registration && !lost_servers_.empty() && pump_->uses(part.registered)) {
+    lingering_.emplace_back(part.registered, std::move(part.registration));
+  }
+  part.registration.reset();
+}
+
+void Progress::release_lingering() {
+  std::erase_if(lingering_, [this](const auto& entry) { return !pump_->uses(entry.first); });
 }
 
 void Progress::execute(Instant now, intra_node::LocalAction& action) {
@@ -264,7 +306,7 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
 void Progress::network_done(Instant now, const CompleteAction& action) {
   const auto found = parts_.find(action.key);
   if (found == parts_.end()) return;
-  found->second->registration.reset();
+  release(*found->second);
   found->second->network_submitted = false;
   if (found->second->is_join && action.status.is_ok()) take_roster(*found->second->operation, action.roster);
   if (!found->second->local) {
@@ -294,12 +336,25 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   start_parts(now, operation);
   if (operation->in_flight > 0) return;
   std::erase(operations_, operation);
-  ++(operation->failure.is_ok() ? counters_.ops_completed : counters_.ops_failed);
   ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
+  end(operation, operation->failure);
+}
+
+void Progress::end(const std::shared_ptr<PendingOperation>& operation, const Status& status) {
+  may_begin_ |= options_.order->leave(operation->call);
+  ++(status.is_ok() ? counters_.ops_completed : counters_.ops_failed);
   publish();
   watch_unsent();  // Else a drain could miss what others may still need.
-  operation->work->complete(operation->failure);
+  operation->work->complete(status);
   settle(1);
+}
+
+/// Two of one key would take each other's messages, and one would be freed while it is in use.
+void Progress::add_part(std::unique_ptr<Part> part) {
+  const OpKey key = part->key;
+  if (!parts_.try_emplace(key, std::move(part)).second) {
+    throw Error(Code::kInternal, to_string(key) + " is under way already: this is a bug in Herring, please report it");
+  }
 }
 
 void Progress::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {
@@ -314,7 +369,7 @@ void Progress::abort_parts(Instant now, const PendingOperation& operation, const
     part.aborted = true;
     if (part.network_submitted || !part.local) {
       network_->abort(now, network_operation(now, part, part.memory), why);
-      pump_->flush();
+      pump_->flush(now);
     } else {
       local_->abort(now, key, why);
     }
@@ -337,7 +392,7 @@ void Progress::expire_operations(Instant now) {
 /// provider that cannot be talked out of a transfer, may use it for ever: closing the endpoint is all that helps.
 void Progress::end_stuck(Instant now) {
   if (now < next_look_) return;
-  const Duration grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config_.dead_after_s));
+  const Duration grace = dead_after(config_);
   next_look_ = now + grace / 4;
   // An engine waits twice so long: for the verdict of a server, and then for what may be on its way.
   const Duration patience = 3 * grace;
@@ -374,8 +429,11 @@ void Progress::fail_everything(const Status& status) {
   }
   publish();
   // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.
-  for (auto& [key, part] : parts_) part->registration.reset();
+  // The pump polls as it goes, so registrations follow it, when the endpoint uses no memory any more.
   pump_.reset();
+  if (options_.endpoint) options_.endpoint->shut_down();
+  for (auto& [key, part] : parts_) part->registration.reset();
+  lingering_.clear();
   bounce_registration_.reset();
   options_.endpoint.reset();
   network_.reset();
@@ -385,15 +443,23 @@ void Progress::fail_everything(const Status& status) {
   parts_.clear();
   std::vector<std::shared_ptr<PendingOperation>> operations;
   operations.swap(operations_);
+  operations.insert(operations.end(), held_.begin(), held_.end());
+  held_.clear();
+  held_deadline_ = Instant::max();
   std::vector<PendingMessage> messages;
+  std::vector<ClosingGroup> closing;
   {
     const std::scoped_lock lock(mutex_);
     for (auto& operation : submitted_) operations.push_back(std::move(operation));
     submitted_.clear();
     messages.swap(message_commands_.submitted);
+    closing.swap(message_commands_.closed_groups);
   }
+  closing.insert(closing.end(), closing_.begin(), closing_.end());
+  closing_.clear();
   counters_.ops_failed += operations.size() + messages.size();
   publish();
+  for (const auto& operation : operations) options_.order->leave(operation->call);
   for (const auto& operation : operations) operation->work->complete(failure());
   for (const PendingMessage& message : messages) message.work->complete(failure());
   std::uint64_t ended = operations.size() + messages.size() + (std::exchange(has_unsent_, false) ? 1 : 0);
@@ -402,6 +468,7 @@ void Progress::fail_everything(const Status& status) {
     messages_.reset();
   }
   settle(ended);
+  for (const ClosingGroup& each : closing) each.closed->set();
 }
 
 }  // namespace herring::runtime

@@ -16,6 +16,9 @@ namespace herring::runtime {
 /// Parts begin at multiples of it.
 inline constexpr std::uint64_t kPartAlignment = 64;
 
+/// By so many parts another rank may be ahead of this one in an operation: the largest window.
+inline constexpr std::uint32_t kMostAhead = 4;
+
 /// One part of a pending operation, in flight. Private to progress*.cc.
 struct Progress::Part {
   std::shared_ptr<PendingOperation> operation;
@@ -27,6 +30,7 @@ struct Progress::Part {
   bool aborted = false;
   bool is_join = false;  ///< No data: asks who is in.
   std::unique_ptr<transport::Registration> registration;
+  std::span<std::byte> registered;
 };
 
 /// Largest part that may travel inside the messages between the ranks of a host.

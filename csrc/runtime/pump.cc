@@ -5,6 +5,9 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -25,6 +28,13 @@ constexpr std::size_t kSmallPerSlab = 64;
 constexpr std::size_t kPollBatch = 64;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
 
+/// Engines that wait for peers; a server's lane answers only.
+template <class Engine>
+concept Waits = requires(const Engine& engine, std::vector<PeerId>& peers) {
+  engine.is_waiting();
+  engine.add_awaited(peers);
+};
+
 }  // namespace
 
 template <class Engine>
@@ -34,56 +44,100 @@ class Pump<Engine>::Impl {
        CompleteFunction complete)
       : engine_(engine),
         endpoint_(endpoint),
-        options_(options),
+        options_(std::move(options)),
         reduce_(std::move(reduce)),
         complete_(std::move(complete)),
         small_(endpoint, kSmallBytes, kSmallPerSlab),
-        large_(endpoint, wire::kHeaderBytes + std::max(options.max_body_bytes, kSmallBytes),
-               std::clamp<std::size_t>(options.control_receives, 1, 64)) {
-    for (std::size_t i = 0; i < options_.control_receives; ++i) unposted_.push_back(add_control());
+        large_(endpoint, wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes),
+               std::clamp<std::size_t>(options_.control_receives, 1, 64)),
+        watch_(options_.links.watch, options_.links.peers) {
+    for (const PeerId peer : options_.links.peers) peers_[peer].is_linked = true;
+    for (std::size_t i = 0; i < options_.control_receives; ++i) unposted_.push_back(add_control(kAnyPeer));
+    for (const NearPeer& near : options_.near) {
+      for (std::size_t i = 0; i < near.control_receives; ++i) unposted_.push_back(add_control(near.peer));
+    }
+    controls_ = unposted_.size();
     post_controls();
   }
 
   ~Impl() { close(); }
 
   bool step(Instant now) {
-    bool busy = flush();
+    bool busy = flush(now);
     std::array<transport::Completion, kPollBatch> batch;
     const std::size_t count = endpoint_.poll(batch);
     for (std::size_t i = 0; i < count; ++i) deliver(now, batch[i]);
     if (count > 0) {
       busy = true;
-      flush();
+      flush(now);
     }
+    if (count < kPollBatch && is_waiting() && watch_.is_due(now)) look(now);
     return busy;
   }
 
+  Instant next_deadline() const {
+    return options_.links.watch.patience > Duration::zero() && is_waiting() ? watch_.next_look() : Instant::max();
+  }
+
+  void forget_peer(PeerId peer) { watch_.forget(peer); }
+
   /// True where an action was carried out.
-  bool flush() {
+  bool flush(Instant now) {
+    last_now_ = now;
+    answer_late();
     engine_.take_actions(fresh_);
     for (Action& action : fresh_) backlog_.push_back(std::move(action));
     fresh_.clear();
     post_controls();
-    bool any = false;
+    bool any = retry_lines();
     while (!backlog_.empty()) {
       // A receive that was withdrawn is not over until the transport says so.
       if (cancels_pending_ > 0 && !std::holds_alternative<CancelReceiveAction>(backlog_.front())) break;
-      if (!std::visit([this](auto& action) { return this->carry_out(action); }, backlog_.front())) break;
+      Action& next = backlog_.front();
+      if (Line* line = line_of(next); line != nullptr) {
+        line->push_back(std::move(next));
+      } else if (!carry_out_any(next)) {
+        const auto* send = std::get_if<SendAction>(&next);
+        if (send == nullptr) break;
+        lines_[send->to].push_back(std::move(next));
+      } else {
+        any = true;
+      }
       backlog_.pop_front();
-      any = true;
     }
     return any;
   }
 
-  bool has_backlog() const { return !backlog_.empty() || !unposted_.empty(); }
+  bool uses(std::span<const std::byte> memory) const {
+    const std::less<> before;
+    return std::any_of(posts_.begin(), posts_.end(), [&](const Post& post) {
+      return post.kind != Kind::kFree && !memory.empty() && !post.payload.empty() &&
+             before(post.payload.data(), memory.data() + memory.size()) &&
+             before(memory.data(), post.payload.data() + post.payload.size());
+    });
+  }
+  bool has_backlog() const {
+    return !backlog_.empty() || !lines_.empty() || !unposted_.empty() || !late_answers_.empty();
+  }
   const PumpStats& stats() const { return stats_; }
   PumpTraffic traffic(PeerId peer) const {
-    const auto found = traffic_.find(peer);
-    return found == traffic_.end() ? PumpTraffic{} : found->second;
+    const auto found = peers_.find(peer);
+    return found == peers_.end() ? PumpTraffic{} : found->second.traffic;
   }
 
  private:
-  enum class Kind : std::uint8_t { kFree, kSend, kReceive, kControl };
+  enum class Kind : std::uint8_t { kFree, kSend, kPing, kPong, kReceive, kControl };
+
+  struct Peer {
+    PumpTraffic traffic;
+    Instant heard{};          // What last came from it came then.
+    bool is_linked = false;   // One of PumpLinks::peers.
+    bool is_pinged = false;   // A Ping is on its way ...
+    bool is_ponged = false;   // ... or a Pong,
+    bool owes_pong = false;   // and after it goes another.
+    std::uint32_t sends = 0;  // The transport has so many to it ...
+    Instant moved{};          // ... and last finished one then, or took the first.
+  };
 
   /// One post and the buffer that its header lives in until the transport is done with it.
   struct Post {
@@ -91,8 +145,11 @@ class Pump<Engine>::Impl {
     bool is_large = false;
     bool is_withdrawn = false;
     std::span<std::byte> buffer;
-    Token token;  // The engine's.
-    PeerId to;    // Of a send.
+    std::span<const std::byte> payload;  // The engine's memory.
+    Token token;                         // The engine's.
+    PeerId to;                           // Of a send.
+    PeerId from = kAnyPeer;              // Of a receive of the pool.
+    Peer* peer = nullptr;                // Of a send: lives as long as the pump.
   };
 
   std::size_t add_post(Kind kind, bool is_large) {
@@ -107,6 +164,7 @@ class Pump<Engine>::Impl {
     post.kind = kind;
     post.is_large = is_large;
     post.is_withdrawn = false;
+    post.payload = {};
     post.buffer = is_large ? large_.take() : small_.take();
     return index;
   }
@@ -118,21 +176,67 @@ class Pump<Engine>::Impl {
     free_posts_.push_back(index);
   }
 
-  std::size_t add_control() { return add_post(Kind::kControl, true); }
+  std::size_t add_control(PeerId from) {
+    const std::size_t index = add_post(Kind::kControl, true);
+    posts_[index].from = from;
+    return index;
+  }
 
   void post_controls() {
     while (!unposted_.empty()) {
       const std::size_t index = unposted_.back();
-      const Status status = endpoint_.post_receive(kControlTag, posts_[index].buffer, {}, Token{index});
+      const Post& post = posts_[index];
+      const Status status = endpoint_.post_receive_from(post.from, kControlTag, post.buffer, {}, Token{index});
       if (!status.is_ok()) return;  // Again with the next step; a broken endpoint shows in the engine's deadlines.
       unposted_.pop_back();
       ++posted_controls_;
     }
   }
 
+  bool carry_out_any(Action& action) {
+    return std::visit([this](auto& one) { return this->carry_out(one); }, action);
+  }
+
+  using Line = std::deque<Action>;
+
+  /// Where the action has to wait behind others; null where it need not.
+  Line* line_of(const Action& action) {
+    if (lines_.empty()) return nullptr;
+    std::optional<PeerId> peer;
+    if (const auto* send = std::get_if<SendAction>(&action)) peer = send->to;
+    if (const auto* receive = std::get_if<PostReceiveAction>(&action)) peer = receive->behind;
+    const auto found = peer ? lines_.find(*peer) : lines_.end();
+    return found == lines_.end() ? nullptr : &found->second;
+  }
+
+  bool retry_lines() {
+    bool any = false;
+    for (auto line = lines_.begin(); line != lines_.end();) {
+      for (; !line->second.empty() && carry_out_any(line->second.front()); line->second.pop_front()) any = true;
+      line = line->second.empty() ? lines_.erase(line) : std::next(line);
+    }
+    return any;
+  }
+
+  /// A receive that waits in a line need not be posted any more.
+  void drop_from_lines(Token token) {
+    for (auto line = lines_.begin(); line != lines_.end(); ++line) {
+      const std::size_t count = std::erase_if(line->second, [token](const Action& action) {
+        const auto* receive = std::get_if<PostReceiveAction>(&action);
+        return receive != nullptr && receive->token == token;
+      });
+      if (count == 0) continue;
+      if (line->second.empty()) lines_.erase(line);
+      return;
+    }
+  }
+
   bool carry_out(SendAction& action) {
     const std::size_t head = wire::kHeaderBytes + action.body.size();
-    const bool is_large = head > kSmallBytes;
+    // Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
+    const bool is_copied = endpoint_.needs_registration() && !action.payload.empty() &&
+                           head + action.payload.size() <= large_.buffer_bytes();
+    const bool is_large = head > kSmallBytes || is_copied;
     if (head > wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes)) {
       engine_.on_sent(last_now_, action.token,
                       Status(Code::kInternal, "a message body of " + std::to_string(action.body.size()) +
@@ -143,18 +247,25 @@ class Pump<Engine>::Impl {
     Post& post = posts_[index];
     post.token = action.token;
     post.to = action.to;
+    post.payload = is_copied ? std::span<const std::byte>{} : action.payload;
     const wire::HeaderBytes header = wire::encode(action.header);
     std::memcpy(post.buffer.data(), header.data(), header.size());
     if (!action.body.empty()) {
       std::memcpy(post.buffer.data() + header.size(), action.body.data(), action.body.size());
     }
-    const Status status =
-        endpoint_.post_send(action.to, action.tag, post.buffer.first(head), action.payload, Token{index});
+    std::span<const std::byte> payload = action.payload;
+    if (is_copied) {
+      copy_bytes(payload, post.buffer.subspan(head, payload.size()));
+      payload = post.buffer.subspan(head, payload.size());
+    }
+    const Status status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), payload, Token{index});
     if (status.is_ok()) {
       ++stats_.messages_sent;
-      PumpTraffic& traffic = traffic_[action.to];
-      ++traffic.messages;
-      traffic.bytes_sent += action.payload.size();
+      Peer& peer = peers_[action.to];
+      post.peer = &peer;
+      if (peer.sends++ == 0) peer.moved = last_now_;
+      ++peer.traffic.messages;
+      peer.traffic.bytes_sent += action.payload.size();
       return true;
     }
     free_post(index);
@@ -167,8 +278,9 @@ class Pump<Engine>::Impl {
     const std::size_t index = add_post(Kind::kReceive, false);
     Post& post = posts_[index];
     post.token = action.token;
-    const Status status =
-        endpoint_.post_receive(action.tag, post.buffer.first(wire::kHeaderBytes), action.payload, Token{index});
+    post.payload = action.payload;
+    const Status status = endpoint_.post_receive_from(action.from, action.tag, post.buffer.first(wire::kHeaderBytes),
+                                                      action.payload, Token{index});
     if (status.is_ok()) {
       by_token_.emplace(action.token.value, index);
       return true;
@@ -181,7 +293,10 @@ class Pump<Engine>::Impl {
 
   bool carry_out(CancelReceiveAction& action) {
     const auto found = by_token_.find(action.token.value);
-    if (found == by_token_.end()) return true;  // It came in the meantime.
+    if (found == by_token_.end()) {
+      drop_from_lines(action.token);
+      return true;  // Else it came in the meantime.
+    }
     posts_[found->second].is_withdrawn = true;
     ++cancels_pending_;
     endpoint_.cancel_receive(Token{found->second});
@@ -217,8 +332,22 @@ class Pump<Engine>::Impl {
     switch (posts_[index].kind) {
       case Kind::kSend: {
         const Token token = posts_[index].token;
+        --posts_[index].peer->sends;
+        posts_[index].peer->moved = now;
         free_post(index);
         engine_.on_sent(now, token, completion.status);
+        break;
+      }
+      case Kind::kPing:
+        peers_[posts_[index].to].is_pinged = false;
+        free_post(index);
+        break;
+      case Kind::kPong: {
+        Peer& peer = peers_[posts_[index].to];
+        const PeerId to = posts_[index].to;
+        free_post(index);
+        peer.is_ponged = false;
+        if (peer.owes_pong) late_answers_.push_back(to);
         break;
       }
       case Kind::kReceive:
@@ -244,9 +373,10 @@ class Pump<Engine>::Impl {
     }
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
       ++stats_.messages_received;
-      PumpTraffic& traffic = traffic_[PeerId{header->sender}];
-      ++traffic.messages;
-      traffic.bytes_received += header->payload_bytes;
+      Peer& peer = peers_[PeerId{header->sender}];
+      if (header->job_id == options_.links.job_id) peer.heard = now;
+      ++peer.traffic.messages;
+      peer.traffic.bytes_received += header->payload_bytes;
       engine_.on_received(now, post.token, Status::ok(), *header);
       return;
     }
@@ -267,19 +397,85 @@ class Pump<Engine>::Impl {
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
       ++stats_.messages_received;
       // Peers that are none of ours must not grow the table: anybody can reach this tag.
-      if (const auto known = traffic_.find(PeerId{header->sender}); known != traffic_.end()) {
-        ++known->second.messages;
+      bool is_taken = false;
+      if (const auto known = peers_.find(PeerId{header->sender}); known != peers_.end()) {
+        Peer& peer = known->second;
+        ++peer.traffic.messages;
         if (header->type == wire::MessageType::kAnnounce && header->payload_bytes > wire::kAnnounceBytes) {
-          known->second.bytes_received += header->payload_bytes - wire::kAnnounceBytes;
+          peer.traffic.bytes_received += header->payload_bytes - wire::kAnnounceBytes;
+        }
+        if (header->job_id == options_.links.job_id) {
+          peer.heard = now;
+          is_taken = take_link_message(peer, *header);
         }
       }
-      engine_.on_control(now, *header,
-                         std::span<const std::byte>(post.buffer).subspan(wire::kHeaderBytes, header->payload_bytes));
+      if (!is_taken) {
+        engine_.on_control(now, *header,
+                           std::span<const std::byte>(post.buffer).subspan(wire::kHeaderBytes, header->payload_bytes));
+      }
     } else {
       ++stats_.malformed;
     }
     unposted_.push_back(index);
     post_controls();
+  }
+
+  /// True where it was a Ping or a Pong of one who may send them.
+  bool take_link_message(Peer& peer, const wire::Header& header) {
+    if (!peer.is_linked) return false;
+    if (header.type == wire::MessageType::kPong) return true;
+    if (header.type != wire::MessageType::kPing) return false;
+    // One at a time: whoever asks faster than answers leave gets fewer.
+    if (!std::exchange(peer.owes_pong, true) && !peer.is_ponged) late_answers_.push_back(PeerId{header.sender});
+    answer_late();
+    return true;
+  }
+
+  void answer_late() {
+    while (!late_answers_.empty()) {
+      Peer& peer = peers_[late_answers_.back()];
+      const Status status = post_link_message(late_answers_.back(), Kind::kPong);
+      if (status.is_again()) return;  // With the next step.
+      peer.owes_pong = false;
+      peer.is_ponged = status.is_ok();
+      late_answers_.pop_back();
+    }
+  }
+
+  /// Past the backlog: what waits there says nothing about this peer.
+  Status post_link_message(PeerId to, Kind kind) {
+    const std::size_t index = add_post(kind, false);
+    posts_[index].to = to;
+    wire::Header header;
+    header.type = kind == Kind::kPing ? wire::MessageType::kPing : wire::MessageType::kPong;
+    header.job_id = options_.links.job_id;
+    header.sender = options_.links.self.value;
+    const wire::HeaderBytes bytes = wire::encode(header);
+    std::memcpy(posts_[index].buffer.data(), bytes.data(), bytes.size());
+    Status status = endpoint_.post_send(to, kControlTag, posts_[index].buffer.first(bytes.size()), {}, Token{index});
+    if (!status.is_ok()) free_post(index);
+    return status;
+  }
+
+  bool is_waiting() const {
+    if constexpr (Waits<Engine>) return engine_.is_waiting();
+    return false;
+  }
+
+  void look(Instant now) {
+    std::vector<PeerId> awaited;
+    if constexpr (Waits<Engine>) engine_.add_awaited(awaited);
+    const std::vector<PeerId> questions = watch_.look(now, awaited, [this](PeerId peer) { return peers_[peer].heard; });
+    for (const PeerId to : questions) {
+      Peer& peer = peers_[to];
+      const Status status = peer.is_pinged ? Status::ok() : post_link_message(to, Kind::kPing);
+      peer.is_pinged = status.is_ok();  // Else the endpoint cannot reach it at all, which is an answer too.
+      // Where it is this peer that lets nothing out, waiting for room tells as much as a question.
+      const bool is_stuck = peer.sends > 0 && now - peer.moved >= options_.links.watch.patience / 2;
+      if (!status.is_again() || is_stuck) watch_.asked(now, to);
+    }
+    const Unreachable unreachable = watch_.take_unreachable();
+    if (!unreachable.peers.empty()) options_.links.on_unreachable(unreachable);
   }
 
   static std::optional<wire::Header> decode(const Post& post) {
@@ -295,12 +491,12 @@ class Pump<Engine>::Impl {
     wait_until_free();
     // A send to a peer that is gone may never complete by itself.
     for (const Post& post : posts_) {
-      if (post.kind == Kind::kSend) endpoint_.remove_peer(post.to);
+      if (post.kind == Kind::kSend || post.kind == Kind::kPing || post.kind == Kind::kPong) {
+        endpoint_.remove_peer(post.to);
+      }
     }
     wait_until_free();
-    if (in_transport() == 0) return;
-    small_.abandon();
-    large_.abandon();
+    if (in_transport() > 0) endpoint_.shut_down();
   }
 
   void wait_until_free() {
@@ -326,9 +522,7 @@ class Pump<Engine>::Impl {
     }
   }
 
-  std::size_t in_transport() const {
-    return posted_controls_ + (posts_.size() - free_posts_.size() - options_.control_receives);
-  }
+  std::size_t in_transport() const { return posted_controls_ + (posts_.size() - free_posts_.size() - controls_); }
 
   Engine& engine_;
   transport::Endpoint& endpoint_;
@@ -340,12 +534,16 @@ class Pump<Engine>::Impl {
   std::deque<Post> posts_;  // A post's index is its token at the transport.
   std::vector<std::size_t> free_posts_;
   std::vector<std::size_t> unposted_;  // Control receives that wait for room.
+  std::size_t controls_ = 0;           // Of the pool, posted or not.
   std::size_t posted_controls_ = 0;
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
   std::size_t cancels_pending_ = 0;
   std::deque<Action> backlog_;
+  std::map<PeerId, Line> lines_;  // What waits for room at one peer, and what has to follow it. No empty ones.
   Actions fresh_;
-  std::unordered_map<PeerId, PumpTraffic> traffic_;
+  std::unordered_map<PeerId, Peer> peers_;
+  LinkWatch watch_;
+  std::vector<PeerId> late_answers_;  // To whom a Pong is owed and may go.
   PumpStats stats_;
   Instant last_now_{};
   bool is_closing_ = false;
@@ -362,12 +560,24 @@ bool Pump<Engine>::step(Instant now) {
   return impl_->step(now);
 }
 template <class Engine>
-void Pump<Engine>::flush() {
-  static_cast<void>(impl_->flush());
+void Pump<Engine>::flush(Instant now) {
+  static_cast<void>(impl_->flush(now));
+}
+template <class Engine>
+Instant Pump<Engine>::next_deadline() const {
+  return impl_->next_deadline();
+}
+template <class Engine>
+void Pump<Engine>::forget_peer(PeerId peer) {
+  impl_->forget_peer(peer);
 }
 template <class Engine>
 bool Pump<Engine>::has_backlog() const {
   return impl_->has_backlog();
+}
+template <class Engine>
+bool Pump<Engine>::uses(std::span<const std::byte> memory) const {
+  return impl_->uses(memory);
 }
 template <class Engine>
 const PumpStats& Pump<Engine>::stats() const {

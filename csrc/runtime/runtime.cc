@@ -64,8 +64,8 @@ class Runtime::Impl {
         placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
         callbacks(std::make_shared<CallbackPool>()) {
     join_neighbours(deadline);
-    Connections connections =
-        connect(options.config, placement, *options.hub, Role::kWorker, options.rank, options.fabric_search, deadline);
+    Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
+                                      options.fabric_search, deadline, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
     damage = connections.damage;
     fabric = std::move(connections.fabric);
@@ -79,14 +79,18 @@ class Runtime::Impl {
     progress_options.rank = options.rank;
     progress_options.job_id = options.hub->job_id();
     progress_options.hub = options.hub.get();
+    progress_options.order = order;
     progress_options.neighborhood = neighborhood;
     progress_options.endpoint = std::move(connections.endpoint);
     progress_options.peer_endpoint = std::move(connections.peer_endpoint);
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
-    progress_options.on_peer_left = [this](PeerId worker) {
-      for (const auto& lane : lanes) lane->peer_left(worker);
+    progress_options.on_peer_left = [this](PeerId worker, const std::string& why) {
+      for (const auto& lane : lanes) lane->peer_left(worker, why);
+    };
+    progress_options.on_group_aborted = [this](const UsedGroup& group, const Status& why) {
+      return close_group(group, why);
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
@@ -131,9 +135,20 @@ class Runtime::Impl {
     group->id = id;
     group->route = make_route(placement, options.config, options.rank, ranks);
     const std::scoped_lock lock(mutex);
+    if (stopped) throw Error(shut_down());
+    if (const auto used = uses.find(id); used != uses.end()) group->use = used->second;
     if (!groups.emplace(id, std::move(group)).second) {
       throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
     }
+  }
+
+  /// True where this rank is in the group and has not closed it before.
+  bool close_group(const UsedGroup& group, const Status& why) {
+    const std::scoped_lock lock(mutex);
+    const auto found = groups.find(group.id);
+    if (found == groups.end() || found->second->use != group.use || !found->second->closed.is_ok()) return false;
+    found->second->closed = why;
+    return true;
   }
 
   std::shared_ptr<Work> submit(const Request& request) {
@@ -177,9 +192,9 @@ class Runtime::Impl {
       return nullptr;
     }
     const std::scoped_lock lock(mutex);
-    if (!stopped) return submit(request, admitted, shortcut == Shortcut::kAnnounced);
-    status = shut_down();
-    return nullptr;
+    status = stopped ? shut_down() : admitted.group->closed;
+    if (!status.is_ok()) return nullptr;
+    return submit(request, admitted, shortcut == Shortcut::kAnnounced);
   }
 
   /// What an operation is known by once it may begin.
@@ -195,8 +210,13 @@ class Runtime::Impl {
     if (stopped) return shut_down();
     const auto found = groups.find(request.group);
     if (found == groups.end()) return no_group(request.group);
+    if (!found->second->closed.is_ok()) return found->second->closed;
     const Status valid = validate(request, found->second->route);
     if (!valid.is_ok()) return valid;
+    if (!order->is_empty()) {
+      const Status apart = order->check(OperationOrder::call_of(request, found->second->route.index));
+      if (!apart.is_ok()) return apart;
+    }
     admitted.group = found->second;
     admitted.op = key_of(*found->second, request);
     return Status::ok();
@@ -214,11 +234,14 @@ class Runtime::Impl {
     operation->output = request.output;
     operation->name = request.name.value_or("");
     operation->has_backup = has_backup(request);
+    operation->call = OperationOrder::call_of(request, admitted.group->route.index);
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
     operation->announced = announced;
+    operation->is_key_used_once = request.key || uses_keys_once();
+    order->enter({operation, &operation->call});
     progress->submit(std::move(operation));
     return work;
   }
@@ -240,8 +263,9 @@ class Runtime::Impl {
     if (request.key) return *request.key;
     if (!request.name) return group.next_op++;
     const std::uint64_t key = name_key(*request.name);
-    return placement.failover || placement.backup_workers > 0 ? use_key(key, group.name_uses[key]++) : key;
+    return uses_keys_once() ? use_key(key, group.name_uses[key]++) : key;
   }
+  bool uses_keys_once() const { return placement.failover || placement.backup_workers > 0; }
 
   /// Ok, or why the message is none; the group's route otherwise.
   Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,
@@ -249,6 +273,7 @@ class Runtime::Impl {
     const auto found = groups.find(id);
     if (stopped) return shut_down();
     if (found == groups.end()) return no_group(id);
+    if (!found->second->closed.is_ok()) return found->second->closed;
     const std::size_t size = found->second->route.ranks.size();
     if (peer && *peer >= size) {
       return Status(Code::kInvalidArgument, std::string(what) + " rank " + std::to_string(*peer) +
@@ -268,7 +293,13 @@ class Runtime::Impl {
     message.work = work;
     message.deadline = std::chrono::steady_clock::now() + timeout.value_or(seconds(options.config.timeout_s));
     const std::scoped_lock lock(mutex);
-    const Status status = find_route(message.group, peer, timeout, what, message.route);
+    Status status = find_route(message.group, peer, timeout, what, message.route);
+    if (status.is_ok()) {
+      const char* const kind = message.is_send ? "send" : "receive";
+      std::shared_ptr<void> lease;
+      status = order->enter_message(kind, message.data, message.memory, lease);
+      work->set_lease(std::move(lease));
+    }
     if (!status.is_ok()) {
       work->complete(status);
       return work;
@@ -287,7 +318,7 @@ class Runtime::Impl {
     if (progress->failure().is_ok()) {
       progress->cancel_unmatched_receives();
       progress->drain(deadline);
-      say_goodbye(deadline);
+      if (progress->failure().is_ok()) say_goodbye(deadline);
     }
     std::unique_ptr<Progress> ended;
     {
@@ -300,7 +331,6 @@ class Runtime::Impl {
     options.hub->leave();
     lanes.clear();
     callbacks->close(std::chrono::steady_clock::now() + kLastCallbacks);
-    callbacks.reset();
   }
 
   /// Lanes inside workers owe results to others until all have finished; with backup workers all do.
@@ -322,18 +352,20 @@ class Runtime::Impl {
   std::vector<std::uint32_t> neighbours;
   std::uint32_t local_rank = 0;
   std::string description;
-  std::shared_ptr<CallbackPool> callbacks;
+  const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
   std::unique_ptr<efa::Fabric> fabric;
   std::vector<std::unique_ptr<LaneThread>> lanes;
-  std::unique_ptr<Progress> progress;
+  const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
+  std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
   std::shared_ptr<DamageCounters> damage;
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
   mutable std::mutex mutex;
-  std::map<GroupId, std::shared_ptr<Group>> groups;  // guarded by mutex
-  bool stopped = false;                              // guarded by mutex
+  std::map<GroupId, std::shared_ptr<Group>> groups;  // guarded by mutex, as all below
+  std::map<GroupId, std::uint32_t> uses;             // Of ids that had a group before.
+  bool stopped = false;
 };
 
 Runtime::Runtime(RuntimeOptions options, Instant deadline)
@@ -351,8 +383,15 @@ std::string Runtime::description() const { return impl_->description; }
 void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
 
 void Runtime::remove_group(GroupId id) {
-  const std::scoped_lock lock(impl_->mutex);
-  if (impl_->groups.erase(id) > 0 && impl_->progress) impl_->progress->close_group(id);
+  std::shared_ptr<GroupClosed> closed;
+  {
+    const std::scoped_lock lock(impl_->mutex);
+    if (impl_->groups.erase(id) > 0) {
+      ++impl_->uses[id];
+      if (impl_->progress) closed = impl_->progress->close_group(id);
+    }
+  }
+  if (closed) closed->wait();  // What is pending has deadlines, and the end of the runtime sets it too.
 }
 
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
@@ -379,6 +418,10 @@ std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
 }
 
 std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
+  {
+    const std::scoped_lock lock(impl_->mutex);
+    if (impl_->stopped) throw Error(Impl::shut_down());
+  }
   if (bytes == 0) return nullptr;
   const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
   if (!neighborhood) return map_private(bytes);
@@ -389,14 +432,31 @@ std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
 
 void Runtime::abort(const std::string& reason) {
   const std::scoped_lock lock(impl_->mutex);
-  if (impl_->stopped) return;
+  if (!impl_->progress) return;
   impl_->progress->fail(Status(Code::kCancelled, reason));
   impl_->options.hub->report_failure(reason);
 }
 
+void Runtime::abort_group(GroupId id, const std::string& reason) {
+  if (id == GroupId{0}) return abort(reason);
+  const std::scoped_lock lock(impl_->mutex);
+  const auto found = impl_->groups.find(id);
+  if (found == impl_->groups.end() || !impl_->progress || !found->second->closed.is_ok()) return;
+  found->second->closed = Status(Code::kCancelled, reason);
+  impl_->progress->abort_group(id, reason);
+  // Also for what others call in it and this rank never would have.
+  impl_->options.hub->report_group_abort({id, found->second->use}, reason);
+}
+
+Status Runtime::group_end(GroupId id) const {
+  const std::scoped_lock lock(impl_->mutex);
+  const auto found = impl_->groups.find(id);
+  return found == impl_->groups.end() ? Status::ok() : found->second->closed;
+}
+
 void Runtime::give_up(const Status& status) {
   const std::scoped_lock lock(impl_->mutex);
-  if (!impl_->stopped) impl_->progress->fail(status);
+  if (impl_->progress) impl_->progress->fail(status);
 }
 
 void Runtime::shutdown() { impl_->shutdown(); }
@@ -454,9 +514,10 @@ std::vector<ServerCounters> Runtime::server_counters() {
   const Placement& placement = impl_->placement;
   constexpr std::size_t kFields = 3;
   std::vector<std::int64_t> values(placement.servers * kFields, 0);
-  if (values.empty()) return {};
   {
     const std::scoped_lock lock(impl_->mutex);
+    if (impl_->stopped) throw Error(Impl::shut_down());
+    if (values.empty()) return {};
     const std::vector<PeerTraffic> traffic = impl_->progress ? impl_->progress->lane_traffic() : impl_->lane_traffic;
     for (std::size_t lane = 0; lane < traffic.size(); ++lane) {
       std::int64_t* row = &values[placement.lanes[lane].server * kFields];
@@ -473,7 +534,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
                         static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0});
   }
   for (const LanePlace& lane : placement.lanes) {
-    counters[lane.server].memory_bound_bytes += lane_memory_bound(lane_options(impl_->options.config, placement, lane));
+    counters[lane.server].memory_bound_bytes += placement.budget.lane_bytes[lane.peer.value - placement.workers];
   }
   return counters;
 }

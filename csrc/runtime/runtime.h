@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,17 +12,22 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "runtime/communicator.h"
+#include "transport/transport.h"
 
 /// The composition root's face: what the bindings use. Everything below it (engines, transports, threads) is hidden.
 namespace herring::runtime {
 
 class HubClient;
 
+/// Puts something around each endpoint that is opened; for tests.
+using EndpointWrapper = std::function<std::unique_ptr<transport::Endpoint>(std::unique_ptr<transport::Endpoint>)>;
+
 struct RuntimeOptions {
   Config config;
   std::shared_ptr<HubClient> hub;  ///< Joined already.
   std::uint32_t rank = 0;
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions::search
+  EndpointWrapper wrap_endpoint = {};
 };
 
 /// A worker process's runtime: one progress thread, one callback thread, embedded lanes where the plan has them.
@@ -48,6 +54,9 @@ class Runtime final : public Communicator {
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
+  void abort_group(GroupId id, const std::string& reason) override;
+  /// Why nothing can be called in the group any more, on this rank; else Ok.
+  Status group_end(GroupId id) const;
   void shutdown() override;
   RuntimeStats stats() const override;
   std::vector<Straggler> stragglers() override;
@@ -69,6 +78,7 @@ class ServerProcess final {
     std::shared_ptr<HubClient> hub;
     std::uint32_t rank = 0;
     std::vector<std::string> fabric_search;
+    EndpointWrapper wrap_endpoint = {};
   };
   ServerProcess(Options options, Instant deadline);
   ~ServerProcess();

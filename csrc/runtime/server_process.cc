@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/thread.h"
 #include "runtime/connect.h"
 #include "runtime/hub.h"
 #include "runtime/placement.h"
@@ -25,13 +26,15 @@ class ServerProcess::Impl {
         placement(make_placement(options.config, options.hub->workers(), options.hub->servers())),
         stop_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
-    connections =
-        connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search, deadline);
+    connections = connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search,
+                          deadline, options.wrap_endpoint);
     // Where workers have lanes too, or some may be late, they part together (Runtime::shutdown); the hub waits for
     // every member's word.
     const bool mixed = std::any_of(placement.lanes.begin(), placement.lanes.end(),
                                    [](const LanePlace& lane) { return lane.embedded; });
-    if (mixed || placement.backup_workers > 0) goodbye = std::thread([this] { say_goodbye(); });
+    if (mixed || placement.backup_workers > 0) {
+      goodbye = start_thread("herring-goodbye", [this] { say_goodbye(); });
+    }
   }
 
   ~Impl() {
@@ -68,10 +71,15 @@ class ServerProcess::Impl {
 
   /// True where there is nobody left to serve.
   bool take(const HubEvent& event) {
+    if (event.kind == HubEvent::Kind::kGroupAborted) return false;  // Its workers tell the lanes.
     const std::string who = to_string(event.member);
     if (event.kind == HubEvent::Kind::kHubLost) {
       if (!gone.contains(0)) note(Status(Code::kPeerLost, to_string(event)));
       return true;
+    }
+    if (event.kind == HubEvent::Kind::kFinished) {
+      for (const auto& lane : connections.lanes) lane->peer_left(PeerId{event.member.rank}, to_string(event));
+      return false;
     }
     // Workers go on with the other servers, this one among them.
     if (event.member.role == Role::kServer && placement.failover) return false;
@@ -80,7 +88,7 @@ class ServerProcess::Impl {
     if (event.member.role != Role::kWorker) return false;
     gone.insert(event.member.rank);
     if (event.kind == HubEvent::Kind::kLeft) {
-      for (const auto& lane : connections.lanes) lane->peer_left(PeerId{event.member.rank});
+      for (const auto& lane : connections.lanes) lane->peer_left(PeerId{event.member.rank}, to_string(event));
     }
     if (event.kind == HubEvent::Kind::kLost) {
       for (const auto& lane : connections.lanes) {

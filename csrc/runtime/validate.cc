@@ -4,12 +4,20 @@
 #include <string>
 
 #include "core/memory.h"
+#include "runtime/memory_in_use.h"
 
 namespace herring::runtime {
 namespace {
 
 Status bad(const Request& request, const std::string& what) {
   return Status(Code::kInvalidArgument, to_string(request.descriptor) + ": " + what);
+}
+
+constexpr const char* kOverlap = "the input and the output overlap; they must be apart, or one and the same";
+
+/// Results would be written to what is still to be read. Where the input lies `offset` into the output it is in place.
+bool overlaps_elsewhere(const Request& request, std::size_t offset) {
+  return overlap(request.input, request.output) && request.input.data() != request.output.data() + offset;
 }
 
 }  // namespace
@@ -29,6 +37,7 @@ Status validate(const Request& request, const GroupRoute& route) {
   switch (descriptor.collective) {
     case Collective::kAllReduce:
       if (request.input.size() != request.output.size()) return bad(request, "input and output differ in size");
+      if (overlaps_elsewhere(request, 0)) return bad(request, kOverlap);
       return server::check({descriptor.dtype, descriptor.reduce, 1});
     case Collective::kBroadcast:
       if (descriptor.root >= route.ranks.size()) {
@@ -38,6 +47,7 @@ Status validate(const Request& request, const GroupRoute& route) {
       if (descriptor.root == route.index && request.input.size() != request.output.size()) {
         return bad(request, "input and output differ in size");
       }
+      if (descriptor.root == route.index && overlaps_elsewhere(request, 0)) return bad(request, kOverlap);
       return Status::ok();
     case Collective::kAllGather:
       if (request.input.size() * route.ranks.size() != request.output.size()) {
@@ -45,6 +55,7 @@ Status validate(const Request& request, const GroupRoute& route) {
                                 std::to_string(request.input.size()) + " on each of " +
                                 std::to_string(route.ranks.size()) + " ranks");
       }
+      if (overlaps_elsewhere(request, route.index * request.input.size())) return bad(request, kOverlap);
       return Status::ok();
     case Collective::kBarrier:
       return request.output.empty() ? Status::ok() : bad(request, "a barrier takes no data");

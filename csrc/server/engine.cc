@@ -22,7 +22,7 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
-void Engine::on_peer_left(Instant now, PeerId worker) { impl_->on_peer_left(now, worker); }
+void Engine::on_peer_left(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_left(now, worker, why); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
@@ -89,6 +89,7 @@ void Engine::Impl::settle(Instant now) {
   while (!replay_.empty()) {
     const Deferred next = std::move(replay_.front());
     replay_.pop_front();
+    undefer(next);
     if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
   }
   if (room_changed_) look_for_room();
@@ -114,19 +115,23 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   Input& input = chunk.inputs[receive.input];
   const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kPush &&
                     key_of(header) == op.key && header.sender == participant.peer.value &&
-                    header.chunk == receive.chunk && header.offset == op.chunk_offset(receive.chunk) &&
+                    header.tag == participant.push_tag + receive.chunk && header.chunk == receive.chunk &&
+                    header.offset == op.chunk_offset(receive.chunk) &&
                     header.payload_bytes == op.chunk_size(receive.chunk);
   if (!good) {
     ++stats_.messages_rejected;
     Receive again = receive;
-    if (status.code() != Code::kCorrupted && ++again.retries <= kMaxRetries) {
+    const bool is_enough = status.code() == Code::kCorrupted || ++again.retries > kMaxRetries;
+    // What was granted has to meet a receive, or its memory there is never free again.
+    if (has_arrived(status) || !is_enough) {
       post(op, again, input.data);
-      return;
+    } else {
+      // The network does not take receives any more; posting for ever would be a loop without an end.
+      input.token = 0;
+      --participant.outstanding;
+      --workers_[participant.peer.value].granted;
     }
-    // The network does not take receives any more; posting for ever would be a loop without an end.
-    input.token = 0;
-    --participant.outstanding;
-    --workers_[participant.peer.value].granted;
+    if (!is_enough) return;
     if (op.state == OpState::kFailed) {
       drain(now, op, false);
     } else {
@@ -159,6 +164,10 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (found == sends_.end()) return;
   const Send sent = found->second;
   sends_.erase(found);
+  if (sent.is_credit) {
+    workers_[sent.peer.value].credit_on_way = false;
+    credit(sent.peer, workers_[sent.peer.value]);
+  }
   if (sent.is_settled) {
     workers_[sent.peer.value].settled_on_way = false;
     flush_settled(sent.peer, true);
@@ -254,6 +263,12 @@ Op* Engine::Impl::find_op(std::uint64_t id) {
 Op* Engine::Impl::find_live(const Key& key) {
   const auto found = live_.find(key);
   return found == live_.end() ? nullptr : find_op(found->second);
+}
+
+/// Its key is free again; another operation that has the key by now keeps it.
+void Engine::Impl::end_live(const Op& op) {
+  const auto found = live_.find(op.key);
+  if (found != live_.end() && found->second == op.id) live_.erase(found);
 }
 
 wire::Header Engine::Impl::header_to(const Key& key, wire::MessageType type) const {

@@ -17,6 +17,8 @@ struct EngineConfig {
   PeerId self;  ///< This lane's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
+  std::vector<wire::RankSpan> hosts;         ///< Ranks by contributor where the whole job's contributors are hosts, for
+                                             ///< messages to people before they have met. May be empty.
   std::uint32_t workers = 0;                 ///< Peers 0 .. workers-1 may talk to this lane.
   std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
   std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once, at first
@@ -48,6 +50,8 @@ struct EngineStats {
   std::uint64_t bytes_received = 0;  ///< Payload, pushes and eager announces.
   std::uint64_t bytes_sent = 0;      ///< Payload of results.
   std::uint64_t messages_rejected = 0;
+  std::uint64_t over_credit = 0;  ///< Of those: announces and cancels beyond what their worker had credits for,
+  PeerId over_credit_by;          ///< and whose the last one was.
   std::uint64_t slots_in_use = 0;
   std::uint64_t slots_peak = 0;
   std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
@@ -103,8 +107,9 @@ class Engine final {
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now
   /// on.
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
-  /// A worker has said goodbye: it has nothing more to announce, not even what a lost lane had of it.
-  void on_peer_left(Instant now, PeerId worker);
+  /// A worker has done all that it will: it has nothing more to announce, not even what a lost lane had of it. What it
+  /// has ended well is announced by all; what still waits for it fails with kPeerLost and `why`.
+  void on_peer_left(Instant now, PeerId worker, const std::string& why);
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);
   Instant next_deadline() const;  ///< Instant::max() where nothing waits.

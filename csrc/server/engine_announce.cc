@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "server/engine_impl.h"
 #include "server/reduce.h"
@@ -38,10 +39,11 @@ bool is_pusher(const wire::Announce& announce) {
 
 void Engine::Impl::handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
   WorkerState& worker = workers_[header.sender];
-  if (!take_sequence(worker, header.offset)) {
+  if (!may_announce(worker, PeerId{header.sender}, header.offset) || !take_sequence(worker, header.offset)) {
     ++stats_.messages_rejected;  // A copy of one that was taken in, or nonsense.
     return;
   }
+  ++worker.uncredited;
   credit(PeerId{header.sender}, worker);
   process_announce(now, header, body);
   if (config_.failover) conclude_moves(now);
@@ -62,13 +64,38 @@ bool Engine::Impl::take_sequence(WorkerState& worker, std::uint64_t sequence) {
   return true;
 }
 
+/// Whether it had a credit for the announce of this number. What it sends beyond that is not taken in, however much it
+/// sends: this is what bounds what a lane remembers of announces that it has not taken in yet.
+bool Engine::Impl::may_announce(const WorkerState& worker, PeerId peer, std::uint64_t sequence) {
+  if (config_.announce_credits == 0 || sequence < worker.credited + config_.announce_credits) return true;
+  ++stats_.over_credit;
+  stats_.over_credit_by = peer;
+  return false;
+}
+
+/// One Credit to a worker at a time: who does not read what it is sent gets no more of them.
 void Engine::Impl::credit(PeerId peer, WorkerState& worker) {
-  if (config_.announce_credits == 0) return;
-  if (++worker.uncredited < std::max(1u, config_.announce_credits / 2)) return;
+  if (config_.announce_credits == 0 || worker.credit_on_way || worker.lost) return;
+  if (worker.uncredited < std::max(1u, config_.announce_credits / 2)) return;
   wire::Header header = header_to({}, wire::MessageType::kCredit);
   header.count = worker.uncredited;
-  worker.uncredited = 0;
-  send(peer, kControlTag, header, {}, {}, {0, kNone, peer, false});
+  worker.credited += std::exchange(worker.uncredited, 0);
+  worker.credit_on_way = true;
+  send(peer, kControlTag, header, {}, {}, {0, kNone, peer, false, false, true});
+}
+
+/// Until an earlier operation of its key is out of the way. Counted as what it will be.
+void Engine::Impl::defer(Op& op, const wire::Header& header, std::span<const std::byte> body) {
+  WorkerState& worker = workers_[header.sender];
+  ++worker.ops;
+  if ((header.flags & wire::kFlagEager) != 0) ++worker.eager;
+  op.deferred.push_back({header, {body.begin(), body.end()}});
+}
+
+void Engine::Impl::undefer(const Deferred& deferred) {
+  WorkerState& worker = workers_[deferred.header.sender];
+  --worker.ops;
+  if ((deferred.header.flags & wire::kFlagEager) != 0) --worker.eager;
 }
 
 void Engine::Impl::process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
@@ -109,7 +136,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
                                            " again before the last one could have ended"));
         return;
       }
-      op->deferred.push_back({header, {body.begin(), body.end()}});
+      defer(*op, header, body);
       return;
     }
     Status place = check_place(*op, header, *announce);
@@ -150,7 +177,8 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
     return wrong(std::to_string(announce.contributor_count) + " contributors in a job of " +
                  std::to_string(config_.workers) + " workers");
   }
-  if (announce.first_rank >= config_.workers || announce.rank_count > config_.workers - announce.first_rank) {
+  const std::uint64_t last = announce.first_rank + std::uint64_t{announce.rank_count - 1} * announce.rank_stride;
+  if (last >= config_.workers) {
     return wrong("ranks outside the job");
   }
   if (chunks > 0 && announce.chunk_bytes > config_.max_chunk_bytes) {
@@ -273,6 +301,12 @@ void Engine::Impl::after_announce(Instant now, Op& op) {
       return;
     }
   }
+  for (const PeerId peer : left_) {
+    if (waits_in_vain(op, peer)) {
+      fail(now, op, Status(Code::kPeerLost, workers_[peer.value].why_lost));
+      return;
+    }
+  }
   if (op.disagreed) {
     if (op.everyone_announced()) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
@@ -325,7 +359,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
                                        std::to_string(op.chunks) + " chunks"));
       return;
     }
-    ranks.emplace_back(first.announce.first_rank, first.announce.rank_count);
+    ranks.push_back(first.announce.ranks());
   }
   if (op.roster.empty() && (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group))) {
     groups_[op.key.op.group] = std::move(ranks);
@@ -345,7 +379,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   } else if (op.absentees() > 0 && !take_room(op)) {
     roomless_.push_back(op.id);
   } else {
-    ready_.push_back(op.id);
+    ready_.emplace_back(op.id, op.key.op.group);
   }
 }
 

@@ -17,11 +17,11 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   for (Participant& participant : op.participants) retire(participant);
   forget_tags(op);
   forget_missing(op);
-  std::erase(ready_, op.id);
+  std::erase(ready_, std::pair{op.id, op.key.op.group});
   std::erase(roomless_, op.id);
   const bool was_kept = op.state == OpState::kKept;
   if (op.is_join) give_back_room(op);
-  live_.erase(op.key);
+  end_live(op);
   op.state = OpState::kFailed;
   op.failure = why;
   ++stats_.ops_failed;
@@ -53,7 +53,8 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
   WorkerState& worker = workers_[header.sender];
   if (!worker.has_seen(header.offset)) {
     // It overtook its announce on the way: they are taken in the order in which they were sent.
-    if (worker.held_cancels.size() >= kMaxHeldCancels || header.offset - worker.next_sequence > (1u << 20)) {
+    if (!may_announce(worker, peer, header.offset) || worker.held_cancels.size() >= kMaxHeldCancels ||
+        header.offset - worker.next_sequence > (1u << 20)) {
       ++stats_.messages_rejected;
       return;
     }
@@ -124,7 +125,7 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   const bool room = place >= op->owners.size() || op->owners[place].empty() ||
                     op->owners[place].size() < op->participants[op->owners[place].front()].announcers;
   if (room) place_participant(*op, static_cast<std::uint32_t>(op->participants.size() - 1));
-  if (fresh) live_.insert_or_assign(op->key, op->id);
+  if (fresh) live_.try_emplace(op->key, op->id);  // Not where the present one of this key is still under way.
   fail(now, *op, why);
 }
 
@@ -222,6 +223,12 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
   settle(now);
 }
 
+/// An operation ends well on a worker only when all have announced it, so a worker that left has not ended this one.
+/// Not looked at: what moved here from a lost lane, whose end others may know, and what backup workers may miss.
+bool Engine::Impl::waits_in_vain(const Op& op, PeerId left) const {
+  return op.state == OpState::kGathering && op.moved_by == 0 && config_.backup_workers == 0 && needs(op, left);
+}
+
 /// Whether an operation cannot finish without this worker. Where nobody knows yet who belongs to a group, it is not
 /// said.
 bool Engine::Impl::needs(const Op& op, PeerId peer) const {
@@ -231,11 +238,11 @@ bool Engine::Impl::needs(const Op& op, PeerId peer) const {
   if (op.absentees() > 0 && op.state != OpState::kGathering) return true;
   if (op.state != OpState::kGathering) return false;
   if (op.key.op.group == GroupId{0}) return true;
-  const GroupMembers* known = members(op.key.op.group);
-  if (known == nullptr || known->size() != op.shape.contributor_count) return false;
+  const GroupMembers* known = members(op);
+  if (known == nullptr) return false;
   for (std::size_t contributor = 0; contributor < known->size(); ++contributor) {
-    const auto& [first, count] = (*known)[contributor];
-    if (peer.value >= first && peer.value - first < count) return true;
+    const std::vector<std::uint32_t> ranks = wire::ranks_of((*known)[contributor]);
+    if (std::binary_search(ranks.begin(), ranks.end(), peer.value)) return true;
   }
   return false;
 }

@@ -8,7 +8,8 @@
 namespace herring::server {
 namespace {
 
-/// Ready operations looked at in one pass; the first ones in line matter, the rest comes with the next event.
+/// Ready operations of one group looked at in one pass; the first ones in line matter, the rest comes with the next
+/// event. Whoever waits for a slow worker is in nobody else's way.
 constexpr std::size_t kMaxLook = 16;
 
 }  // namespace
@@ -16,9 +17,13 @@ constexpr std::size_t kMaxLook = 16;
 /// Grants what there is room for, first come first served. An operation that lacks slots stops the line, so that the
 /// slots which come free gather for it; one that only waits for its workers' windows lets later ones go by.
 void Engine::Impl::schedule(Instant now) {
-  std::size_t looked = 0;
-  for (std::size_t i = 0; i < ready_.size() && looked < kMaxLook; ++looked) {
-    const std::uint64_t id = ready_[i];
+  looked_.clear();
+  for (std::size_t i = 0; i < ready_.size();) {
+    const auto [id, group] = ready_[i];
+    if (looks_at(group) > kMaxLook) {
+      ++i;
+      continue;
+    }
     const Grant grant = grant_chunks(now, *find_op(id));
     if (grant == Grant::kNoSlots) return;
     if (grant == Grant::kAll) {
@@ -27,6 +32,15 @@ void Engine::Impl::schedule(Instant now) {
       ++i;
     }
   }
+}
+
+/// How often this pass has looked at the group, this time included. A lane serves few groups at once.
+std::size_t Engine::Impl::looks_at(GroupId group) {
+  for (auto& [known, looks] : looked_) {
+    if (known == group) return ++looks;
+  }
+  looked_.emplace_back(group, 1);
+  return 1;
 }
 
 Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
@@ -153,9 +167,10 @@ void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, 
 void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
   const std::uint64_t token = next_token_++;
   op.in_flight.at(receive.chunk).inputs[receive.input].token = token;
-  const Tag tag{op.participants[receive.participant].push_tag + receive.chunk};
+  const Participant& from = op.participants[receive.participant];
   receives_.emplace(token, receive);
-  actions_.emplace_back(PostReceiveAction{tag, memory, Token{token}});
+  actions_.emplace_back(
+      PostReceiveAction{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt, from.peer});
 }
 
 /// A Grant names consecutive chunks of one kind.
@@ -258,7 +273,7 @@ void Engine::Impl::finish_op(Instant now, Op& op) {
     return;
   }
   op.state = OpState::kFinishing;
-  live_.erase(op.key);
+  end_live(op);
   set_timer(op, config_.failover ? now + std::chrono::milliseconds(op.shape.timeout_ms) : Instant::max());
   ++stats_.ops_completed;
   if (config_.failover) ++stats_.unsettled;

@@ -170,11 +170,13 @@ struct Op {
 struct WorkerState {
   bool lost = false;
   bool left = false;
-  std::string why_lost;
+  std::string why_lost;                            // Or why it left.
   std::uint64_t next_sequence = 0;                 // Every announce below it has arrived ...
   std::set<std::uint64_t> early;                   // ... and these above it.
   std::map<std::uint64_t, Deferred> held_cancels;  // By the sequence of the announce that they overtook.
   std::uint32_t uncredited = 0;
+  std::uint64_t credited = 0;  // Sent to it so far, beside those that it began with.
+  bool credit_on_way = false;
   std::uint32_t ops = 0;      // Announced, not finished.
   std::uint32_t eager = 0;    // Of those, eager.
   std::uint32_t granted = 0;  // Chunks granted, not arrived.
@@ -204,11 +206,12 @@ struct Send {
   PeerId peer;
   bool is_result = false;
   bool is_settled = false;
+  bool is_credit = false;
 };
 
 /// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing
 /// later.
-using GroupMembers = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  // first rank, count
+using GroupMembers = std::vector<wire::RankSpan>;  // By contributor.
 
 class Engine::Impl {
  public:
@@ -228,7 +231,7 @@ class Engine::Impl {
   const std::vector<Lateness>& lateness() const { return lateness_; }
 
   // engine_settle.cc
-  void on_peer_left(Instant now, PeerId worker);
+  void on_peer_left(Instant now, PeerId worker, const std::string& why);
 
   // engine_failure.cc
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
@@ -242,6 +245,7 @@ class Engine::Impl {
   void erase_op(std::uint64_t id);
   Op* find_op(std::uint64_t id);
   Op* find_live(const Key& key);
+  void end_live(const Op& op);
   wire::Header header_to(const Key& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
@@ -250,7 +254,10 @@ class Engine::Impl {
   // engine_announce.cc
   void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
   bool take_sequence(WorkerState& worker, std::uint64_t sequence);
+  bool may_announce(const WorkerState& worker, PeerId peer, std::uint64_t sequence);
   void credit(PeerId peer, WorkerState& worker);
+  void defer(Op& op, const wire::Header& header, std::span<const std::byte> body);
+  void undefer(const Deferred& deferred);
   void process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
   Status check_announce(const wire::Header& header, const wire::Announce& announce,
                         std::span<const std::byte> data) const;
@@ -268,6 +275,7 @@ class Engine::Impl {
   // engine_grant.cc
   enum class Grant : std::uint8_t { kAll, kNoSlots, kNoWindow };
   void schedule(Instant now);
+  std::size_t looks_at(GroupId group);
   Grant grant_chunks(Instant now, Op& op);
   enum class Role : std::uint8_t { kNothing, kPush, kPull };
   Role role_of(const Op& op, std::uint32_t contributor, const Participant& owner, std::uint32_t chunk,
@@ -298,6 +306,7 @@ class Engine::Impl {
   void bury(Instant now, Op& op);
   bool may_forget(const Op& op) const;
   bool needs(const Op& op, PeerId peer) const;
+  bool waits_in_vain(const Op& op, PeerId left) const;
   Op* find_failed(const Key& key, PeerId peer, std::uint64_t tag);
 
   // engine_settle.cc
@@ -342,7 +351,7 @@ class Engine::Impl {
   std::string timeout_text(const Op& op) const;
   std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
   std::string missing_text(const Op& op) const;
-  const GroupMembers* members(GroupId group) const;
+  const GroupMembers* members(const Op& op) const;
 
   EngineConfig config_;
   std::span<std::byte> slots_;
@@ -351,11 +360,13 @@ class Engine::Impl {
   std::vector<std::uint32_t> free_slots_;
   std::vector<WorkerState> workers_;
   std::vector<PeerId> lost_;
+  std::vector<PeerId> left_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
   std::unordered_map<Key, std::uint64_t, KeyHash> live_;
   std::unordered_map<Key, std::vector<std::uint64_t>, KeyHash> failed_;
   std::deque<std::uint64_t> failed_order_;
-  std::deque<std::uint64_t> ready_;
+  std::deque<std::pair<std::uint64_t, GroupId>> ready_;  // Operation, and whose it is.
+  std::vector<std::pair<GroupId, std::size_t>> looked_;  // Of the pass at hand.
   std::set<std::pair<Instant, std::uint64_t>> timers_;
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;

@@ -179,10 +179,20 @@ void Engine::Impl::forget_tags(Op& op) {
   }
 }
 
-void Engine::Impl::on_peer_left(Instant now, PeerId worker) {
-  if (worker.value >= config_.workers) return;
+void Engine::Impl::on_peer_left(Instant now, PeerId worker, const std::string& why) {
+  if (worker.value >= config_.workers || workers_[worker.value].left) return;
   workers_[worker.value].left = true;
+  workers_[worker.value].why_lost = why;
+  left_.push_back(worker);
   if (config_.failover) conclude_moves(now);
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, op] : ops_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const std::uint64_t id : ids) {
+    Op* op = find_op(id);
+    if (op != nullptr && waits_in_vain(*op, worker)) fail(now, *op, Status(Code::kPeerLost, why));
+  }
+  settle(now);
 }
 
 void Engine::Impl::handle_moved(Instant now, const wire::Header& header) {
@@ -226,7 +236,7 @@ void Engine::Impl::conclude(Instant now, std::uint32_t loss) {
   for (const std::uint64_t id : ids) {
     Op& op = *find_op(id);
     for (Participant& participant : op.participants) retire(participant);
-    live_.erase(op.key);
+    end_live(op);
     op.urgent = true;
     tell_settled(now, op);
     --undrained_;

@@ -52,17 +52,16 @@ std::string rank_list(std::vector<std::uint32_t> ranks) {
 
 /// The ranks that an announce speaks for: those of its contributor, or the process alone where several share one.
 std::vector<std::uint32_t> Engine::Impl::ranks_of(const Participant& participant) const {
-  std::vector<std::uint32_t> ranks;
   if (participant.silent || participant.announcers > 1) return {participant.peer.value};
-  for (std::uint32_t i = 0; i < participant.announce.rank_count; ++i) {
-    ranks.push_back(participant.announce.first_rank + i);
-  }
-  return ranks;
+  return wire::ranks_of(participant.announce.ranks());
 }
 
-const GroupMembers* Engine::Impl::members(GroupId group) const {
-  const auto found = groups_.find(group);
-  return found == groups_.end() ? nullptr : &found->second;
+/// Who stands behind each contributor of the operation; null where nobody knows yet.
+const GroupMembers* Engine::Impl::members(const Op& op) const {
+  const auto fits = [&](const GroupMembers& known) { return known.size() == op.shape.contributor_count; };
+  if (op.key.op.group == GroupId{0} && fits(config_.hosts)) return &config_.hosts;
+  const auto found = groups_.find(op.key.op.group);
+  return found == groups_.end() || !fits(found->second) ? nullptr : &found->second;
 }
 
 std::string Engine::Impl::mismatch_text(const Op& op) const {
@@ -104,8 +103,7 @@ std::string Engine::Impl::late_mismatch_text(const Op& op, const wire::Header& h
 
 /// Who has not announced: by rank where that can be known, else by position in the group.
 std::string Engine::Impl::missing_text(const Op& op) const {
-  const GroupMembers* known = members(op.key.op.group);
-  if (known != nullptr && known->size() != op.shape.contributor_count) known = nullptr;
+  const GroupMembers* known = members(op);
   const bool one_rank_each = op.key.op.group == GroupId{0} && op.shape.contributor_count == config_.workers;
   std::vector<std::uint32_t> ranks;
   std::string unknown;
@@ -114,16 +112,21 @@ std::string Engine::Impl::missing_text(const Op& op) const {
     if (!owners.empty()) {
       const Participant& first = op.participants[owners.front()];
       if (owners.size() >= first.announcers) continue;
-      for (std::uint32_t i = 0; i < first.announce.rank_count; ++i) {
-        const std::uint32_t rank = first.announce.first_rank + i;
+      bool is_named = false;
+      for (const std::uint32_t rank : wire::ranks_of(first.announce.ranks())) {
         const bool came = std::any_of(owners.begin(), owners.end(),
                                       [&](std::uint32_t index) { return op.participants[index].peer.value == rank; });
-        if (!came) ranks.push_back(rank);
+        if (came) continue;
+        ranks.push_back(rank);
+        is_named = true;
       }
+      if (is_named) continue;
+      unknown += (unknown.empty() ? "member " : ", ") + std::to_string(contributor);
     } else if (one_rank_each) {
       ranks.push_back(contributor);
     } else if (known != nullptr) {
-      for (std::uint32_t i = 0; i < (*known)[contributor].second; ++i) ranks.push_back((*known)[contributor].first + i);
+      const std::vector<std::uint32_t> all = wire::ranks_of((*known)[contributor]);
+      ranks.insert(ranks.end(), all.begin(), all.end());
     } else {
       unknown += (unknown.empty() ? "member " : ", ") + std::to_string(contributor);
     }

@@ -33,7 +33,15 @@ struct PostReceiveAction {
   Tag tag;
   std::span<std::byte> payload;
   Token token;
+  std::optional<PeerId> behind = {};  ///< Not before what was asked to be sent to this peer earlier is posted.
+  PeerId from = kAnyPeer;             ///< Who sends it, where that is known.
 };
+
+/// True where on_received() tells of a message that took the receive, whatever it was: the one that the receive was for
+/// may still come. Else the transport does not take the receive.
+inline bool has_arrived(const Status& status) {
+  return status.is_ok() || status.code() == Code::kProtocol || status.code() == Code::kCorrupted;
+}
 
 /// Withdraw a posted receive. After the executor has carried this out, nothing is written to its payload any more and
 /// no on_received(token) comes.

@@ -1,15 +1,15 @@
 #include "wire/header.h"
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 namespace herring::wire {
 namespace {
 
-constexpr std::uint16_t kKnownFlags = kFlagEager | kFlagChecksum | kFlagNoPayload | kFlagAnswer | kFlagReady |
-                                      kFlagHeld | kFlagPull | kFlagUrgent | kFlagJoin | kFlagRoster;
 constexpr std::size_t kHeaderCrcOffset = 76;
 constexpr std::uint32_t kMaxChunkBytes = 64u << 20;
 constexpr std::uint32_t kChunkAlignment = 64;
@@ -22,7 +22,7 @@ static_assert(offsetof(Header, flags) == 6 && offsetof(Header, job_id) == 8 && o
 static_assert(offsetof(Header, sender) == 20 && offsetof(Header, op) == 24 && offsetof(Header, group) == 32);
 static_assert(offsetof(Header, part) == 36 && offsetof(Header, tag) == 40 && offsetof(Header, offset) == 48);
 static_assert(offsetof(Header, chunk) == 56 && offsetof(Header, count) == 60);
-static_assert(offsetof(Header, payload_bytes) == 64 && offsetof(Header, payload_crc32c) == 68);
+static_assert(offsetof(Header, payload_bytes) == 64 && offsetof(Header, reserved) == 68);
 static_assert(offsetof(Header, shard) == 72 && offsetof(Header, header_crc32c) == kHeaderCrcOffset);
 // Bytes of these are on the wire.
 static_assert(sizeof(MessageType) == 1 && sizeof(DataType) == 1 && sizeof(ReduceOp) == 1 && sizeof(Collective) == 1);
@@ -74,7 +74,28 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kRoster; }
+bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce && type <= MessageType::kPong; }
+
+/// Those that mean something on such a message.
+std::uint16_t flags_of(MessageType type) noexcept {
+  switch (type) {
+    case MessageType::kAnnounce:
+      return kFlagEager | kFlagReady | kFlagHeld | kFlagJoin | kFlagRoster;
+    case MessageType::kGrant:
+      return kFlagPull;
+    case MessageType::kResult:
+      return kFlagNoPayload;
+    case MessageType::kEnvelope:
+      return kFlagEager;
+    case MessageType::kClose:
+    case MessageType::kWithdraw:
+      return kFlagAnswer;
+    case MessageType::kReceipt:
+      return kFlagUrgent;
+    default:
+      return 0;
+  }
+}
 
 bool has_shard(MessageType type) noexcept { return type <= MessageType::kCancel || type == MessageType::kReady; }
 
@@ -116,12 +137,20 @@ bool is_sane_shard(const Announce& announce) noexcept {
   return std::uint64_t{announce.owned_first} + announce.owned_count <= chunks;
 }
 
+bool is_sane(const RankSpan& span) noexcept {
+  if (span.count == 0 || span.stride == 0) return false;
+  // No overflow: both factors have 32 bits.
+  if (std::uint64_t{span.count - 1} * span.stride >= std::numeric_limits<std::uint32_t>::max() - span.first)
+    return false;
+  return span.mask == 0 ||
+         ((span.mask & 1) != 0 && static_cast<std::uint32_t>(std::bit_width(span.mask)) == span.count);
+}
+
 bool is_sane(const Announce& announce) noexcept {
   if (!is_sane(announce.descriptor)) return false;
   if (announce.contributor >= announce.contributor_count) return false;
   if (has_one_pusher(announce.descriptor.collective) && announce.pusher >= announce.contributor_count) return false;
-  if (announce.rank_count == 0) return false;
-  if (announce.rank_count > std::numeric_limits<std::uint32_t>::max() - announce.first_rank) return false;
+  if (!is_sane(announce.ranks())) return false;
   if (announce.average_over == 0 || announce.timeout_ms == 0) return false;
   return is_sane_shard(announce);
 }
@@ -146,7 +175,7 @@ HeaderBytes encode(const Header& header) noexcept {
   out.put(header.chunk);
   out.put(header.count);
   out.put(header.payload_bytes);
-  out.put(header.payload_crc32c);
+  out.put(std::uint32_t{0});
   out.put(has_shard(header.type) ? header.shard : 0);
   out.put(crc32c(std::span(bytes).first(kHeaderCrcOffset)));
   return bytes;
@@ -171,11 +200,13 @@ std::optional<Header> decode(std::span<const std::byte> bytes) noexcept {
   in.get(header.chunk);
   in.get(header.count);
   in.get(header.payload_bytes);
-  in.get(header.payload_crc32c);
+  in.get(header.reserved);
   in.get(header.shard);
   in.get(header.header_crc32c);
   if (header.magic != kMagic || header.version != kVersion) return std::nullopt;
-  if (!is_known(header.type) || (header.flags & ~kKnownFlags) != 0) return std::nullopt;
+  if (!is_known(header.type) || (header.flags & ~flags_of(header.type)) != 0 || header.reserved != 0) {
+    return std::nullopt;
+  }
   if (header.shard != 0 && !has_shard(header.type)) return std::nullopt;
   if (header.header_crc32c != crc32c(bytes.first(kHeaderCrcOffset))) return std::nullopt;
   return header;
@@ -207,6 +238,9 @@ std::array<std::byte, kAnnounceBytes> encode(const Announce& announce) noexcept 
   out.put(announce.owned_first);
   out.put(announce.owned_count);
   out.put(announce.timeout_ms);
+  out.put(announce.rank_stride - 1);
+  out.put(std::uint32_t{0});
+  out.put(announce.rank_mask);
   return bytes;
 }
 
@@ -235,12 +269,36 @@ std::optional<Announce> decode_announce(std::span<const std::byte> bytes) noexce
   in.get(announce.owned_first);
   in.get(announce.owned_count);
   in.get(announce.timeout_ms);
-  std::uint64_t reserved_low = 0;
-  std::uint64_t reserved_high = 0;
-  in.get(reserved_low);
-  in.get(reserved_high);
-  if (reserved_low != 0 || reserved_high != 0 || !is_sane(announce)) return std::nullopt;
+  std::uint32_t reserved = 0;
+  in.get(announce.rank_stride);
+  in.get(reserved);
+  in.get(announce.rank_mask);
+  ++announce.rank_stride;  // The largest number wraps, to one that is not sane.
+  if (reserved != 0 || !is_sane(announce)) return std::nullopt;
   return announce;
+}
+
+std::optional<RankSpan> span_of(std::span<const std::uint32_t> ranks) {
+  std::vector<std::uint32_t> sorted(ranks.begin(), ranks.end());
+  std::sort(sorted.begin(), sorted.end());
+  RankSpan span{sorted.front(), 1, 1, 0};
+  std::uint32_t stride = 0;
+  for (const std::uint32_t rank : sorted) stride = std::gcd(stride, rank - span.first);
+  if (stride == 0) return span;
+  span.stride = stride;
+  span.count = (sorted.back() - span.first) / stride + 1;
+  if (span.count == sorted.size()) return span;
+  if (span.count > 64) return std::nullopt;
+  for (const std::uint32_t rank : sorted) span.mask |= std::uint64_t{1} << ((rank - span.first) / stride);
+  return span;
+}
+
+std::vector<std::uint32_t> ranks_of(const RankSpan& span) {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t i = 0; i < span.count; ++i) {
+    if (span.mask == 0 || ((span.mask >> i) & 1) != 0) ranks.push_back(span.first + i * span.stride);
+  }
+  return ranks;
 }
 
 std::vector<std::byte> encode_list(std::span<const std::uint64_t> numbers) {

@@ -40,11 +40,13 @@ enum class MessageType : std::uint8_t {
   kMoved = 18,    ///< Worker to lane: all that a lost lane had of mine and you inherit is announced.
   // Backup workers (docs/wire.md).
   kRoster = 19,  ///< Lane to worker: who is in the operation, 64 contributors a message (offset).
+  // Whether a link works (docs/wire.md, "Half-open links").
+  kPing = 20,  ///< Answer with Pong.
+  kPong = 21,
 };
 
 /// Message flags.
-inline constexpr std::uint16_t kFlagEager = 1;      ///< Announce: the whole shard's data follows the body.
-inline constexpr std::uint16_t kFlagChecksum = 2;   ///< payload_crc32c is set.
+inline constexpr std::uint16_t kFlagEager = 1;  ///< Announce, Envelope: all the data follows the body. (2 is reserved.)
 inline constexpr std::uint16_t kFlagNoPayload = 4;  ///< Result: an acknowledgement; the receiver has the data already.
 inline constexpr std::uint16_t kFlagAnswer = 8;     ///< Close, Withdraw: the answer to the other; is not answered.
 inline constexpr std::uint16_t kFlagReady = 16;  ///< Announce: receives are posted for all Results; nothing to invite.
@@ -74,7 +76,7 @@ struct Header {
   std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this
                              ///< contributor. Error, Cancel: Results, Pushes sent. Roster: as Result.
   std::uint32_t payload_bytes = 0;  ///< Bytes that follow the header.
-  std::uint32_t payload_crc32c = 0;
+  std::uint32_t reserved = 0;       ///< 0.
   std::uint32_t shard = 0;          ///< Which item of the part (docs/wire.md, "Items"), or kRosterShard; else 0.
   std::uint32_t header_crc32c = 0;  ///< Over all bytes before it.
 
@@ -84,13 +86,27 @@ struct Header {
 inline constexpr std::size_t kHeaderBytes = 80;
 using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
+/// Some ranks, few or regular: first + i * stride for i below count; where mask is not 0, those alone whose bit i is
+/// set.
+struct RankSpan {
+  std::uint32_t first = 0;
+  std::uint32_t count = 1;
+  std::uint32_t stride = 1;
+  std::uint64_t mask = 0;
+  friend bool operator==(const RankSpan&, const RankSpan&) = default;
+};
+/// Nothing where they are neither regular nor within 64 steps. `ranks`: at least one, in any order, none twice.
+std::optional<RankSpan> span_of(std::span<const std::uint32_t> ranks);
+/// In ascending order.
+std::vector<std::uint32_t> ranks_of(const RankSpan& span);
+
 /// Body of kAnnounce.
 struct Announce {
   OpDescriptor descriptor;
   std::uint32_t contributor = 0;        ///< Whose data: position in the fixed order of summation.
   std::uint32_t contributor_count = 0;  ///< How many contributors every chunk waits for.
-  std::uint32_t first_rank = 0;         ///< For messages to people: the worker ranks this contributor stands for are
-  std::uint32_t rank_count = 0;         ///< first_rank .. first_rank + rank_count - 1.
+  std::uint32_t first_rank = 0;         ///< For messages to people: the worker ranks that this contributor stands for,
+  std::uint32_t rank_count = 0;         ///< as a RankSpan with rank_stride and rank_mask.
   std::uint32_t pusher = 0;             ///< kBroadcast, kAllGather: the one contributor that pushes. Else unused.
   std::uint32_t average_over = 1;       ///< ReduceSpec::average_over of the final sum.
   std::uint64_t shard_offset = 0;       ///< This lane's bytes of the part.
@@ -99,6 +115,10 @@ struct Announce {
   std::uint32_t owned_first = 0;  ///< Chunks that this process pushes and pulls for its contributor:
   std::uint32_t owned_count = 0;  ///< owned_first .. owned_first + owned_count - 1 (all of them, one rank a host).
   std::uint32_t timeout_ms = 0;   ///< After this the lane fails the operation and names who is missing.
+  std::uint32_t rank_stride = 1;
+  std::uint64_t rank_mask = 0;
+
+  RankSpan ranks() const noexcept { return {first_rank, rank_count, rank_stride, rank_mask}; }
   friend bool operator==(const Announce&, const Announce&) = default;
 };
 
@@ -111,10 +131,10 @@ inline constexpr std::size_t kMaxTagList = 64;       ///< Tags in one Receipt or
 inline constexpr std::uint32_t kRosterShard = 1;     ///< Header::shard of what has a roster.
 inline constexpr std::size_t kGrantNumberBytes = 8;  ///< Body of a Grant with failover: its number.
 
-/// Encodes with magic, version and header checksum filled in.
+/// Encodes with magic, version, reserved bytes and header checksum filled in.
 HeaderBytes encode(const Header& header) noexcept;
-/// Nothing unless the bytes begin with a whole, checksummed header of this version, of a known type, with no unknown
-/// flag, and with a shard only where the type has one.
+/// Nothing unless the bytes begin with a whole, checksummed header of this version, of a known type, with no flag that
+/// the type has not, with a shard only where the type has one, and with nothing in what is reserved.
 std::optional<Header> decode(std::span<const std::byte> bytes) noexcept;
 
 std::array<std::byte, kAnnounceBytes> encode(const Announce& announce) noexcept;

@@ -25,6 +25,7 @@ Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 bool Engine::has_operations() const { return impl_->has_operations(); }
+void Engine::add_awaited(std::vector<PeerId>& lanes) const { impl_->add_awaited(lanes); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
 Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
@@ -156,7 +157,10 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
                         (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
   part.is_eager = is_small && op.pushes();
-  post_results(op, index);
+  part.receives.resize(part.expected());
+  part.is_pushed.resize(part.owned.count);
+  const bool lands_on_input = part.is_eager && this->lands_on_input(op);
+  if (!lands_on_input) post_results(op, index);
 
   wire::Announce announce;
   announce.descriptor = operation.descriptor;
@@ -164,6 +168,8 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   announce.contributor_count = operation.contributor_count;
   announce.first_rank = operation.first_rank;
   announce.rank_count = operation.rank_count;
+  announce.rank_stride = operation.rank_stride;
+  announce.rank_mask = operation.rank_mask;
   announce.pusher = op.has_one_pusher() ? op.pusher() : 0;
   announce.average_over = operation.average_over;
   announce.shard_offset = part.shard.bytes == 0 ? 0 : part.shard.offset;
@@ -203,15 +209,17 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
     header.chunk = part.moved_by;
     add_bitmap(body, part.held);
   }
-  send(lane.peer, kControlTag, header, std::move(body), data, {op.id, index, !data.empty(), true});
+  Send record{op.id, index, !data.empty(), true};
+  if (lands_on_input && !config_.sealed_sends) record.answered = part.owned;
+  send(lane.peer, kControlTag, header, std::move(body), data, record);
+  if (lands_on_input && config_.sealed_sends) post_results(op, index);
 }
 
 /// Receives for what the lane may send back without a grant; posted before the announce, so nothing arrives unexpected.
-/// Those of other chunks are posted when these are granted: providers look for a message's receive among all.
+/// Those of other chunks are posted when these are granted: providers look for a message's receive among all. What
+/// lands on the announce's own data waits until that is sent: anybody's message can take a receive.
 void Engine::Impl::post_results(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
-  part.receives.resize(part.expected());
-  part.is_pushed.resize(part.owned.count);
   for (std::uint32_t i = 0; i < part.expected(); ++i) {
     const bool is_granted =
         config_.failover ? part.eager_slot == kNone && !part.held[i] : op.pushes() && !part.is_eager;
@@ -225,7 +233,11 @@ void Engine::Impl::post(Op& op, const Receive& receive) {
   const Token token{next_token_++};
   part.receives[receive.chunk - part.owned.first] = token.value;
   receives_.emplace(token.value, receive);
-  actions_.emplace_back(PostReceiveAction{Tag{part.tag + receive.chunk}, memory, token});
+  PostReceiveAction action{Tag{part.tag + receive.chunk}, memory, token};
+  // A post seals what it sends (EngineConfig::sealed_sends): only then may anything land there.
+  if (config_.sealed_sends && lands_on_input(op)) action.behind = lanes_[part.lane].peer;
+  action.from = lanes_[part.lane].peer;
+  actions_.emplace_back(std::move(action));
 }
 
 std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const {
@@ -298,6 +310,18 @@ void Engine::Impl::forget(Op& op) {
   }
   by_key_.erase(op.operation.key);
   ops_.erase(op.id);
+}
+
+void Engine::Impl::add_awaited(std::vector<PeerId>& lanes) const {
+  std::vector<bool> is_awaited(lanes_.size(), false);
+  for (const auto& [id, op] : ops_) {
+    for (const LanePart& part : op->parts) {
+      if (!part.is_done || !part.is_settled) is_awaited[part.lane] = true;
+    }
+  }
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (is_awaited[lane] && !lanes_[lane].lost) lanes.push_back(lanes_[lane].peer);
+  }
 }
 
 Op* Engine::Impl::find_op(std::uint64_t id) {

@@ -27,6 +27,9 @@ struct EngineConfig {
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
   Duration lane_grace{};               ///< After an operation's own time-out, how long to wait for a lane's verdict.
+  /// The endpoint finds a payload that was changed after its post (HERRING_CHECKSUM): the Result may then be received
+  /// into memory that is still being pushed. Else it is received when the push is over.
+  bool sealed_sends = false;
   /// A lane's death costs no operation while another lives (docs/adr/0005-server-failover.md). As the lanes'
   /// EngineConfig::failover. Keys must then never be used twice.
   bool failover = false;
@@ -50,6 +53,8 @@ struct Operation {
   std::uint32_t contributor_count = 1;
   std::uint32_t first_rank = 0;
   std::uint32_t rank_count = 1;
+  std::uint32_t rank_stride = 1;
+  std::uint64_t rank_mask = 0;
   std::uint32_t average_over = 1;
   std::uint32_t pusher = kPusherIsRoot;  ///< kBroadcast, kAllGather: the contributor that stands for descriptor.root.
   std::uint32_t owner = 0;        ///< Several processes may share a contributor (the ranks of one host): this one
@@ -110,6 +115,10 @@ class Engine final {
 
   void take_actions(Actions& out);
   bool is_idle() const;
+  /// Something is awaited from lanes: whether the links to them work matters.
+  bool is_waiting() const { return has_operations(); }
+  /// Adds the lanes that something is awaited from.
+  void add_awaited(std::vector<PeerId>& lanes) const;
   /// Operations that have not ended, or that others may still need the result of.
   bool has_operations() const;
   const EngineStats& stats() const;

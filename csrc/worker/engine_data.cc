@@ -88,8 +88,11 @@ void Engine::Impl::handle_grant(const wire::Header& header) {
       ++stats_.messages_rejected;
       continue;
     }
-    post(*op, {op->id, part->index, chunk, 0});
+    // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
+    const bool lands_on_input = this->lands_on_input(*op);
+    if (!lands_on_input) post(*op, {op->id, part->index, chunk, 0});
     push(*op, *part, chunk, Tag{header.tag + i});
+    if (lands_on_input && config_.sealed_sends) post(*op, {op->id, part->index, chunk, 0});
   }
 }
 
@@ -103,7 +106,16 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
   header.tag = tag.value;
   header.chunk = chunk;
   header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
-  send(lanes_[part.lane].peer, tag, header, {}, memory, {op.id, part.index, true, true});
+  Send record{op.id, part.index, true, true};
+  if (lands_on_input(op) && !config_.sealed_sends) record.answered = {chunk, 1};
+  send(lanes_[part.lane].peer, tag, header, {}, memory, record);
+}
+
+/// Nobody needs the input any more: now the Results may land on it. Also of an operation that has failed: what is on
+/// its way has to meet a receive.
+void Engine::Impl::post_answered(Op& op, const Send& sent) {
+  if (sent.answered.count == 0 || op.parts[sent.part].is_done) return;
+  for (std::uint32_t i = 0; i < sent.answered.count; ++i) post(op, {op.id, sent.part, sent.answered.first + i, 0});
 }
 
 void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body) {
@@ -138,12 +150,15 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   const std::uint64_t bytes = has_data ? range.bytes : 0;
   if (!status.is_ok() || !is_expected(op, part, receive, header, bytes)) {
     ++stats_.messages_rejected;
-    if (status.code() != Code::kCorrupted && ++receive.retries <= kMaxRetries) {
+    const bool is_enough = status.code() == Code::kCorrupted || ++receive.retries > kMaxRetries;
+    // What the lane has sent, or will, has to meet a receive, or its memory there is never free again.
+    if (has_arrived(status) || !is_enough) {
       post(op, receive);
-      return;
+    } else {
+      part.receives[receive.chunk - part.owned.first] = 0;
+      release(lanes_[part.lane], receive.slot);
     }
-    part.receives[receive.chunk - part.owned.first] = 0;
-    release(lanes_[part.lane], receive.slot);
+    if (!is_enough) return;
     fail(now, op,
          Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
                 to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
@@ -169,7 +184,7 @@ bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive
     return is_mine && header.type == wire::MessageType::kRoster && header.chunk == receive.chunk;
   }
   if (!is_mine || header.type != wire::MessageType::kResult) return false;
-  if (part.owned.count == 0) return true;
+  if (part.owned.count == 0) return header.chunk == 0 && header.offset == 0;
   return header.chunk == receive.chunk &&
          header.offset == chunk_range(part.shard, config_.chunk_bytes, receive.chunk).offset;
 }
@@ -215,6 +230,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
   if (sent.borrows) --op->payload_sends;
+  post_answered(*op, sent);
   if (!status.is_ok() && sent.matters && !op->has_failed) {
     const std::uint32_t lane = op->parts[sent.part].lane;
     if (lanes_[lane].lost) return complete_if_done(*op);

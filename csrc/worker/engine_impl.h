@@ -128,6 +128,7 @@ struct Send {
   bool matters = false;                   // Its failure fails the operation.
   std::shared_ptr<const void> keep = {};  // What the payload is read from, where it is not the user's.
   std::uint32_t receipt_lane = kNone;     // It is a Receipt.
+  IndexRange answered = {};  // Chunks whose Results are received when it is over: they land on what it reads.
 };
 
 /// The bytes of a part by lane, and the lane that every contributor announces to.
@@ -148,6 +149,7 @@ class Engine::Impl {
   void take_actions(Actions& out);
   bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty(); }
   bool has_operations() const { return !ops_.empty(); }
+  void add_awaited(std::vector<PeerId>& lanes) const;
   Instant next_deadline() const;
   const EngineStats& stats() const { return stats_; }
 
@@ -173,6 +175,7 @@ class Engine::Impl {
   void announce(Op& op, std::size_t index);
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);
+  bool lands_on_input(const Op& op) const { return !config_.failover && op.pushes() && op.pulls_data(); }
   wire::Header header_to(const OpKey& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
@@ -192,6 +195,7 @@ class Engine::Impl {
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
   void push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag);
+  void post_answered(Op& op, const Send& sent);
   void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
   bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
                    std::uint64_t bytes) const;

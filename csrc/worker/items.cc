@@ -1,11 +1,15 @@
 #include "worker/items.h"
 
 #include <algorithm>
+#include <numeric>
 
+#include "fusion_buffer/shard_plan.h"
 #include "wire/header.h"
 
 namespace herring::worker {
 namespace {
+
+__extension__ using Wide = unsigned __int128;
 
 /// A run of one chunk costs each worker as many messages as a long one.
 constexpr std::uint32_t kMinRun = 2;
@@ -19,6 +23,25 @@ std::vector<std::uint32_t> heirs(std::size_t lanes, std::span<const std::uint32_
   return alive;
 }
 
+/// Where each lane's share of `chunks` ends, rounded to the nearest chunk, a half up. Lanes without any weight among
+/// them share evenly. In whole numbers: every process has to come to the same, whatever its machine.
+std::vector<std::uint32_t> share_ends(std::span<const std::uint32_t> lanes, std::span<const double> weights,
+                                      std::uint32_t chunks) {
+  std::vector<double> own;
+  for (const std::uint32_t lane : lanes) own.push_back(weights[lane]);
+  const bool has_weight = std::any_of(own.begin(), own.end(), [](double weight) { return weight > 0; });
+  if (!has_weight) own.assign(lanes.size(), 1.0);
+  const std::vector<std::uint64_t> parts = whole_weights(own);
+  const std::uint64_t total = std::accumulate(parts.begin(), parts.end(), std::uint64_t{0});
+  std::vector<std::uint32_t> ends;
+  std::uint64_t before = 0;
+  for (const std::uint64_t part : parts) {
+    before += part;
+    ends.push_back(static_cast<std::uint32_t>((2 * Wide{before} * chunks + total) / (2 * Wide{total})));
+  }
+  return ends;
+}
+
 /// Adds the pieces of `item` for these lanes, as many as it has chunks for.
 void deal(const Item& item, std::span<const std::uint32_t> lanes, std::span<const double> weights,
           std::uint32_t& next_piece, std::vector<Item>& out) {
@@ -30,16 +53,11 @@ void deal(const Item& item, std::span<const std::uint32_t> lanes, std::span<cons
     return;
   }
   lanes = lanes.first(std::min<std::size_t>(lanes.size(), std::max(1u, item.chunks / kMinRun)));
-  double total = 0;
-  for (const std::uint32_t lane : lanes) total += weights[lane];
-  double before = 0;
+  const std::vector<std::uint32_t> ends = share_ends(lanes, weights, item.chunks);
   std::uint32_t start = 0;
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    before += total > 0 ? weights[lanes[i]] / total : 1.0 / static_cast<double>(lanes.size());
-    auto end = static_cast<std::uint32_t>(before * item.chunks + 0.5);
-    end = i + 1 == lanes.size() ? item.chunks : std::clamp(end, start, item.chunks);
-    while (start < end) {
-      const std::uint32_t run = std::min<std::uint32_t>(end - start, wire::kMaxHeldChunks);
+    while (start < ends[i]) {
+      const std::uint32_t run = std::min<std::uint32_t>(ends[i] - start, wire::kMaxHeldChunks);
       add(lanes[i], item.first + start, run);
       start += run;
     }

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "core/types.h"
+#include "runtime/hub_socket.h"
+#include "runtime/membership.h"
+
+/// The door of a hub and of a rendezvous: who may come in before it has authenticated.
+namespace herring::runtime::control {
+
+/// Raises the process's soft limit of open files where `members` connections and a full lobby need more.
+void raise_file_limit(std::size_t members);
+
+/// Accepts connections and keeps a Lobby of those that have not authenticated. Where that is full, or the process is
+/// out of descriptors, one of them makes room, by chance; where none is left to do so, it looks away for a while
+/// instead of spinning. Used by one thread.
+class Doorway final {
+ public:
+  static constexpr std::size_t kMaxStrangers = 512;
+  static constexpr Duration kHandshakePatience = std::chrono::seconds(6);
+
+  explicit Doorway(UniqueFd listener);
+
+  /// To be watched for reading; -1 while it looks away, and once closed.
+  int fd() const { return pause_until_ ? -1 : listener_.get(); }
+  /// fd() is readable. Hands each new connection to `take`, which names it; calls `evict` for one that makes room,
+  /// before the one that needs it is accepted.
+  void accept_some(Instant now, const std::function<ConnectionId(UniqueFd)>& take,
+                   const std::function<void(ConnectionId)>& evict);
+  /// It has authenticated, or is gone.
+  void leave(ConnectionId connection) { lobby_.leave(connection); }
+  /// Removes and returns those whose time is up; looks at the door again where that is due.
+  std::vector<ConnectionId> overdue(Instant now);
+  Instant next_wakeup() const;
+  /// The port is free; who is in the lobby stays.
+  void close();
+
+ private:
+  UniqueFd listener_;
+  Lobby lobby_;
+  std::optional<Instant> pause_until_;
+};
+
+}  // namespace herring::runtime::control

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+
+#include "core/config.h"
+#include "core/types.h"
+#include "runtime/pump.h"
+#include "worker/engine.h"
+
+namespace herring::runtime {
+
+struct ProgressOptions;
+
+inline Duration dead_after(const Config& config) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.dead_after_s));
+}
+
+/// What the placement and the settings make of a worker's engine; without memory for results.
+worker::EngineConfig make_network_config(const ProgressOptions& options);
+
+/// And of its pump.
+PumpOptions make_pump_options(const ProgressOptions& options, PumpLinks links);
+
+}  // namespace herring::runtime
