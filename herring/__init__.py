@@ -15,10 +15,9 @@ from datetime import timedelta
 try:
     from herring import _core  # noqa: F401  (only to say what to do where it is missing)
 except ImportError as error:
-    raise ImportError(
-        f"Herring's native module cannot be loaded ({error}). `pip install .` in Herring's source folder builds it, "
-        "for the Python that runs pip"
-    ) from error
+    from herring._native import why_not_loaded
+
+    raise ImportError(why_not_loaded(error)) from error
 
 from herring._collectives import (
     ReduceOp,

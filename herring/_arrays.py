@@ -52,6 +52,8 @@ def shared_empty(
     if kind.hasobject:
         raise InvalidArgumentError(f"dtype {kind} holds Python objects, which have no place in shared memory")
     nbytes = math.prod(dims) * kind.itemsize
+    if nbytes > sys.maxsize:
+        raise InvalidArgumentError(f"an array of shape {dims} and dtype {kind} would have {nbytes} bytes: too many")
     memory = runtime.allocate(nbytes) if nbytes >= max(at_least_bytes, 1) else None
     if memory is None:
         return np.empty(dims, kind)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import signal
 import sys
 import threading
@@ -107,8 +109,20 @@ def _server(args: argparse.Namespace) -> int:
 def _rendezvous(args: argparse.Namespace) -> int:
     from herring import _core
     from herring._job import read_settings
+    from herring._launch._options import most_servers
     from herring._rendezvous import from_hub_setting
 
+    most = most_servers()
+    if args.workers < 1 or not 1 <= args.min_workers <= args.workers:
+        print(
+            f"herring rendezvous: --workers {args.workers} --min-workers {args.min_workers}: at least one worker, and "
+            "no more are needed than there are",
+            file=sys.stderr,
+        )
+        return 2
+    if args.servers < 0 or (most is not None and args.servers > most):
+        print(f"herring rendezvous: --servers {args.servers}: from 0 to {most}", file=sys.stderr)
+        return 2
     config = read_settings({})
     if not config.rendezvous:
         print("herring rendezvous: set HERRING_RENDEZVOUS=host:port, as for the workers", file=sys.stderr)
@@ -124,7 +138,7 @@ def _rendezvous(args: argparse.Namespace) -> int:
     )
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
     try:
@@ -157,15 +171,24 @@ def _bench(args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
     args = _parser().parse_args(argv)
     try:
         run = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "bench": _bench}.get(args.command)
-        return _config() if run is None else run(args)
+        code = _config() if run is None else run(args)
+        sys.stdout.flush()
+        return code
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Nobody reads any more (| head): there is no more to do, and nothing to complain about.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

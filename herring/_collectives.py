@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from herring import _core
@@ -41,11 +42,15 @@ class ReduceOp(str, Enum):
     BXOR = "bxor"
 
 
-def _root(session: Session, root: int) -> int:
+def _root(session: Session, root: Any) -> int:
+    try:
+        root = index(root)
+    except TypeError:
+        raise InvalidArgumentError(f"root is {root!r}; it must be a whole number") from None
     # In an elastic job others may have called this while rank `root` was there: the runtime knows, and counts the call.
     if root < 0 or (root >= session.job.size and session.elastic is None):
         raise InvalidArgumentError(f"root is {root}; it must be a rank, from 0 to {session.job.size - 1}")
-    return root
+    return int(root)
 
 
 def _call(

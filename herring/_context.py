@@ -58,6 +58,8 @@ class Process:
         self._lock = threading.RLock()
         self._session: Session | None = None
         self._ended = False
+        self._has_warned = False
+        self._pid = os.getpid()
         self._forked_from: int | None = None
         self._hooks_installed = False
         self._previous_excepthook: _ExceptHook | None = None
@@ -71,7 +73,7 @@ class Process:
         session = self._session
         if session is not None:
             return session
-        self._refuse_in_child()
+        self.refuse_in_child()
         if self._ended:
             raise ShutdownError("herring.shutdown() was called; call herring.init() again first")
         raise ShutdownError("herring.init() has not been called in this process")
@@ -87,11 +89,12 @@ class Process:
     ) -> Session:
         """Joins the job and connects; where that was done, checks that nothing else is asked for and returns it."""
         with self._lock:
-            self._refuse_in_child()
+            self.refuse_in_child()
             if self._session is not None:
                 _check_same(self._session, settings, rank, size)
                 return self._session
             config = read_settings(settings)
+            self._warn_of_ignored(config)
             job: WorkerJob | ElasticJob
             if is_elastic(config):
                 job = join_elastic(config, rank=rank, size=size)
@@ -125,11 +128,23 @@ class Process:
             finally:
                 session.job.close()
 
-    def _refuse_in_child(self) -> None:
+    def _warn_of_ignored(self, config: _core.Config) -> None:
+        if not config.ignored or self._has_warned or config.log_level == "error":
+            return
+        self._has_warned = True
+        text = (
+            f"herring warning: {', '.join(config.ignored)}: no settings of Herring, ignored. Kubernetes sets them for "
+            "a service whose name begins with herring; enableServiceLinks: false in the pod ends this\n"
+        )
+        sys.stderr.write(text)
+
+    def refuse_in_child(self) -> None:
+        """Raises ShutdownError where this process, or one that it descends from, was forked out of a running job."""
         if self._forked_from is not None:
             raise ShutdownError(
-                f"process {os.getpid()} was forked from process {self._forked_from}, whose connections and threads it "
-                "does not have; start it with the spawn method and call herring.init() there"
+                f"process {os.getpid()} was forked from process {self._forked_from} while that was in a job, whose "
+                "connections and threads it does not have. Start it with the spawn method, or fork before "
+                "herring.init() or after herring.shutdown(), and call herring.init() in it"
             )
 
     def _install_hooks(self) -> None:
@@ -159,8 +174,9 @@ class Process:
     def _after_fork_in_child(self) -> None:
         # The native objects notice by themselves that this is another process, and let go of nothing.
         if self._session is not None:
-            self._forked_from = os.getppid()
+            self._forked_from = self._pid
             self._session = None
+        self._pid = os.getpid()
         self._lock = threading.RLock()
 
 

@@ -117,6 +117,9 @@ class Config:
     @property
     def origins(self) -> list[tuple[str, str, str]]:
         """(name, value, source) in table order; a secret reads "(set)"."""
+    @property
+    def ignored(self) -> list[str]:
+        """Names of variables that Kubernetes set for a service whose name begins with herring."""
     def with_secret(self, secret: str) -> Config: ...
 
 def read_config(overrides: Mapping[str, str] = ...) -> Config:
@@ -145,7 +148,17 @@ class Hub:
     """The control plane's meeting place; runs on a thread of its own until close()."""
 
     def __init__(
-        self, *, listen_host: str, ports: Sequence[int], workers: int, job_id: int, config: Config
+        self,
+        *,
+        listen_host: str,
+        ports: Sequence[int],
+        workers: int,
+        job_id: int,
+        config: Config,
+        meet_host: str = "",
+        master_port: int = 0,
+        doubt_for: float = 0.0,
+        settle: float = 0.0,
     ) -> None: ...
     @property
     def port(self) -> int: ...
@@ -169,6 +182,7 @@ class HubClient:
         workers: int,
         config: Config,
         timeout: float,
+        master_port: int = 0,
     ) -> None: ...
     @property
     def job_id(self) -> int: ...

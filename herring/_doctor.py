@@ -20,6 +20,9 @@ from herring._version import __version__
 
 __all__ = ["run"]
 
+CHOSEN = "CHOSEN: "
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
 
 @dataclass
 class Finding:
@@ -70,11 +73,24 @@ def _shared_memory() -> Finding:
     )
 
 
+def _settings() -> list[Finding]:
+    try:
+        config = read_settings({})
+    except HerringError as error:
+        return [Finding("settings", "problem", line) for line in str(error).splitlines()]
+    values = [f"{name}={value}" for name, value, source in config.origins if source == "environment"]
+    findings = [Finding("settings", "ok", ", ".join(values) or "all defaults: no HERRING_* variable is set")]
+    if config.ignored:
+        text = f"ignored, as Kubernetes sets them for a service of that name: {', '.join(config.ignored)}"
+        findings.append(Finding("settings", "absent", text))
+    return findings
+
+
 def _fabric() -> list[Finding]:
     try:
         report = _core.probe_fabric(read_settings({}), fabric_search())
-    except HerringError as error:
-        return [Finding("libfabric", "problem", str(error))]
+    except HerringError:
+        return [Finding("libfabric", "absent", "not looked for: the settings are wrong, see above")]
     if not report["path"]:
         tried = "; ".join(report["tried"]) or "no candidate"
         advice = (
@@ -90,10 +106,11 @@ def _fabric() -> list[Finding]:
         chosen = index == report["chosen"]
         if not provider["usable"] and not provider["reason"]:
             continue
-        state = "ok" if provider["usable"] else "absent"
         reason = provider["reason"].removeprefix("chosen: ")
-        text = f"CHOSEN: {reason}" if chosen else reason
-        findings.append(Finding(f"  {provider['name']}", state, f"{provider['domain']}: {text}"))
+        is_of_use = chosen or reason.startswith("usable")
+        text = f"{CHOSEN}{reason}" if chosen else reason
+        place = f"{provider['domain']}: " if provider["domain"] else ""
+        findings.append(Finding(f"  {provider['name']}", "ok" if is_of_use else "absent", place + text))
     if report["chosen"] < 0:
         findings.append(
             Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
@@ -113,36 +130,37 @@ def _efa() -> Finding:
 
 
 def _cuda() -> Finding:
-    driver = Path("/proc/driver/nvidia/version")
-    if driver.exists():
-        return Finding("CUDA", "ok", driver.read_text().splitlines()[0])
-    compiler = shutil.which("nvcc")
-    return Finding(
-        "CUDA", "absent", "no NVIDIA driver: tensors on CPU only" + (f" (nvcc at {compiler})" if compiler else "")
-    )
+    if not NVIDIA_DRIVER.exists():
+        return Finding("CUDA", "absent", "no NVIDIA driver. Herring takes CPU tensors only, so it needs none")
+    version = NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip()
+    return Finding("CUDA", "absent", f"not supported yet: CPU tensors only. The driver here is not used: {version}")
 
 
 def _torch() -> Finding:
     version = _package("torch")
     if version is None:
         return Finding("torch", "absent", "not installed: numpy and DLPack arrays work, herring.torch does not")
-    text = version
     try:
         from herring.torch import _binding
 
-        text += "; " + _binding.describe()
-    except (ImportError, AttributeError) as error:
+        works, text = _binding.describe()
+    except Exception as error:  # A damaged torch raises what it likes while it is imported.
         return Finding("torch", "problem", f"{version}, but herring.torch does not load: {error}")
-    return Finding("torch", "ok", text)
+    return Finding("torch", "ok" if works else "problem", f"{version}; {text}")
+
+
+def _tensorflow() -> Finding:
+    version = _package("tensorflow") or _package("tensorflow-cpu")
+    if version is None:
+        return Finding("TensorFlow", "absent", "not installed, and not supported yet")
+    return Finding("TensorFlow", "absent", f"{version}; not supported yet: numpy and DLPack arrays, or torch")
 
 
 def _others() -> list[Finding]:
-    tensorflow = _package("tensorflow") or _package("tensorflow-cpu")
-    findings = [
-        Finding("TensorFlow", "ok" if tensorflow else "absent", tensorflow or "not installed"),
-    ]
+    findings = [_tensorflow()]
     mpi4py = _package("mpi4py")
-    launcher = shutil.which("mpirun")
+    # A virtual environment that is not activated has its mpirun beside its python.
+    launcher = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     state = "ok" if mpi4py and launcher else "absent"
     text = f"mpi4py {mpi4py or 'not installed'}; mpirun {'at ' + launcher if launcher else 'not found'}"
     findings.append(
@@ -154,15 +172,15 @@ def _others() -> list[Finding]:
 
 
 def _choice(findings: list[Finding]) -> Finding:
-    if any(finding.subject == "shared memory" and finding.state == "problem" for finding in findings):
-        return Finding("so", "problem", "Herring cannot run here")
-    chosen = [finding for finding in findings if "CHOSEN" in finding.text]
-    if chosen:
-        name = chosen[0].subject.strip()
-        return Finding(
-            "so", "ok", f"one host: shared memory; several hosts: libfabric's {name} provider, two hops through servers"
-        )
-    return Finding("so", "ok", "one host: shared memory; several hosts: not possible until libfabric is there")
+    if any(f.subject in ("shared memory", "settings") and f.state == "problem" for f in findings):
+        return Finding("so", "problem", "Herring cannot run here: see the lines that begin with !!")
+    hosts = "one host: shared memory; several hosts: "
+    chosen = [finding for finding in findings if CHOSEN in finding.text]
+    if not chosen:
+        return Finding("so", "ok", hosts + "not possible until libfabric is there with a provider that can be used")
+    if "only loopback" in chosen[0].text:
+        return Finding("so", "ok", hosts + "not from here, no interface but loopback is up")
+    return Finding("so", "ok", f"{hosts}libfabric's {chosen[0].subject.strip()} provider, two hops through servers")
 
 
 def run(as_json: bool) -> int:
@@ -173,6 +191,7 @@ def run(as_json: bool) -> int:
             "ok",
             f"{__version__}, Python {platform.python_version()}, {platform.machine()} Linux {platform.release()}",
         ),
+        *_settings(),
         _shared_memory(),
         *_memory(),
         *_fabric(),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from herring import _core
-from herring._errors import HerringTimeoutError, InvalidArgumentError, UnavailableError
+from herring._errors import HerringTimeoutError, InvalidArgumentError, MismatchError, UnavailableError
 from herring._fabric import fabric_search
 from herring._placement import Placement, find_placement
 from herring._rendezvous import (
@@ -21,12 +21,15 @@ from herring._rendezvous import (
     from_hub_setting,
     from_master,
     listening_address,
+    meeting_address,
     published_address,
     read_store,
     store_key,
 )
 
 _HUB_GRACE_S = 2.0
+# Longer than the pause between two rounds of who looks for a hub (csrc/runtime/hub_connect.cc).
+_SETTLE_S = 0.3
 
 
 @dataclass
@@ -323,6 +326,11 @@ def _lead(
         workers=placement.size,
         job_id=secrets.randbits(63) + 1,
         config=config,
+        meet_host=meeting_address(listen_host, fixed.host) if fixed is not None else "",
+        master_port=fixed.master_port if fixed is not None else 0,
+        # A process of this job that has not come by then never comes: worker 0 would have given up.
+        doubt_for=config.join_timeout_s,
+        settle=_SETTLE_S if fixed is not None and fixed.is_derived else 0.0,
     )
     try:
         if fixed is None and placement.size > 1:
@@ -335,8 +343,9 @@ def _lead(
         here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
         client = _join(config, "worker", 0, placement.size, here, deadline)
         return WorkerJob(config, placement, hub, client, deadline)
-    except HerringTimeoutError:
-        # The others learn from the hub who is missing, at their own deadline, which may be a little later than ours.
+    except (HerringTimeoutError, MismatchError):
+        # The others learn from the hub who is missing, at their own deadline, which may be a little later than ours; or
+        # that another job came.
         time.sleep(_HUB_GRACE_S)
         hub.close()
         raise
@@ -356,6 +365,7 @@ def _join(
         workers=workers,
         config=config,
         timeout=max(deadline - time.monotonic(), 0.0),
+        master_port=meeting.master_port,
     )
 
 

@@ -7,7 +7,8 @@ In this order:
    not see the store, so this is for jobs without them.
 3. ``MASTER_ADDR`` and ``MASTER_PORT``: on that host, at the first free of ``derived_ports(MASTER_PORT)``. Everybody
    tries them in turn; the handshake tells which is the hub of this job. The secret is ``HERRING_SECRET``; without it
-   one made of MASTER_PORT, which protects from nobody but keeps apart two jobs whose ports overlap.
+   one made of MASTER_PORT, which protects from nobody but keeps apart two jobs whose ports overlap. Two jobs with the
+   same MASTER_PORT and secret refuse each other (docs/reliability.md, "Two jobs at one port").
 4. MPI, where mpirun launched the job: worker 0 broadcasts ``host:port:secret``.
 5. A job of one process: loopback, any port.
 
@@ -48,6 +49,9 @@ class Meeting:
     host: str
     ports: tuple[int, ...]
     secret: str = field(default="", repr=False)
+    master_port: int = field(default=0, compare=False)  #: What the ports were derived from; 0: from nothing.
+    #: The secret is made of MASTER_PORT: it tells this job from no other with the same one.
+    is_derived: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.host}:{' or '.join(map(str, self.ports))}"
@@ -78,6 +82,11 @@ def derived_ports(master_port: int) -> tuple[int, ...]:
     return tuple(_FIRST_PORT + (master_port - _FIRST_PORT + _PORT_STEP * step) % span for step in steps)
 
 
+def meeting_address(listen_host: str, fixed_host: str) -> str:
+    """An address of this host at which what listens at `fixed_host`'s ports is found, be it of this job or not."""
+    return listen_host or own_address(fixed_host) or _LOOPBACK
+
+
 def from_hub_setting(hub: str, secret: str, setting: str = "HERRING_HUB") -> Meeting:
     """HERRING_HUB's host:port; IPv6 addresses in brackets. Raises InvalidArgumentError."""
     host, separator, port = hub.rpartition(":")
@@ -94,7 +103,8 @@ def from_master(environment: Mapping[str, str], secret: str) -> Meeting | None:
     if not host or not port:
         missing = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise InvalidArgumentError(f"{missing} is not set, but MASTER_ADDR and MASTER_PORT go together: set both")
-    return Meeting(host, derived_ports(_port(port, "MASTER_PORT")), secret or f"MASTER_PORT={port}")
+    number = _port(port, "MASTER_PORT")
+    return Meeting(host, derived_ports(number), secret or f"MASTER_PORT={number}", number, not secret)
 
 
 def _port(text: str, name: str) -> int:
@@ -125,7 +135,10 @@ def own_address(host: str) -> str | None:
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of an interface ("eth0"); an address is returned as it is. Raises InvalidArgumentError."""
+    """The IPv4 address of an interface ("eth0"), else its IPv6 address; an address is returned as it is.
+
+    Raises InvalidArgumentError where it has none that others can reach.
+    """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(interface))
     try:
@@ -136,18 +149,36 @@ def interface_address(interface: str) -> str:
             request = struct.pack("256s", interface.encode()[:15])
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), siocgifaddr, request)[20:24])
     except OSError as error:
+        if address := _interface_address6(interface):
+            return address
         names = ", ".join(name for _, name in socket.if_nameindex())
         raise InvalidArgumentError(
-            f"HERRING_INTERFACE is {interface!r}, which has no IPv4 address here ({error}); interfaces: {names}"
+            f"HERRING_INTERFACE is {interface!r}, which has no IPv4 address here ({error}), and no IPv6 address "
+            f"(but for link-local ones, which others cannot reach by themselves); interfaces: {names}"
         ) from None
+
+
+def _interface_address6(interface: str) -> str | None:
+    """The first IPv6 address of an interface that is not link-local."""
+    link_local, tentative_or_failed = 0x20, 0x40 | 0x08
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as table:
+        for line in table:
+            address, _, _, scope, flags, name = line.split()
+            if name == interface and int(scope, 16) != link_local and not int(flags, 16) & tentative_or_failed:
+                return str(ipaddress.ip_address(bytes.fromhex(address)))
+    return None
+
+
+# Connecting a datagram socket sends nothing; it only asks the routing table. These are for documentation.
+_FAR_AWAY = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def primary_address() -> str:
     """The address from which this machine reaches others; loopback where it reaches none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only asks the routing table. 192.0.2.x is for documentation.
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
+    for family, far_away in _FAR_AWAY:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far_away, 9))
+            return str(probe.getsockname()[0])
     return own_address(socket.gethostname()) or _LOOPBACK
 
 

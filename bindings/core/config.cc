@@ -107,6 +107,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("journal_bytes", reader(&Config::journal_bytes))
       .def_property_readonly("log_level", [](const PyConfig& self) { return text(self.result.config.log_level); })
       .def_property_readonly("origins", &origins)
+      .def_property_readonly("ignored", [](const PyConfig& self) { return self.result.ignored; })
       .def("with_secret",
            [](const PyConfig& self, std::string secret) {
              PyConfig copy = self;

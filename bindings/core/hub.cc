@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "bindings/core/py_config.h"
@@ -30,7 +31,8 @@ struct PyHub {
 };
 
 std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16_t> ports, std::uint32_t workers,
-                                std::uint64_t job_id, const PyConfig& config) {
+                                std::uint64_t job_id, const PyConfig& config, std::string meet_host,
+                                std::uint16_t master_port, double doubt_for, double settle) {
   const Config& settings = config.result.config;
   const auto nanoseconds = [](double seconds) {
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
@@ -45,6 +47,12 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.heartbeat = nanoseconds(settings.heartbeat_s);
   options.dead_after = nanoseconds(settings.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
+  options.lead =
+      Member{Role::kWorker, 0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name()};
+  options.meet_host = std::move(meet_host);
+  options.master_port = master_port;
+  options.doubt_for = nanoseconds(std::min(doubt_for, 1e9));
+  options.settle = nanoseconds(settle);
   return std::make_unique<PyHub>(call_interruptibly([options] { return std::make_shared<Hub>(options); }));
 }
 
@@ -55,7 +63,8 @@ Role parse_role(const std::string& role) {
 }
 
 std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> ports, const std::string& role,
-                                  std::uint32_t rank, std::uint32_t workers, const PyConfig& config, double timeout) {
+                                  std::uint32_t rank, std::uint32_t workers, const PyConfig& config, double timeout,
+                                  std::uint16_t master_port) {
   runtime::HubClientOptions options;
   options.host = std::move(host);
   options.ports = std::move(ports);
@@ -64,6 +73,7 @@ std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> p
                         host_name()};
   options.workers = workers;
   options.servers = config.result.config.servers;
+  options.master_port = master_port;
   const Instant deadline = deadline_after(timeout);
   return std::make_unique<PyHubClient>(
       call_interruptibly([options, deadline] { return std::make_shared<HubClient>(options, deadline); }));
@@ -96,7 +106,8 @@ void bind_hub(py::module_& module) {
 
   py::class_<PyHub>(module, "Hub")
       .def(py::init(&make_hub), py::kw_only(), py::arg("listen_host"), py::arg("ports"), py::arg("workers"),
-           py::arg("job_id"), py::arg("config"))
+           py::arg("job_id"), py::arg("config"), py::arg("meet_host") = "", py::arg("master_port") = 0,
+           py::arg("doubt_for") = 0.0, py::arg("settle") = 0.0)
       .def_property_readonly("port", [](const PyHub& self) { return self.owned.get()->port(); })
       .def("counters",
            [](const PyHub& self) {
@@ -116,7 +127,7 @@ void bind_hub(py::module_& module) {
 
   py::class_<PyHubClient>(module, "HubClient")
       .def(py::init(&join), py::kw_only(), py::arg("host"), py::arg("ports"), py::arg("role"), py::arg("rank"),
-           py::arg("workers"), py::arg("config"), py::arg("timeout"))
+           py::arg("workers"), py::arg("config"), py::arg("timeout"), py::arg("master_port") = 0)
       .def_property_readonly("job_id", [](const PyHubClient& self) { return self.owned.get()->job_id(); })
       .def_property_readonly("workers", [](const PyHubClient& self) { return self.owned.get()->workers(); })
       .def_property_readonly("servers", [](const PyHubClient& self) { return self.owned.get()->servers(); })

@@ -14,6 +14,7 @@
 
 #include "core/process.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "core/types.h"
 
 /// What every part of herring._core shares: lifetimes across fork, blocking calls that Ctrl-C ends, and deadlines.
@@ -101,7 +102,7 @@ auto call_interruptibly(Function function, OnInterrupt on_interrupt) {
   using Result = std::invoke_result_t<Function&>;
   std::packaged_task<Result()> task(std::move(function));
   std::future<Result> future = task.get_future();
-  std::thread thread(std::move(task));
+  std::thread thread = start_thread("herring-call", std::move(task));
   while (true) {
     std::future_status state;
     {

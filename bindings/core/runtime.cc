@@ -134,6 +134,15 @@ const PyRuntime& runtime_of(PyObject* self) {
   return *static_cast<const PyRuntime*>(value);
 }
 
+/// None: the operation goes by the order of calls.
+std::optional<std::string> name_of(py::handle name) {
+  if (name.is_none()) return std::nullopt;
+  if (!py::isinstance<py::str>(name)) {
+    throw Error(Code::kInvalidArgument, "name is " + py::cast<std::string>(py::repr(name)) + "; it must be a string");
+  }
+  return std::string(text_of(name));
+}
+
 /// Runtime.run(collective, input, output, op, root, name, timeout, backup, /).
 void run(PyObject* self, std::span<PyObject* const> arguments) {
   if (arguments.size() != 8) throw py::type_error("run() takes 8 arguments, not " + std::to_string(arguments.size()));
@@ -144,7 +153,7 @@ void run(PyObject* self, std::span<PyObject* const> arguments) {
   given.output = arguments[2];
   given.op = arguments[3];
   given.root = py::cast<std::uint32_t>(py::handle(arguments[4]));
-  if (arguments[5] != Py_None) given.name = text_of(arguments[5]);
+  given.name = name_of(arguments[5]);
   if (arguments[6] != Py_None) given.timeout = py::cast<double>(py::handle(arguments[6]));
   given.is_waited_for = true;
   given.has_backup = arguments[7] == Py_True;
@@ -181,10 +190,10 @@ void bind_operations(py::class_<PyRuntime>& type) {
   type.def(
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
-             const py::object& op, std::uint32_t root, std::uint32_t group, std::optional<std::string> name,
+             const py::object& op, std::uint32_t root, std::uint32_t group, const py::object& name,
              std::optional<double> timeout, bool is_waited_for, bool backup) {
-            return submit(self.owned.get(), {collective, input, output, op, root, group, std::move(name), timeout,
-                                             is_waited_for, backup});
+            return submit(self.owned.get(),
+                          {collective, input, output, op, root, group, name_of(name), timeout, is_waited_for, backup});
           },
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),

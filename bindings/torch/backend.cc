@@ -115,7 +115,12 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 
 void Backend::abort() {
   if (getpid() != process_->pid) return;
-  process_->runtime->abort(c10::str("process group '", options_.name, "' was aborted"));
+  const std::string reason = c10::str("process group '", options_.name, "' was aborted");
+  if (options_.is_world) {
+    process_->runtime->abort(reason);
+  } else {
+    process_->runtime->abort_group(options_.id, reason);
+  }
 }
 
 void Backend::shutdown() {
@@ -248,6 +253,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
   for (const at::Tensor& tensor : tensors) {
     dense.push_back(dense_for_reduction(tensor, options.reduceOp, info.title));
   }
+  part_overlaps(dense);
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;

@@ -38,6 +38,7 @@ struct GroupOptions {
   int size = 1;
   std::vector<std::uint32_t> job_ranks;  ///< Worker rank of each member, in group order.
   std::chrono::milliseconds timeout{0};
+  bool is_world = false;           ///< torch's default group: its abort is the job's.
   std::function<void()> released;  ///< Called once, when the group is destroyed.
 };
 

@@ -270,8 +270,10 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
                     " and output of ", output.scalar_type());
   const std::vector<std::int64_t> sends = split_rows(input, input_splits, size_, info.title, "input");
   const std::vector<std::int64_t> receives = split_rows(output, output_splits, size_, info.title, "output");
-  const Dense source = dense_for_move(input, info.title);
+  Dense source = dense_for_move(input, info.title);
   const Dense target = dense_for_move(output, info.title);
+  // In place: what comes must not write over what is still to go.
+  if (share_memory({target.memory}, {source.memory})) source.memory = source.memory.clone();
   info.inputs = {input};
   info.outputs = {output};
   Step step;
@@ -294,11 +296,14 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   Tensors input_memory, output_memory;
   std::vector<Dense> sources = dense_list(inputs, info.title, input_memory);
   std::vector<Dense> targets = dense_list(outputs, info.title, output_memory);
+  if (share_memory(output_memory, input_memory)) {
+    for (at::Tensor& memory : input_memory) memory = memory.clone();
+  }
   info.inputs = inputs;
   info.outputs = outputs;
   Step step;
   add_exchange(info, output_memory, input_memory, step);
-  append(step, [sources = std::move(sources), targets = std::move(targets)] {
+  append(step, [sources = std::move(sources), targets = std::move(targets), input_memory] {
     for (const Dense& each : targets) each.copy_back();
   });
   return start(std::move(info), std::move(step));

@@ -50,7 +50,7 @@ std::function<void()> on_any_thread(py::function function) {
 
 c10::intrusive_ptr<c10d::Backend> create_backend(std::shared_ptr<Process> process, std::uint32_t group_id,
                                                  std::string name, int rank, std::vector<std::uint32_t> job_ranks,
-                                                 std::int64_t timeout_ms, py::function released) {
+                                                 std::int64_t timeout_ms, bool is_world, py::function released) {
   GroupOptions options;
   options.id = GroupId{group_id};
   options.name = std::move(name);
@@ -58,6 +58,7 @@ c10::intrusive_ptr<c10d::Backend> create_backend(std::shared_ptr<Process> proces
   options.size = static_cast<int>(job_ranks.size());
   options.job_ranks = std::move(job_ranks);
   options.timeout = std::chrono::milliseconds(timeout_ms);
+  options.is_world = is_world;
   options.released = on_any_thread(std::move(released));
   return c10::make_intrusive<Backend>(std::move(process), std::move(options));
 }
@@ -74,5 +75,5 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
       .def(py::init(&binding::make_process), py::arg("runtime_capsule"));
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),
-        py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("released"));
+        py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("is_world"), py::arg("released"));
 }

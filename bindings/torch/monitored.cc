@@ -16,6 +16,12 @@ constexpr std::chrono::seconds kVerdictMargin{2};
 constexpr std::uint8_t kAllCame = 1;
 constexpr std::uint8_t kSomebodyMissing = 0;
 
+/// What a person reads; c10's what() has the addresses of the call chain as well.
+std::string text_of(const std::exception& error) {
+  const auto* const known = dynamic_cast<const c10::Error*>(&error);
+  return known == nullptr ? error.what() : known->what_without_backtrace();
+}
+
 }  // namespace
 
 Backend::WorkPtr Backend::post_word(const WorkInfo& call, int member, std::uint64_t tag, const at::Tensor& word,
@@ -58,7 +64,7 @@ void Backend::await_members(const WorkInfo& info, std::uint64_t tag, bool wait_a
       came.push_back(member);
     } catch (const std::exception& error) {
       missing.push_back(member);
-      if (reason.empty()) reason = error.what();
+      if (reason.empty()) reason = text_of(error);
     }
   }
   const std::uint8_t verdict = missing.empty() ? kAllCame : kSomebodyMissing;
@@ -90,7 +96,7 @@ void Backend::report_to_first(const WorkInfo& info, std::uint64_t tag) {
     post_word(info, 0, tag, at::full({1}, kAllCame, at::kByte), true)->wait(kNoTimeout);
     answer->wait(kNoTimeout);
   } catch (const std::exception& error) {
-    reason = error.what();
+    reason = text_of(error);
   }
   TORCH_CHECK(verdict.item<std::uint8_t>() == kAllCame, "Rank ", rank_,
               " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "

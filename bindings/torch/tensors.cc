@@ -5,7 +5,9 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace herring::torch_binding {
 namespace {
@@ -226,6 +228,64 @@ void combine_locally(const at::Tensor& accumulated, const at::Tensor& other, con
 std::span<std::byte> bytes_of(const at::Tensor& contiguous) {
   if (contiguous.numel() == 0) return {};
   return {static_cast<std::byte*>(contiguous.data_ptr()), contiguous.nbytes()};
+}
+
+namespace {
+
+using Range = std::pair<const std::byte*, const std::byte*>;
+
+/// The memory of `tensors`, by address; without empty ones.
+std::vector<Range> ranges_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Range> ranges;
+  for (const at::Tensor& tensor : tensors) {
+    const std::span<std::byte> bytes = bytes_of(tensor);
+    if (!bytes.empty()) ranges.emplace_back(bytes.data(), bytes.data() + bytes.size());
+  }
+  std::sort(ranges.begin(), ranges.end());
+  return ranges;
+}
+
+bool meets(const std::vector<Range>& sorted, const Range& range) {
+  return std::any_of(sorted.begin(), sorted.end(),
+                     [&range](const Range& other) { return other.first < range.second && range.first < other.second; });
+}
+
+}  // namespace
+
+void part_overlaps(std::vector<Dense>& list) {
+  std::vector<at::Tensor> memory;
+  for (const Dense& each : list) memory.push_back(each.memory);
+  const std::vector<Range> sorted = ranges_of(memory);
+  const bool are_apart = std::adjacent_find(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) {
+                           return b.first < a.second;
+                         }) == sorted.end();
+  if (are_apart) return;
+  std::vector<Range> before;
+  for (Dense& each : list) {
+    const std::span<std::byte> bytes = bytes_of(each.memory);
+    const Range range{bytes.data(), bytes.data() + bytes.size()};
+    if (!bytes.empty() && meets(before, range)) {
+      each.memory = each.memory.clone();
+      each.copied = true;
+    } else {
+      before.push_back(range);
+    }
+  }
+}
+
+bool share_memory(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  const std::vector<Range> first = ranges_of(a);
+  const std::vector<Range> second = ranges_of(b);
+  // Both by address: whatever ends first can meet nothing further on.
+  for (auto i = first.begin(), j = second.begin(); i != first.end() && j != second.end();) {
+    if (i->first < j->second && j->first < i->second) return true;
+    if (i->second <= j->second) {
+      ++i;
+    } else {
+      ++j;
+    }
+  }
+  return false;
 }
 
 }  // namespace herring::torch_binding

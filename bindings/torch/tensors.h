@@ -27,6 +27,11 @@ struct Dense {
   /// After the operation: writes the result back where a copy was used.
   void copy_back() const;
 };
+/// Of several tensors in one call: each that shares memory with an earlier one gets a copy, as gloo's flattening gives
+/// it. All read what was there before the call; the last is written back last.
+void part_overlaps(std::vector<Dense>& list);
+/// Whether the memory of two lists (contiguous tensors) has a byte in common.
+bool share_memory(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 /// Contiguous memory for reductions: complex as pairs of reals, where `op` allows it. Refuses what `op` cannot reduce.
 Dense dense_for_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call);
 /// Contiguous memory for moves; dtypes that the wire has no name for go as bytes.

@@ -13,19 +13,17 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from herring.torch._register import is_importing_torch, register
+from herring.torch._launch import prepare_environment
+from herring.torch._register import register
 
 __all__ = ["distributed", "parallel"]
 
-if not is_importing_torch():
-    from herring.torch._launch import prepare_environment
-
-    register()
-    prepare_environment()
+register()
+prepare_environment()
 
 
 def __getattr__(name: str) -> ModuleType:
-    # Loaded when asked for: `import torch` reads this file as well, and pays for the registration only.
+    # Loaded when asked for: who only wants the backend pays for the registration.
     if name in __all__:
         return importlib.import_module(f"herring.torch.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

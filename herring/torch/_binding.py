@@ -40,6 +40,7 @@ class Binding(Protocol):
         rank: int,
         job_ranks: list[int],
         timeout_ms: int,
+        is_world: bool,
         released: Any,
     ) -> Any:
         """A torch.distributed Backend; calls released() once, when it is destroyed."""
@@ -61,18 +62,19 @@ def load() -> Binding:
         raise UnavailableError(str(error)) from error
 
 
-def describe() -> str:
-    """Whether the binding for this torch is there, without building or loading it."""
+def describe() -> tuple[bool, str]:
+    """Whether backend herring works with this torch, and what there is to say; builds and loads nothing."""
     name = _build.module_name(torch.__version__)
     try:
         digest = _build.Sources.find().digest()
+        wanted = _build.stamp(torch.__version__, digest).encode()
+        for folder in (_INSTALLED, cache_folder(digest)):
+            if _has_stamp(folder / f"{name}.so", wanted):
+                return True, f"the binding for it is there ({folder})"
+        _build.check_build(torch.__version__, bool(torch._C._GLIBCXX_USE_CXX11_ABI))
     except _build.BuildError as error:
-        return str(error)
-    wanted = _build.stamp(torch.__version__, digest).encode()
-    for folder in (_INSTALLED, cache_folder(digest)):
-        if _has_stamp(folder / f"{name}.so", wanted):
-            return f"the binding for it is there ({folder})"
-    return "the binding for it is built by the first `import herring.torch`, in about 40 s"
+        return False, str(error)
+    return True, "the binding for it is built when the backend is first used, in about 40 s"
 
 
 def cache_folder(digest: str) -> Path:

@@ -110,6 +110,12 @@ def check_torch(torch_version: str, has_new_strings: bool) -> None:
         )
 
 
+def check_build(torch_version: str, has_new_strings: bool) -> None:
+    """As check_torch; also where there is no compiler."""
+    check_torch(torch_version, has_new_strings)
+    _compiler()
+
+
 def build_into(directory: Path, python: str | None = None) -> Path:
     """Compiles the binding for this interpreter's torch into `directory` and returns its path.
 

@@ -7,19 +7,21 @@ global one. Where only a sub-group uses Herring, its members are the job; every 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import GroupMember
 
 from herring import _core
 from herring._context import Session, process
 from herring._errors import HerringTimeoutError, InvalidArgumentError
 from herring.torch import _binding
+from herring.torch._settle import settle
 
 # Other users of the runtime's group ids count from 1.
 _FIRST_GROUP_ID = 1 << 30
@@ -33,12 +35,18 @@ class _Agreement:
     group_id: int
     job_ranks: list[int]
     is_new_job: bool
+    mark: str = ""  #: Of this run alone, over a store that may have seen others.
 
 
 class Groups:
     """All living groups of this process. There is one, `groups` below, as there is one runtime."""
 
     def __init__(self) -> None:
+        os.register_at_fork(after_in_child=self._start_anew)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """As if nothing was created yet. The parent's groups, which torch keeps in a forked child, refuse calls."""
         self._lock = threading.RLock()
         self._backends: dict[int, Any] = {}
         self._native: Any = None
@@ -47,14 +55,10 @@ class Groups:
         self._next_id = _FIRST_GROUP_ID
         self._created: dict[str, int] = {}
         self._ids: dict[str, tuple[int, float]] = {}
-        self._pid = os.getpid()
 
     def create(self, options: Any) -> Any:
         """A Backend for c10d's DistributedBackendOptions; every member calls this. Raises HerringError."""
-        if os.getpid() != self._pid:
-            raise InvalidArgumentError(
-                f"process {os.getpid()} was forked from {self._pid}, which uses Herring; start it with the spawn method"
-            )
+        process.refuse_in_child()
         binding = _binding.load()
         with self._lock:
             name = str(options.group_id)
@@ -70,6 +74,7 @@ class Groups:
                 options.group_rank,
                 agreement.job_ranks,
                 _milliseconds(options.timeout),
+                GroupMember.WORLD is None,  # torch sets it when its default group is there.
                 lambda: self._release(group_id),
             )
             self._backends[group_id] = backend
@@ -86,8 +91,6 @@ class Groups:
 
     def close(self) -> None:
         """Ends all groups; runs at exit, while threads may still take the interpreter's lock."""
-        if os.getpid() != self._pid:
-            return
         for backend in list(self._backends.values()):
             backend.shutdown()
 
@@ -98,7 +101,7 @@ class Groups:
                 {},
                 rank=options.group_rank,
                 size=options.group_size,
-                store=_own_store(options.store),
+                store=PrefixStore(f"herring/run/{agreement.mark}", _own_store(options.store)),
                 generation=generation,
             )
             self._owns_session = True
@@ -134,25 +137,30 @@ class Groups:
         store = _own_store(options.store)
         if options.group_size == 1:
             return _decide([mine], name, store)
-        prefix = f"herring/group/{generation}/"
-        store.set(f"{prefix}{options.group_rank}", json.dumps(mine))
-        if options.group_rank == 0:
-            keys = [f"{prefix}{rank}" for rank in range(options.group_size)]
-            _wait_for(store, keys, name)
-            said = [json.loads(value) for value in _get_all(store, keys)]
-            try:
-                agreement = _decide(said, name, store)
-            except InvalidArgumentError as error:
-                store.set(f"{prefix}verdict", json.dumps({"error": str(error)}))
-                raise
-            verdict = {"id": agreement.group_id, "ranks": agreement.job_ranks, "new": agreement.is_new_job}
-            store.set(f"{prefix}verdict", json.dumps(verdict))
-            return agreement
-        _wait_for(store, [f"{prefix}verdict"], name)
-        verdict = json.loads(store.get(f"{prefix}verdict"))
+        limit_s = min(_core.read_config().join_timeout_s, options.timeout.total_seconds())
+        try:
+            verdict = settle(
+                store, f"herring/group/{generation}/", options.group_rank, options.group_size, mine,
+                lambda said: _verdict(said, name, store), time.monotonic() + limit_s,
+            )  # fmt: skip
+        except TimeoutError as error:
+            missing = error.args[0]
+            who = f"group rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            raise HerringTimeoutError(
+                f"process group '{name}': waited {limit_s:.3g} s for {who} to create it (the group's timeout, "
+                "HERRING_JOIN_TIMEOUT_S at most)"
+            ) from error
         if "error" in verdict:
             raise InvalidArgumentError(verdict["error"])
-        return _Agreement(verdict["id"], verdict["ranks"], verdict["new"])
+        return _Agreement(verdict["id"], verdict["ranks"], verdict["new"], verdict["mark"])
+
+
+def _verdict(said: list[dict[str, Any]], name: str, store: Any) -> dict[str, Any]:
+    try:
+        agreement = _decide(said, name, store)
+    except InvalidArgumentError as error:
+        return {"error": str(error)}
+    return {"id": agreement.group_id, "ranks": agreement.job_ranks, "new": agreement.is_new_job}
 
 
 def _own_store(store: Any) -> Any:
@@ -180,28 +188,13 @@ def _new_group_id(store: Any, at_least: int) -> int:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     offset = int(store.add("herring/groups", 1))
-    if _FIRST_GROUP_ID + offset < at_least:
-        offset = int(store.add("herring/groups", at_least - _FIRST_GROUP_ID - offset))
-    if _FIRST_GROUP_ID + offset > _LAST_GROUP_ID:
-        raise InvalidArgumentError(f"more than {_LAST_GROUP_ID - _FIRST_GROUP_ID} process groups in one job")
-    return _FIRST_GROUP_ID + offset
-
-
-def _wait_for(store: Any, keys: list[str], name: str) -> None:
-    limit_s = _core.read_config().join_timeout_s
-    try:
-        store.wait(keys, timedelta(seconds=limit_s))
-    except RuntimeError as error:
-        missing = [key.rpartition("/")[2] for key in keys if not store.check([key])]
-        who = "the first member" if missing == ["verdict"] else f"group ranks {', '.join(missing)}"
-        raise HerringTimeoutError(
-            f"process group '{name}': waited {limit_s:.0f} s (HERRING_JOIN_TIMEOUT_S) for {who} to create it"
-        ) from error
-
-
-def _get_all(store: Any, keys: list[str]) -> list[bytes]:
-    """In one round trip where the store can."""
-    return list(store.multi_get(keys)) if store.has_extended_api() else [store.get(key) for key in keys]
+    # The first is 0, as torch names it: messages say "process group 0".
+    first = _FIRST_GROUP_ID - 1
+    if first + offset < at_least:
+        offset = int(store.add("herring/groups", at_least - first - offset))
+    if first + offset > _LAST_GROUP_ID:
+        raise InvalidArgumentError(f"more than {_LAST_GROUP_ID - first} process groups in one job")
+    return first + offset
 
 
 def _milliseconds(timeout: timedelta) -> int:
@@ -213,5 +206,4 @@ groups = Groups()
 
 def create_group(options: Any, _group_options: Any) -> Any:
     """What torch.distributed calls for each new group on backend herring."""
-    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # Also for scripts that keep torch's own DDP.
     return groups.create(options)

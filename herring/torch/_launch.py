@@ -19,7 +19,6 @@ def prepare_environment() -> None:
     The master's address comes from rank 0 through mpi4py: then every rank must call this. Does nothing under torchrun,
     or where nothing launched this process. Raises UnavailableError where mpi4py is needed and missing.
     """
-    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")  # DDP then allocates its buckets in the backend's memory.
     if "RANK" in os.environ or not is_launched_by_mpi():
         return
     # As MPI says it: what else is set may be half of a pair, for children that the script starts by itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from herring.torch._launch import prepare_environment
 from herring.torch._register import NAME
 from herring.torch._start import ensure_initialized
 from herring.torch.parallel._average import average_hook, has_backup
+from herring.torch.parallel._buckets import buckets_of
 from herring.torch.parallel._finite import ParameterNames, named_hook
 from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
 
@@ -80,6 +82,17 @@ class DistributedDataParallel(_TorchDDP):
         is_elastic = session is not None and session.elastic is not None
         if (is_elastic and dist.get_backend(self.process_group) == NAME) or has_backup(self.process_group):
             self.register_comm_hook(self.process_group, average_hook)
+
+    def _ddp_init_helper(self, *args: Any, **kwargs: Any) -> None:
+        """torch's, which makes the reducer."""
+        with buckets_of(self.process_group):
+            super()._ddp_init_helper(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """torch's, which lets the reducer make its buckets anew, once, in the order in which gradients came."""
+        is_settled = self._has_rebuilt_buckets or (self.find_unused_parameters and not self.static_graph)
+        with contextlib.nullcontext() if is_settled else buckets_of(self.process_group):
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if not self._comm_hooks:

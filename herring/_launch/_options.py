@@ -1,0 +1,166 @@
+"""herringrun's command line: what there is, and what is refused before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+from pathlib import Path
+
+from herring import _core
+from herring._errors import InvalidArgumentError
+from herring._version import __version__
+
+__all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_of"]
+
+DESCRIPTION = "Run a training script in several processes on this machine, averaging gradients with Herring."
+EPILOG = """\
+examples:
+  herringrun -np 4 python train.py
+  herringrun -np 2 --servers 2 python train.py --epochs 3
+  herringrun -np 4 --elastic --restart-workers 3 python train.py
+
+Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
+Exit status: 0 where all went well, else that of the first process that failed; 128 + the signal where one was killed.
+Several machines: start the workers with torchrun or mpirun, and servers with `herring server` (see docs/launching.md).
+"""
+# Of each process: stdout, stderr, and some moments more.
+_DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="herringrun",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--version", action="version", version=f"herringrun {__version__}")
+    add("-np", "-n", "--num-proc", type=int, required=True, metavar="N", help="number of workers")
+    add(
+        "--servers",
+        type=int,
+        default=0,
+        metavar="K",
+        help="server processes (default 0: servers are inside the workers)",
+    )
+    add("--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)")
+    add("--min-workers", type=int, default=1, metavar="M", help="--elastic: with fewer the job ends (default 1)")
+    add(
+        "--restart-workers",
+        type=int,
+        default=0,
+        metavar="R",
+        help="--elastic: start a worker that died again, so often in all (default 0)",
+    )
+    add(
+        "--restart-servers",
+        type=int,
+        default=0,
+        metavar="R",
+        help="start a server that died again, so often in all (default 0); training goes on meanwhile",
+    )
+    add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
+    add(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="set a variable for every process (repeatable)"
+    )
+    add("--verbose", action="store_true", help="say what is started and how it ended")
+    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
+    return parser
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The options; `command` without a leading "--". Exits with status 2 for what there is not."""
+    args = _parser().parse_args(argv)
+    if args.command[:1] == ["--"]:
+        args.command = args.command[1:]
+    return args
+
+
+def problem_of(args: argparse.Namespace) -> str:
+    """What is wrong with the numbers; empty for nothing."""
+    if args.num_proc < 1:
+        return f"-np {args.num_proc}: at least one worker is needed"
+    for name in ("servers", "restart_servers", "restart_workers"):
+        if getattr(args, name) < 0:
+            return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
+    if not 1 <= args.min_workers <= args.num_proc:
+        return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
+    if args.min_workers != 1 and not args.elastic:
+        return "--min-workers: only with --elastic; else a worker's death ends the job"
+    if args.restart_workers and not args.elastic:
+        return "--restart-workers: only with --elastic; else a worker's death ends the job"
+    return _limit_problem(args.num_proc, args.servers)
+
+
+def _limit_problem(workers: int, servers: int) -> str:
+    what = f"-np {workers}" + (f" --servers {servers}" if servers else "")
+    most = most_servers()
+    if most is not None and servers > most:
+        return f"--servers {servers}: a job has at most {most} servers (HERRING_SERVERS); more workers can share them"
+    processes = workers + servers
+    pids = _number_in(Path("/proc/sys/kernel/pid_max"))
+    if pids is not None and processes >= pids:
+        return f"{what}: this machine runs at most {pids} processes (/proc/sys/kernel/pid_max)"
+    descriptors = processes * _DESCRIPTORS_EACH + _DESCRIPTORS_MORE
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and descriptors > hard:
+        return (
+            f"{what}: their output needs {descriptors} file descriptors, and the limit is {hard}; raise it "
+            "(ulimit -Hn), or start fewer"
+        )
+    group = _number_in(Path("/sys/fs/cgroup/pids.max"))
+    if group is not None and processes >= group:
+        return f"{what}: this container or session may have at most {group} processes (pids.max of its cgroup)"
+    return ""
+
+
+def most_servers() -> int | None:
+    """The upper end of HERRING_SERVERS' range."""
+    ranges = {row["name"]: row["range"] for row in _core.config_table()}
+    last = ranges["HERRING_SERVERS"].split()[-1]
+    return int(last) if last.isdigit() else None
+
+
+def _number_in(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, str]:
+    """What --env says. Raises InvalidArgumentError for what is not NAME=VALUE, and for bad HERRING_* anywhere: one
+    sentence before the start is better than one from each process."""
+    extra = {}
+    for setting in args.env:
+        name, equals, value = setting.partition("=")
+        if not equals or not name or "\0" in setting:
+            raise InvalidArgumentError(f"--env {setting}: takes NAME=VALUE")
+        extra[name] = value
+    # The launcher itself sets these, whatever the environment says.
+    own = {"HERRING_SERVERS": str(args.servers), "HERRING_HUB": "", "HERRING_RENDEZVOUS": ""}
+    if args.elastic or args.restart_servers:
+        own["HERRING_ELASTIC"] = "on" if args.elastic else "off"
+    given = {name: value for name, value in extra.items() if name.startswith("HERRING_")}
+    _core.read_config({**given, **own})
+    return extra
+
+
+def program_problem(command: list[str], path: str | None) -> str:
+    """Why this program cannot be started; empty where it seems that it can. `path` is the processes' PATH."""
+    if not command:
+        return "no program to run; for example: herringrun -np 2 python train.py"
+    program = command[0]
+    if program.startswith("-"):
+        return f"{program}: there is no such option (herringrun --help shows them); options stand before the program"
+    found = shutil.which(program, path=path)
+    if found is None:
+        problem = f"there is no program {program!r} (not a file that can be run, and not on PATH)"
+        if program.endswith(".py") or os.path.isfile(program):
+            problem += f"; for a Python script: herringrun -np 2 python {program}"
+        return problem
+    return ""
