@@ -7,15 +7,17 @@
 Every round is a job of 2 to 4 workers (servers inside them, or 1 or 2 server processes; started one by one or by
 herringrun; through shared memory, libfabric, or both) that sums arrays whose sums are known. At a random moment of
 start, connecting, a step, or shutdown, a random process is killed (SIGKILL), stopped (SIGSTOP), or its host's link is
-taken down; in one round of four a second one follows. Then every survivor must end by itself within
-HERRING_DEAD_AFTER_S (HERRING_JOIN_TIMEOUT_S before all have joined) and a margin, either with all its sums or with an
-error that names the lost one and a status that is not 0; nobody may have a wrong sum, and no process and no file may be
-left. Some rounds only pause a process or its link for a quarter of that time: nobody may fail. Some start the job again
-at once on the same ports; some let the stopped process go on afterwards: it has to end by itself, too.
+taken down, or loses what it sends to one other host alone; in one round of four a second one follows. Then every
+survivor must end by itself within HERRING_DEAD_AFTER_S (HERRING_JOIN_TIMEOUT_S before all have joined) and a margin,
+either with all its sums or with an error that names the lost one and a status that is not 0; nobody may have a wrong
+sum, and no process and no file may be left. Some rounds only pause a process or its link for a quarter of that time:
+nobody may fail. Some start the job again at once on the same ports; some let the stopped process go on afterwards: it
+has to end by itself, too.
 
 Where one of several servers dies, and in the rounds of elastic jobs, the job has to go on: every worker that is left
-has all its sums, all of them the same, with its own part in each. In some rounds servers that die are started again
-(herringrun --restart-servers), in some all messages carry checksums.
+has all its sums, all of them the same, with its own part in each. In some rounds a second job of the same shape starts
+on the same port, without a secret: nobody may have a sum of the other's numbers, and whoever fails names the other job.
+In some rounds servers that die are started again (herringrun --restart-servers), in some all messages carry checksums.
 
 As root (with iproute2) hosts are network namespaces of their own; else everything runs plainly on this machine and no
 link is cut. Exit status 0 where nothing was wrong.
@@ -41,6 +43,7 @@ from typing import Any
 import emulate_cluster as cluster
 from chaos_plan import make_plan
 from chaos_round import Round, Site, Verdict
+from chaos_twin import TwinRound
 
 MAX_HOSTS = 6
 EMULATED_PORT = 29500
@@ -68,6 +71,19 @@ class EmulatedSite(Site):
 
     def heal(self, host: int) -> None:
         cluster.ip("link", "set", f"port{host}", "up")
+
+    def lose(self, sender: int, receiver: int) -> None:
+        # To a neighbour that is not there. The answer to a question for the right one would undo it, but none is asked.
+        self.neighbour(sender, "replace", receiver, "lladdr", "02:00:00:00:00:ff", "dev", "eth0", "nud", "permanent")
+
+    def find(self, sender: int, receiver: int) -> None:
+        self.neighbour(sender, "del", receiver, "dev", "eth0")
+
+    def neighbour(self, host: int, what: str, other: int, *how: str) -> None:
+        command = ["ip", "neigh", what, self.hosts[other].address, *how]
+        done = subprocess.run(["nsenter", "-t", str(self.hosts[host].pid), "-n", *command], check=False)
+        if done.returncode != 0 and what != "del":
+            raise cluster.EmulationError(f"{' '.join(command)} on host {host}: exit code {done.returncode}")
 
     def leftovers(self) -> set[str]:
         return {f"{host.name}:{name}" for host in self.hosts for name in os.listdir(f"/proc/{host.pid}/root/dev/shm")}
@@ -97,7 +113,7 @@ def play(args: argparse.Namespace, make_site: Callable[[], Site], max_hosts: int
     for number in numbers_of(args):
         plan = make_plan(args.seed, number, max_hosts, tuple(args.dead_after))
         port = EMULATED_PORT if max_hosts > 1 else free_port()
-        yield Round(plan, site, port, args.margin).run()
+        yield (TwinRound if plan.twin else Round)(plan, site, port, args.margin).run()
 
 
 def show(verdict: Verdict, verbose: bool) -> None:

@@ -6,24 +6,30 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# What ends a process or its link for good, and what passes: of that nobody may die.
-LASTING = ("kill", "stop", "cut")
+# What ends a process or its link for good, and what passes: of that nobody may die. "half": packets of one host to one
+# other vanish, and nothing else does; once all are connected.
+LASTING = ("kill", "stop", "cut", "half")
 PASSING = ("pause", "flap")
 PHASES = ("start", "connect", "step", "shutdown")
 # A pause or a cut link that lasts this part of dead_after must be survived. (TCP repeats after 0.2, 0.6, 1.4, 3.0 s.)
 PASSING_SHARE = 0.25
 LAUNCHER = -1
+TWIN_SHARE = 0.1  # Of the rounds that no launcher starts.
 
 
 @dataclass(frozen=True)
 class Strike:
-    """`kind` befalls process `target` (workers count first, then servers; LAUNCHER: herringrun) in `phase`."""
+    """`kind` befalls process `target` (workers count first, then servers; LAUNCHER: herringrun) in `phase`.
+
+    half: packets from the host of `target` to that of `other` vanish.
+    """
 
     kind: str
     target: int
     phase: str
     step: int
     delay_s: float
+    other: int = -1
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,9 @@ class Plan:
     again: bool  # The same job starts once more on the same ports at once, and must succeed.
     mode: str = "plain"  # Or "restart": herringrun --restart-servers; "elastic": and --elastic.
     checksum: bool = False
+    # Another job of the same shape, with the same port and no secret, starts at the same time: in which order (job,
+    # process). Empty: there is none.
+    twin: tuple[tuple[int, int], ...] = ()
 
     def processes(self) -> int:
         return self.workers + self.servers
@@ -62,9 +71,11 @@ class Plan:
     def summary(self) -> str:
         hosts = len(set(self.hosts))
         strikes = " and ".join(
-            f"{s.kind} {self.name_of(s.target)} in {s.phase}{f' {s.step}' if s.phase == 'step' else ''}"
+            f"{s.kind} {self.name_of(s.target)}{f' to {self.name_of(s.other)}' if s.kind == 'half' else ''}"
+            f" in {s.phase}{f' {s.step}' if s.phase == 'step' else ''}"
             for s in self.strikes
         )
+        strikes += "a second job on its port" if self.twin else ""
         place = "herringrun" if self.launcher else f"{hosts} host{'s' if hosts > 1 else ''}"
         place += {"plain": "", "restart": " --restart-servers", "elastic": " --elastic"}[self.mode]
         place += " with checksums" if self.checksum else ""
@@ -102,6 +113,8 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
         resume=dice.random() < 0.5,
         again=dice.random() < 0.2,
     )
+    if not launcher and dice.random() < TWIN_SHARE:
+        return _with_twin(dice, plan)
     # What befalls links stays as it is.
     is_spread = len(set(hosts)) > 1
     mode = "plain" if is_spread else dice.choices(("plain", "restart", "elastic"), (2, 4, 4))[0]
@@ -136,6 +149,16 @@ def _with_rendezvous(dice: random.Random, plan: Plan, mode: str) -> Plan:
     )
 
 
+def _with_twin(dice: random.Random, plan: Plan) -> Plan:
+    """Two such jobs on one host, their processes mixed. The workers 0 are first: nobody else has anything to join."""
+    processes = [(job, index) for job in range(2) for index in range(plan.processes())]
+    dice.shuffle(processes)
+    processes.sort(key=lambda process: process[1] != 0)
+    return replace(
+        plan, hosts=(0,) * plan.processes(), strikes=(), resume=False, again=False, steps=20, twin=tuple(processes)
+    )
+
+
 def _places(dice: random.Random, workers: int, servers: int, max_hosts: int) -> tuple[int, ...]:
     style = dice.choice(("one", "one", "pairs", "spread", "spread")) if max_hosts > 1 else "one"
     if style == "one":
@@ -163,9 +186,11 @@ def _strike(
     if max_hosts > 1 and len(set(hosts)) > 1:
         kinds.update(cut=4)
         if phase in ("step", "shutdown"):  # Who opens its endpoints finds no interface while the link is down.
-            kinds.update(flap=1)
+            kinds.update(flap=1, half=4)
     if launcher and dice.random() < 0.4:
         target, kinds = LAUNCHER, {"kill": 1}
     kind = dice.choices(list(kinds), list(kinds.values()))[0]
     span = {"start": 0.5, "connect": 0.12, "step": 0.01, "shutdown": 0.006}[phase]
-    return Strike(kind, target, phase, dice.randrange(steps // 2), dice.random() * span)
+    elsewhere = [index for index, host in enumerate(hosts) if target != LAUNCHER and host != hosts[target]]
+    other = dice.choice(elsewhere) if kind == "half" else -1
+    return Strike(kind, target, phase, dice.randrange(steps // 2), dice.random() * span, other)

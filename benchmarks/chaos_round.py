@@ -46,6 +46,14 @@ class Site:
     def heal(self, host: int) -> None:
         del host
 
+    def lose(self, sender: int, receiver: int) -> None:
+        """What `sender` sends to `receiver` vanishes from now on."""
+        raise NotImplementedError(f"hosts {sender}, {receiver}: packets can be lost between emulated hosts only")
+
+    def find(self, sender: int, receiver: int) -> None:
+        """It arrives again."""
+        del sender, receiver
+
     def leftovers(self) -> set[str]:
         """Files that a job might have left."""
         return {name for name in os.listdir("/dev/shm") if "herring" in name}
@@ -97,25 +105,35 @@ SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations)")
 class Job:
     """The processes of one start of the job."""
 
-    def __init__(self, plan: Plan, site: Site, token: str, port: int) -> None:
+    def __init__(self, plan: Plan, site: Site, token: str, port: int, number: int = 0) -> None:
+        """`number`: which of two jobs side by side; their processes are started one by one, by start()."""
         self.plan, self.site = plan, site
         self.heard = {index: Heard() for index in (LAUNCHER, *range(plan.processes()))}
         self.processes: list[Process] = []
         self.pids: dict[int, int] = {}
         self._changed = threading.Condition()
         self._readers: list[threading.Thread] = []
-        env = self._environment(token, port)
+        self._env = self._environment(token, port)
         if plan.launcher:
-            self._start(LAUNCHER, 0, [*self._launch_command(), *self._worker_command()], env)
-            return
-        for rank in range(plan.workers):
-            here = [i for i in range(plan.workers) if plan.hosts[i] == plan.hosts[rank]]
-            own = {"RANK": str(rank), "LOCAL_RANK": str(here.index(rank)), "LOCAL_WORLD_SIZE": str(len(here))}
-            self._start(rank, plan.hosts[rank], self._worker_command(), {**env, **own})
-        for number in range(plan.servers):
-            index = plan.workers + number
-            command = [sys.executable, "-m", "herring._cli", "server", "--rank", str(number)]
+            self._start(LAUNCHER, 0, [*self._launch_command(), *self._worker_command()], self._env)
+        elif plan.twin:
+            # What keeps apart jobs that have a secret is no question here.
+            self._env.pop("HERRING_SECRET")
+            self._env["CHAOS_JOB"] = str(number)
+        else:
+            for index in range(plan.processes()):
+                self.start(index)
+
+    def start(self, index: int) -> None:
+        """One process of a job that no launcher starts."""
+        plan, env = self.plan, self._env
+        if index >= plan.workers:
+            command = [sys.executable, "-m", "herring._cli", "server", "--rank", str(index - plan.workers)]
             self._start(index, plan.hosts[index], command, env)
+            return
+        here = [i for i in range(plan.workers) if plan.hosts[i] == plan.hosts[index]]
+        own = {"RANK": str(index), "LOCAL_RANK": str(here.index(index)), "LOCAL_WORLD_SIZE": str(len(here))}
+        self._start(index, plan.hosts[index], self._worker_command(), {**env, **own})
 
     def _worker_command(self) -> list[str]:
         sizes = ",".join(map(str, self.plan.sizes))
@@ -276,6 +294,7 @@ class Round:
         self.verdict = Verdict(plan.name, plan.summary())
         self.struck: dict[int, str] = {}  # Process: kind, for what lasts.
         self.cut_hosts: set[int] = set()
+        self.lost_ways: set[tuple[int, int]] = set()  # From host, to host.
         self.first_strike: float | None = None
         self.last_strike = 0.0
         self.had_started = False  # Everybody had joined before the first strike.
@@ -289,21 +308,26 @@ class Round:
             for number, strike in enumerate(self.plan.strikes):
                 self._strike(job, strike, number)
             self._await_survivors(job)
-            for host in self.cut_hosts:
-                self.site.heal(host)
+            self._heal()
             if self.plan.again and not self.plan.launcher:
                 self._once_more()
             self._settle_stopped(job)
             self._judge(job)
         finally:
-            for host in self.cut_hosts:
-                self.site.heal(host)
+            self._heal()
             job.finish()
         self._look_for_remains(before)
         self.verdict.seconds = time.monotonic() - began
         if self.verdict.problems:
             self.verdict.output = job.output()
         return self.verdict
+
+    def _heal(self) -> None:
+        for host in self.cut_hosts:
+            self.site.heal(host)
+        for sender, receiver in self.lost_ways:
+            self.site.find(sender, receiver)
+        self.lost_ways.clear()
 
     # --- Striking ---
 
@@ -350,6 +374,14 @@ class Round:
                     if where == host:
                         self.struck.setdefault(index, "cut")
             return True
+        if strike.kind == "half":
+            way = (self.plan.hosts[strike.target], self.plan.hosts[strike.other])
+            self.site.lose(*way)
+            self.lost_ways.add(way)
+            for index, where in enumerate(self.plan.hosts):
+                if where in way:
+                    self.struck.setdefault(index, "half")
+            return True
         number = signal.SIGKILL if strike.kind == "kill" else signal.SIGSTOP
         if not job.signal(strike.target, number):
             return False
@@ -359,11 +391,15 @@ class Round:
 
     # --- Waiting ---
 
+    def _silence_s(self) -> float:
+        """A process's silence is known to the hub; a link's, whose ends live, only to those who wait for it."""
+        return self.plan.dead_after_s * (2 if "half" in self.struck.values() else 1)
+
     def _limit(self) -> float:
         """By when everybody must have ended."""
         if self.first_strike is None:
             return time.monotonic() + self.plan.join_timeout_s + START_S + self.margin_s
-        wait = self.plan.dead_after_s if self.had_started else self.plan.join_timeout_s
+        wait = self._silence_s() if self.had_started else self.plan.join_timeout_s
         grace = LAUNCHER_GRACE_S if self.plan.launcher and LAUNCHER not in self.struck else 0.0
         grace += GOING_ON_S if self.plan.mode != "plain" else 0.0
         return self.last_strike + wait + self.margin_s + grace
@@ -447,6 +483,8 @@ class Round:
 
     def _must_go_on(self) -> bool:
         """No step may be lost: workers are left in an elastic job; else, one of two server processes."""
+        if "half" in self.struck.values():
+            return False  # Either end may be the one that is given up: judged by what everybody came to.
         workers = [index for index in self.struck if index < self.plan.workers]
         servers = [index for index in self.struck if index >= self.plan.workers]
         one_is_left = self.plan.servers - len(servers) >= 1 and self.plan.servers >= 2
@@ -517,7 +555,7 @@ class Round:
         if not self.had_started:
             kind += " before it had joined" if never_joined else " while joining or connecting"
         self.verdict.detections.append((kind, self.plan.dead_after_s, seconds))
-        allowed = self.plan.dead_after_s
+        allowed = self._silence_s()
         if never_joined:  # Its time runs from when it began to join.
             began = (heard.find("connect") or {"at": strike})["at"]
             allowed = self.plan.join_timeout_s + HUB_GRACE_S + max(began - strike, 0.0)
