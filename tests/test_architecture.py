@@ -58,6 +58,8 @@ IMPURE_INCLUDE = re.compile(
 IMPURE_CALL = re.compile(r"_clock::now\(|\bclock_gettime\b|\bstd::rand\b|\brandom_device\b|\bgetrandom\b")
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
+# Changes the list of variables for a library's sake, where setenv() would not do; looks none up.
+ENVIRONMENT_WRITER = "csrc/efa/environment.cc"
 ENVIRONMENT = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -337,7 +339,17 @@ def test_engines_are_pure() -> None:
 
 def test_the_environment_is_read_in_one_file() -> None:
     readers = {name_of(path) for path in cpp_files(CSRC, BINDINGS) if ENVIRONMENT.search(bare(path.read_text()))}
-    assert readers - set(OTHER_VARIABLES) == {"csrc/core/config.cc"}
+    assert readers - set(OTHER_VARIABLES) == {"csrc/core/config.cc", ENVIRONMENT_WRITER}
+    uses = [match.group() for match in ENVIRONMENT.finditer(bare((ROOT / ENVIRONMENT_WRITER).read_text()))]
+    assert uses == ["environ"], f"{ENVIRONMENT_WRITER} does more than to put another list there"
+
+
+def test_nothing_sets_the_environment_under_other_threads() -> None:
+    """setenv() may free what another thread's getenv() reads: a crash in the user's code, not in ours."""
+    setters = [
+        name_of(p) for p in cpp_files(CSRC, BINDINGS) if re.search(r"\b(un)?setenv\(|\bputenv\(", bare(p.read_text()))
+    ]
+    assert not setters
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_VARIABLES))

@@ -10,6 +10,7 @@
 
 #include "efa/address.h"
 #include "efa/pair.h"
+#include "transport/limits.h"
 
 namespace herring::efa {
 namespace {
@@ -245,6 +246,19 @@ TEST_F(FabricTest, ThousandsOfReceivesArePostedAndCancelledOnceEach) {
   for (std::uint64_t i = 0; i < kCount; ++i) parties_[0].endpoint->cancel_receive(Token{i});
   ASSERT_TRUE(until([&] { return parties_[0].done.size() == kCount; }));
   for (const auto& [token, completion] : parties_[0].done) EXPECT_EQ(completion.kind, CompletionKind::kCancelled);
+}
+
+/// What a large job's lane keeps posted (runtime/budget.h). A provider that takes fewer leaves its chunks without one.
+TEST_F(FabricTest, AnEndpointTakesAllReceivesThatAJobMayCountOn) {
+  HERRING_FABRIC_OPEN(1);
+  constexpr std::uint64_t kControls = 28'000;
+  constexpr std::uint64_t kAll = transport::kMaxOperations;
+  Bytes in(64);
+  for (std::uint64_t i = 0; i < kAll; ++i) {
+    const Tag tag = i < kControls ? kControlTag : Tag{i};
+    ASSERT_TRUE(parties_[0].endpoint->post_receive(tag, in, {}, Token{i}).is_ok()) << i;
+  }
+  EXPECT_TRUE(parties_[0].endpoint->post_receive(Tag{kAll}, in, {}, Token{kAll}).is_again());
 }
 
 TEST_F(FabricTest, ACancelThatRacesWithTheMessageCompletesTheReceiveOnce) {

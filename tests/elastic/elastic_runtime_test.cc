@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
+#include <thread>
 
 #include "elastic/elastic_job.h"
 #include "elastic/rendezvous_client.h"
@@ -13,6 +16,7 @@ namespace {
 
 using namespace testing;
 using namespace std::chrono_literals;
+using runtime::Request;
 
 /// Allreduces that have been called and not waited for.
 class Calls {
@@ -208,6 +212,45 @@ void expect_refused(const std::shared_ptr<runtime::Work>& work) {
   EXPECT_EQ(work->status().code(), Code::kPeerLost) << work->status().message();
 }
 
+/// Nothing is lost: the job neither ends nor starts a generation, and a later one knows that the group is over.
+TEST(ElasticJobs, AbortOfAGroupEndsThatGroupAlone) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  ElasticJob job({.workers = 3, .is_elastic = true});
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    const GroupId pair{7};
+    if (runtime.rank() < 2) runtime.add_group(pair, std::vector<std::uint32_t>{0, 1});
+    const auto goes_on = [&] {
+      std::vector<float> values(1000, 1.0F);
+      const auto work = runtime.submit(all_reduce(values));
+      ASSERT_TRUE(work->wait(in_seconds(20)));
+      EXPECT_EQ(work->status().code(), Code::kOk) << work->status().message();
+      EXPECT_EQ(values.back(), 3.0F);
+    };
+    goes_on();
+    std::vector<float> values(10);
+    runtime::Request request = all_reduce(values);
+    request.group = pair;
+    if (runtime.rank() == 0) {
+      for (int round = 0; round < 2; ++round) {
+        const auto work = runtime.submit(request);
+        ASSERT_TRUE(work->wait(in_seconds(20)));
+        EXPECT_EQ(work->status().code(), Code::kCancelled) << work->status().message();
+        EXPECT_NE(work->status().message().find("rank 1 aborted the group"), std::string::npos)
+            << work->status().message();
+      }
+    } else if (runtime.rank() == 1) {
+      std::this_thread::sleep_for(50ms);
+      runtime.abort_group(pair, "enough");
+      const auto work = runtime.submit(request);
+      ASSERT_TRUE(work->wait(in_seconds(20)));
+      EXPECT_EQ(work->status().message(), "enough");
+    }
+    goes_on();
+    EXPECT_EQ(runtime.size(), 3u);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
 /// Worker 0 has called for three of them; worker 2 calls the same when there are two.
 TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
@@ -253,6 +296,135 @@ TEST(ElasticJobs, AFailureThatOnlyOneHasSeenDoesNotHoldUpANewStart) {
         start_again(runtime);
       },
       start_again);
+}
+
+void on_both_kinds(const std::function<void(ElasticRuntime&)>& body) {
+  for (const bool is_elastic : {false, true}) {
+    SCOPED_TRACE(is_elastic ? "elastic" : "servers only");
+    ElasticJob job({.workers = 2, .is_elastic = is_elastic});
+    for (const std::string& error : job.run(body)) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(ElasticJobs, PendingCallsOnOneMemoryOrOfOneNameGoInTheirOrder) {
+  on_both_kinds([](ElasticRuntime& runtime) {
+    std::vector<float> values(100'000, 1.0F);
+    std::vector<float> copy(values.size());
+    std::vector<std::shared_ptr<runtime::Work>> works;
+    for (int i = 0; i < 3; ++i) works.push_back(runtime.submit(all_reduce(values)));
+    Request read = all_reduce(copy);
+    read.input = std::as_bytes(std::span(values));
+    works.push_back(runtime.submit(read));
+    std::vector<std::vector<float>> named;
+    for (int i = 0; i < 3; ++i) named.emplace_back(1000, static_cast<float>(i));
+    for (auto& each : named) {
+      Request request = all_reduce(each);
+      request.name = "tw";
+      works.push_back(runtime.submit(request));
+    }
+    for (const auto& work : works) finish(work);
+    EXPECT_EQ(values.back(), 8);
+    EXPECT_EQ(copy.back(), 16);
+    EXPECT_EQ(named[2].back(), 4);
+    if (runtime.rank() == 0) {
+      Request request = all_reduce(values);
+      request.name = "a";
+      works.push_back(runtime.submit(request));
+      request.name = "b";
+      const auto refused = runtime.submit(request);
+      ASSERT_TRUE(refused->wait(in_seconds(20)));
+      EXPECT_EQ(refused->status().code(), Code::kInvalidArgument) << refused->status().message();
+    } else {
+      Request request = all_reduce(values);
+      request.name = "a";
+      works.push_back(runtime.submit(request));
+    }
+    finish(works.back());
+    EXPECT_EQ(values.back(), 16);
+    Request request = all_reduce(values);
+    request.name = "b";
+    finish(runtime.submit(request));
+  });
+}
+
+TEST(ElasticJobs, WhoLeavesAGroupHasItsMemoryBackAndTheJobGoesOn) {
+  on_both_kinds([](ElasticRuntime& runtime) {
+    const std::vector<std::uint32_t> ranks{0, 1};
+    std::vector<float> step{1};
+    for (std::uint32_t round = 0; round < 8; ++round) {
+      const GroupId group{3 + round};
+      runtime.add_group(group, ranks);
+      std::vector<float> values(1'000'000, 1.0F);
+      Request request = all_reduce(values);
+      request.group = group;
+      finish(runtime.submit(all_reduce(step)));
+      if (runtime.rank() == 0) {
+        const auto work = runtime.submit(request);
+        const auto behind = runtime.submit(request);
+        std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+        runtime.remove_group(group);
+        EXPECT_TRUE(work->is_done() && behind->is_done());
+        std::fill(values.begin(), values.end(), 7.0F);
+      } else {
+        // In the first round rank 0 has left when this one comes.
+        if (round == 0) std::this_thread::sleep_for(200ms);
+        const auto work = runtime.submit(request);
+        ASSERT_TRUE(work->wait(in_seconds(60)));
+        const bool is_right = std::all_of(values.begin(), values.end(), [](float value) { return value == 2; });
+        EXPECT_TRUE(is_right || !work->status().is_ok()) << "garbage, and Ok";
+        if (round == 0) {
+          EXPECT_FALSE(work->status().is_ok());
+        }
+        runtime.remove_group(group);
+      }
+      finish(runtime.submit(all_reduce(step)));
+      if (runtime.rank() == 0) {
+        EXPECT_TRUE(std::all_of(values.begin(), values.end(), [](float value) { return value == 7; }));
+      }
+      EXPECT_EQ(runtime.generation(), 1U);
+    }
+  });
+}
+
+TEST(ElasticJobs, CallsAfterAShutdownAreErrors) {
+  on_both_kinds([](ElasticRuntime& runtime) {
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    const auto call = [&runtime] {
+      std::vector<float> values(10);
+      Request request = all_reduce(values);
+      request.name = "late";
+      request.timeout = 20ms;
+      runtime.submit(request)->wait(in_seconds(60));
+      runtime.send({GroupId{0}, runtime.rank(), 1, {}, 5ms})->wait(in_seconds(60));
+      runtime.receive({GroupId{0}, runtime.rank(), 1, {}, 5ms})->wait(in_seconds(60));
+      static_cast<void>(runtime.stats());
+      runtime.remove_group(GroupId{9});
+      for (const auto& throwing : std::vector<std::function<void()>>{
+               [&] { runtime.add_group(GroupId{9}, std::vector<std::uint32_t>{runtime.rank()}); },
+               [&] { static_cast<void>(runtime.allocate(100)); }}) {
+        try {
+          throwing();
+        } catch (const Error&) {
+        }
+      }
+    };
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        while (!stop) call();
+      });
+    }
+    std::this_thread::sleep_for(5ms);
+    runtime.shutdown();
+    call();
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    std::vector<float> values(10);
+    EXPECT_EQ(runtime.submit(all_reduce(values))->status().code(), Code::kShutdown);
+    EXPECT_THROW(runtime.add_group(GroupId{9}, std::vector<std::uint32_t>{0}), Error);
+    EXPECT_THROW(static_cast<void>(runtime.allocate(100)), Error);
+    runtime.abort("too late");
+  });
 }
 
 TEST(RuntimeStats, AddUpInEveryField) {

@@ -63,11 +63,19 @@ class RendezvousTest : public testing::Test {
   void carry_out() {
     for (std::vector<Rendezvous::Action> actions; !(actions = rendezvous_->take_actions()).empty();) {
       for (const auto& action : actions) {
-        if (action.kind == Rendezvous::Action::Kind::kOpenHub) rendezvous_->hub_opened(action.generation, 4000, now_);
+        if (action.kind == Rendezvous::Action::Kind::kOpenHub) open_hub(action.generation);
         if (action.kind == Rendezvous::Action::Kind::kCloseHubs) closed_below_ = action.generation;
         if (action.kind == Rendezvous::Action::Kind::kSend) said_[action.connection].push_back(action.message);
       }
     }
+  }
+
+  void open_hub(std::uint64_t generation) {
+    if (hubs_fail_) {
+      ++failed_hubs_;
+      return rendezvous_->hub_failed(generation, "too many open files", now_);
+    }
+    rendezvous_->hub_opened(generation, 4000, now_);
   }
 
   /// The latest message on that connection.
@@ -77,6 +85,8 @@ class RendezvousTest : public testing::Test {
   std::map<ConnectionId, std::vector<Message>> said_;
   std::vector<ConnectionId> answering_;
   std::uint64_t closed_below_ = 0;
+  bool hubs_fail_ = false;
+  int failed_hubs_ = 0;
   Instant now_{};
 };
 
@@ -158,6 +168,64 @@ TEST_F(RendezvousTest, AServerThatDiesOnItsWayInCostsNothing) {
   pass(3s);
   EXPECT_EQ(last(1).kind, Kind::kGo) << "the next one is tried a little later";
   EXPECT_EQ(last(1).generation, 3U);
+}
+
+// What a user would lose: a healthy job, because a server came while the launcher had no descriptor left.
+TEST_F(RendezvousTest, APlannedSwitchWithoutAHubIsTriedAgainAndTheJobGoesOn) {
+  begin(2, 2, false);
+  answering_ = {1, 2, 101, 102};
+  lose(100);
+  hubs_fail_ = true;
+  enter(102, runtime::Role::kServer, 0, false);
+  pass(10s);
+  EXPECT_GT(failed_hubs_, 1);
+  EXPECT_LT(failed_hubs_, 10) << "it pauses in between";
+  EXPECT_FALSE(rendezvous_->has_ended());
+  EXPECT_EQ(rendezvous_->generation(), 1U);
+  hubs_fail_ = false;
+  pass(3s);
+  EXPECT_EQ(last(1).kind, Kind::kGo);
+  EXPECT_TRUE(last(1).is_planned);
+  say(1, Kind::kBuilt, last(1).generation);
+  say(2, Kind::kBuilt, last(2).generation);
+  EXPECT_EQ(last(1).kind, Kind::kSwitch);
+}
+
+TEST_F(RendezvousTest, AGenerationWithoutAHubIsFormedAgain) {
+  hubs_fail_ = true;
+  begin(3, 1, true);
+  answering_ = {1, 2, 3, 100};
+  pass(3s);
+  EXPECT_NE(last(1).kind, Kind::kGo);
+  EXPECT_GT(failed_hubs_, 2);
+  hubs_fail_ = false;
+  pass(1s);
+  ASSERT_EQ(last(1).kind, Kind::kGo);
+  EXPECT_EQ(last(1).workers, 3U);
+
+  hubs_fail_ = true;
+  lose(3);
+  const std::uint64_t broken = rendezvous_->generation();
+  for (const ConnectionId member : {1, 2, 100}) say(member, Kind::kReady, broken);
+  pass(5s);
+  EXPECT_FALSE(rendezvous_->has_ended()) << "that is no generation that broke in vain";
+  lose(2);
+  pass(2s);
+  hubs_fail_ = false;
+  pass(1s);
+  ASSERT_EQ(last(1).kind, Kind::kGo);
+  EXPECT_EQ(last(1).workers, 1U);
+  EXPECT_EQ(last(100).kind, Kind::kGo);
+}
+
+TEST_F(RendezvousTest, WhereNoHubCanBeOpenedForAMinuteTheJobEnds) {
+  hubs_fail_ = true;
+  begin(2, 0, true);
+  answering_ = {1, 2};
+  pass(70s);
+  ASSERT_TRUE(rendezvous_->has_ended());
+  EXPECT_EQ(last(1).kind, Kind::kEnd);
+  EXPECT_NE(last(1).text.find("no hub could be opened: too many open files"), std::string::npos) << last(1).text;
 }
 
 TEST_F(RendezvousTest, AGenerationThatWasPlannedLastsAsLongAsAnyOther) {

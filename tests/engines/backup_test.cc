@@ -344,7 +344,7 @@ class Job {
   void check_end() {
     if (lost_) return check_end_after_loss();
     const ClusterOptions& options = cluster_.options();
-    EXPECT_EQ(cluster_.network().stats().unexpected, 0u);
+    cluster_.expect_receives_for_all();
     EXPECT_EQ(cluster_.network().stats().truncated, 0u);
     std::uint64_t dropped = 0;
     for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {

@@ -125,6 +125,32 @@ Bytes pattern(std::size_t bytes, std::uint64_t seed) {
   return data;
 }
 
+// A sum may be kept while nothing can change what it is of. A refused post gives its memory back, which may hold
+// something else at once: with the old sum it would arrive "damaged" for ever.
+TEST(CheckedEndpoint, ARefusedPostLeavesNoSumForWhatComesIntoItsMemory) {
+  int refused = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SimOptions sim;
+    sim.again_chance = 0.5;
+    CheckedPair pair(seed, sim);
+    Bytes head = pattern(80, seed), memory = pattern(500, 1), in_head(80), in(500);
+    while (!pair.end(1).post_receive(Tag{7}, in_head, in, Token{1}).is_ok()) {
+    }
+    if (pair.end(0).post_send(PeerId{1}, Tag{7}, head, memory, Token{1}).is_ok()) continue;
+    ++refused;
+    const Bytes next = pattern(500, 2);
+    std::copy(next.begin(), next.end(), memory.begin());
+    while (!pair.end(0).post_send(PeerId{1}, Tag{7}, head, memory, Token{2}).is_ok()) {
+    }
+    pair.run(std::chrono::seconds(20));
+    ASSERT_NE(pair.find(1, 1), nullptr);
+    EXPECT_TRUE(pair.find(1, 1)->status.is_ok()) << pair.find(1, 1)->status.to_string();
+    EXPECT_EQ(in, pattern(500, 2));
+    EXPECT_EQ(pair.texts().size(), 0u) << "nothing was damaged";
+  }
+  EXPECT_GT(refused, 3);
+}
+
 TEST(CheckedEndpoint, DamagedMessagesComeAgainAndEachIsTakenOnce) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     SimOptions sim;

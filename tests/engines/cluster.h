@@ -16,6 +16,7 @@
 #include "server/engine.h"
 #include "server/reduce.h"
 #include "transport/sim.h"
+#include "transport/strict_endpoint.h"
 #include "worker/engine.h"
 
 /// A whole job in one thread: the real engines and pumps over the simulated network.
@@ -33,8 +34,11 @@ struct ClusterOptions {
   std::uint32_t max_eager_bytes = 0;
   std::uint32_t eager_window = 4;
   std::uint32_t announce_credits = 8;
+  std::uint32_t lane_receives = 0;    ///< Control receives of a lane for each worker; 0: as many as could be used.
+  std::uint32_t worker_receives = 0;  ///< And of a worker in all.
   std::uint64_t min_shard_bytes = 0;
   bool checksum = false;
+  bool strict = false;            ///< On cards that want all memory registered while they use it.
   std::uint32_t max_damaged = 8;  ///< runtime::CheckedOptions, same name
   bool failover = false;
   std::uint32_t lane_slots = 1;  ///< With failover: Results of one lane that may be landing on a worker.
@@ -43,8 +47,9 @@ struct ClusterOptions {
   std::uint32_t backup_workers = 0;
   Duration backup_grace{};
   std::uint64_t backup_bytes = 0;
-  std::uint32_t strangers = 0;  ///< Further endpoints that know everybody.
+  std::uint32_t strangers = 0;  ///< Further endpoints that know everybody, and nobody them.
   Duration lane_grace = std::chrono::seconds(2);
+  Duration dead_after{};  ///< Of links (runtime::LinkWatch); zero: nobody looks at them.
   transport::SimOptions sim;
 };
 
@@ -56,7 +61,9 @@ class Cluster {
     const std::uint32_t peers = options.workers + options.lanes + options.strangers;
     for (std::uint32_t i = 0; i < peers; ++i) add_endpoint(i);
     for (std::uint32_t from = 0; from < peers; ++from) {
-      for (std::uint32_t to = 0; to < peers; ++to) endpoints_[from]->add_peer(PeerId{to}, endpoints_[to]->address());
+      for (std::uint32_t to = 0; to < options.workers + options.lanes; ++to) {
+        endpoints_[from]->add_peer(PeerId{to}, endpoints_[to]->address());
+      }
     }
     completions_.resize(options.workers);
     for (std::uint32_t w = 0; w < options.workers; ++w) add_worker(w);
@@ -75,6 +82,7 @@ class Cluster {
     config.announce_credits = options_.announce_credits;
     config.min_shard_bytes = options_.min_shard_bytes;
     config.lane_grace = options_.lane_grace;
+    config.sealed_sends = options_.checksum;
     config.failover = options_.failover;
     if (options_.failover) config.lane_slots.assign(options_.lanes, options_.lane_slots);
     config.retain_part_bytes = options_.retain_part_bytes;
@@ -84,12 +92,16 @@ class Cluster {
 
   void submit(std::uint32_t rank, const worker::Operation& operation) {
     memory_[{rank, operation.key}] = operation.memory;
+    // A key may be in use already; then this submission is refused.
+    if (options_.strict && !registrations_.contains({rank, operation.key})) {
+      registrations_[{rank, operation.key}] = endpoints_[rank]->register_memory(operation.memory);
+    }
     workers_[rank]->submit(network_.now(), operation);
-    worker_pumps_[rank]->flush();
+    worker_pumps_[rank]->flush(network_.now());
   }
   void abort(std::uint32_t rank, const worker::Operation& operation, const Status& why) {
     workers_[rank]->abort(network_.now(), operation, why);
-    worker_pumps_[rank]->flush();
+    worker_pumps_[rank]->flush(network_.now());
   }
   /// Everybody is told that this process is gone, and it goes.
   void lose_worker(std::uint32_t rank, const std::string& why) {
@@ -97,11 +109,11 @@ class Cluster {
     for (std::uint32_t w = 0; w < options_.workers; ++w) {
       if (w == rank) continue;
       workers_[w]->on_peer_lost(network_.now(), PeerId{rank}, why);
-      worker_pumps_[w]->flush();
+      worker_pumps_[w]->flush(network_.now());
     }
     for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
       lanes_[lane]->on_peer_lost(network_.now(), PeerId{rank}, why);
-      lane_pumps_[lane]->flush();
+      lane_pumps_[lane]->flush(network_.now());
       endpoints_[options_.workers + lane]->remove_peer(PeerId{rank});
     }
     dead_.push_back(rank);
@@ -118,11 +130,17 @@ class Cluster {
   /// One worker learns that a lane is lost, whether that is true or not.
   void tell_lost(std::uint32_t rank, std::uint32_t lane, const std::string& why) {
     endpoints_[rank]->remove_peer(PeerId{options_.workers + lane});
+    worker_pumps_[rank]->forget_peer(PeerId{options_.workers + lane});
     workers_[rank]->on_peer_lost(network_.now(), PeerId{options_.workers + lane}, why);
-    worker_pumps_[rank]->flush();
+    worker_pumps_[rank]->flush(network_.now());
   }
   /// Called at each completion, after the check that the network is done with the memory.
   void on_complete(std::function<void(std::uint32_t, const CompleteAction&)> call) { on_complete_ = std::move(call); }
+
+  /// A worker finds lanes that do not answer; inside of a step.
+  void on_unreachable(std::function<void(std::uint32_t, const runtime::Unreachable&)> call) {
+    on_unreachable_ = std::move(call);
+  }
 
   /// Called between the engines' steps, outside of them; true where it did something.
   void after_step(std::function<bool()> call) { after_step_ = std::move(call); }
@@ -144,6 +162,19 @@ class Cluster {
       if (!lanes_[lane]->is_idle() || lane_pumps_[lane]->has_backlog()) return false;
     }
     return true;
+  }
+
+  /// What is pushed finds its receive posted. A Result that lands on its own input waits for it where it outran the
+  /// news that the input is sent, and no longer.
+  void expect_receives_for_all() const {
+    for (std::uint32_t peer = 0; peer < options_.workers + options_.lanes; ++peer) {
+      if (is_dead(peer)) continue;
+      if (peer >= options_.workers || options_.failover) {
+        EXPECT_EQ(network_.unexpected(peer), 0u) << "a message met no receive on peer " << peer;
+      } else {
+        EXPECT_EQ(network_.unmatched(peer), 0u) << "a message met no receive on peer " << peer;
+      }
+    }
   }
 
   bool is_dead(std::uint32_t peer) const { return std::find(dead_.begin(), dead_.end(), peer) != dead_.end(); }
@@ -169,6 +200,9 @@ class Cluster {
 
   void add_endpoint(std::uint32_t peer) {
     endpoints_.push_back(network_.open_endpoint());
+    if (options_.strict && peer < options_.workers + options_.lanes) {
+      endpoints_.back() = std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()));
+    }
     checked_.push_back(nullptr);
     if (!options_.checksum || peer >= options_.workers + options_.lanes) return;
     runtime::CheckedOptions checked;
@@ -187,14 +221,27 @@ class Cluster {
     worker::EngineConfig config = worker_config(rank);
     bounce_.emplace_back(worker::bounce_bytes(config));
     config.bounce = bounce_.back();
+    if (options_.strict) own_registrations_.push_back(endpoints_[rank]->register_memory(bounce_.back()));
     workers_.push_back(std::make_unique<worker::Engine>(config));
     // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
-    const runtime::PumpOptions pump{options_.lanes * (most_window() + 24), 1100};
+    const std::size_t receives =
+        options_.worker_receives != 0 ? options_.worker_receives : options_.lanes * (most_window() + 24);
+    runtime::PumpOptions pump{receives, 1100};
+    pump.links.self = PeerId{rank};
+    pump.links.job_id = kJob;
+    pump.links.watch = {options_.dead_after, true};
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
+      pump.links.peers.push_back(PeerId{options_.workers + lane});
+    }
+    pump.links.on_unreachable = [this, rank](const runtime::Unreachable& found) {
+      if (on_unreachable_) on_unreachable_(rank, found);
+    };
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
         *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
         [this, rank](const CompleteAction& action) {
           EXPECT_FALSE(network_.is_borrowed(rank, memory_[{rank, action.key}])) << "the network still uses the memory";
           completions_[rank].push_back(action);
+          if (action.status.code() != Code::kInvalidArgument) registrations_.erase({rank, action.key});
           if (on_complete_) on_complete_(rank, action);
         }));
   }
@@ -216,12 +263,19 @@ class Cluster {
     config.backup_bytes = options_.backup_bytes;
     config.lanes = options_.lanes;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
+    if (options_.strict) {
+      own_registrations_.push_back(endpoints_[options_.workers + lane]->register_memory(slots_.back()));
+    }
     lanes_.push_back(std::make_unique<server::Engine>(config, slots_.back()));
     const std::size_t announces = options_.announce_credits == 0 ? 64 : options_.announce_credits + 24;
     // With failover: a Ready for each grant.
     const std::size_t answers = options_.failover ? most_window() + options_.lanes : 0;
-    const runtime::PumpOptions pump{options_.workers * (announces + answers),
-                                    std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200)};
+    const std::size_t receives = options_.lane_receives != 0 ? options_.lane_receives : announces + answers;
+    runtime::PumpOptions pump{options_.workers * receives,
+                              std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200)};
+    pump.links.self = PeerId{options_.workers + lane};
+    pump.links.job_id = kJob;
+    for (std::uint32_t w = 0; w < options_.workers; ++w) pump.links.peers.push_back(PeerId{w});
     lane_pumps_.push_back(std::make_unique<LanePump>(
         *lanes_.back(), *endpoints_[options_.workers + lane], pump,
         [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
@@ -236,12 +290,13 @@ class Cluster {
       if (is_dead(first_peer + i)) continue;
       if (engines[i]->next_deadline() <= now) {
         engines[i]->on_tick(now);
-        pumps[i]->flush();
+        pumps[i]->flush(network_.now());
         busy = true;
       }
+      const bool looks = pumps[i]->next_deadline() <= now;
       const bool is_due = checked_[first_peer + i] != nullptr && checked_[first_peer + i]->next_deadline() <= now;
-      if (is_due || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
-        busy |= pumps[i]->step(now) || is_due;
+      if (is_due || looks || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
+        busy |= pumps[i]->step(now) || is_due || looks;
       }
     }
     return busy;
@@ -280,7 +335,7 @@ class Cluster {
   Instant next_deadline() const {
     Instant next = Instant::max();
     for (std::uint32_t w = 0; w < workers_.size(); ++w) {
-      if (!is_dead(w)) next = std::min(next, workers_[w]->next_deadline());
+      if (!is_dead(w)) next = std::min({next, workers_[w]->next_deadline(), worker_pumps_[w]->next_deadline()});
     }
     for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
       if (!is_dead(options_.workers + lane)) next = std::min(next, lanes_[lane]->next_deadline());
@@ -297,8 +352,11 @@ class Cluster {
   std::vector<runtime::CheckedEndpoint*> checked_;  // Null: without.
   std::vector<std::vector<std::byte>> slots_;
   std::deque<std::vector<std::byte>> bounce_;
+  std::vector<std::unique_ptr<transport::Registration>> own_registrations_;
+  std::map<std::pair<std::uint32_t, OpKey>, std::unique_ptr<transport::Registration>> registrations_;
   std::function<void(std::uint32_t, const CompleteAction&)> on_complete_;
   std::function<bool()> after_step_;
+  std::function<void(std::uint32_t, const runtime::Unreachable&)> on_unreachable_;
   std::vector<std::unique_ptr<worker::Engine>> workers_;
   std::vector<std::unique_ptr<server::Engine>> lanes_;
   std::vector<std::unique_ptr<WorkerPump>> worker_pumps_;

@@ -46,7 +46,8 @@ class ScriptedEndpoint final : public transport::Endpoint {
   std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override { return nullptr; }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
-    if (refuse) return Status::again();
+    if (refuse || to == full) return Status::again();
+    if (!send_error.is_ok()) return send_error;
     sent.push_back({to, tag, {first.begin(), first.end()}, second, token});
     finished[token.value] = false;
     return Status::ok();
@@ -65,6 +66,7 @@ class ScriptedEndpoint final : public transport::Endpoint {
   void wait(Instant, std::span<const int>) override { give_back_cancelled(); }
   bool prepare_wait(std::vector<int>&, Instant&) override { return completions.empty(); }
   void wake() override {}
+  void shut_down() override { is_shut = true; }
 
   void finish(Token token, const Status& status = {}) {
     finished[token.value] = true;
@@ -97,6 +99,9 @@ class ScriptedEndpoint final : public transport::Endpoint {
 
   transport::Address address_;
   bool refuse = false;
+  Status send_error;
+  PeerId full{0xFFFF};  // Sends to it are refused.
+  bool is_shut = false;
   std::deque<Sent> sent;
   std::map<std::uint64_t, bool> finished;
   std::map<std::uint64_t, Posted> receives;
@@ -130,7 +135,7 @@ struct Bench {
     operation.memory = memory;
     operation.timeout = std::chrono::seconds(1);
     engine.submit(now, operation);
-    pump.flush();
+    pump.flush(now);
   }
   std::vector<std::byte> message(wire::MessageType type, std::size_t payload_bytes, std::uint64_t tag) const {
     wire::Header header;
@@ -192,6 +197,43 @@ TEST(Pump, WaitsInOrderWhileTheTransportIsFull) {
   EXPECT_EQ(bench.endpoint.receives.size(), 5u) << "four for control, one for the result";
 }
 
+/// One peer that takes nothing is nobody else's matter; what goes to it stays in order.
+TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
+  ScriptedEndpoint endpoint;
+  worker::EngineConfig config = Bench::config();
+  config.lanes = {PeerId{1}, PeerId{2}};
+  config.lane_weights = {1.0, 1.0};
+  worker::Engine engine(config);
+  Pump<worker::Engine> pump(
+      engine, endpoint, {4, 1100}, [](const ReduceAction&) {}, [](const auto&) {});
+  endpoint.full = PeerId{1};
+  std::vector<std::vector<std::byte>> memory(6, std::vector<std::byte>(256));
+  for (std::uint64_t op = 0; op < memory.size(); ++op) {
+    worker::Operation operation;
+    operation.key.op = op + 1;
+    operation.contributor_count = 2;
+    operation.descriptor.dtype = DataType::kUInt8;
+    operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory[op].size();
+    operation.memory = memory[op];
+    operation.timeout = std::chrono::seconds(1);
+    engine.submit({}, operation);
+    pump.flush({});
+  }
+  EXPECT_EQ(endpoint.sent.size(), 6u) << "an announce to the other server for each operation";
+  for (const auto& message : endpoint.sent) EXPECT_EQ(message.to, PeerId{2});
+  EXPECT_TRUE(pump.has_backlog());
+  endpoint.full = PeerId{0xFFFF};
+  pump.flush({});
+  EXPECT_FALSE(pump.has_backlog());
+  ASSERT_EQ(endpoint.sent.size(), 12u);
+  std::uint64_t last = 0;
+  for (std::size_t i = 6; i < 12; ++i) {
+    EXPECT_EQ(endpoint.sent[i].to, PeerId{1});
+    const auto header = wire::decode(endpoint.sent[i].first);
+    EXPECT_EQ(header->op, ++last) << "in the order in which they were asked for";
+  }
+}
+
 TEST(Pump, AMessageThatIsNoneOfOursLeavesTheReceiveInPlace) {
   Bench bench;
   bench.submit();
@@ -213,7 +255,7 @@ TEST(Pump, TellsOfTheEndOnlyWhenTheTransportHasGivenTheMemoryBack) {
   Bench bench;
   bench.submit();
   bench.engine.on_peer_lost(bench.now, PeerId{1}, "gone");
-  bench.pump.flush();
+  bench.pump.flush(bench.now);
   ASSERT_EQ(bench.endpoint.cancelled.size(), 1u);
   bench.pump.step(bench.now);
   EXPECT_TRUE(bench.completed.empty()) << "a message may still be landing in the caller's memory";
@@ -221,6 +263,16 @@ TEST(Pump, TellsOfTheEndOnlyWhenTheTransportHasGivenTheMemoryBack) {
   bench.pump.step(bench.now);
   ASSERT_EQ(bench.completed.size(), 1u);
   EXPECT_EQ(bench.completed[0].code(), Code::kPeerLost);
+}
+
+/// With the time of the last completion the operation's grace would be over before it began, and its receives would be
+/// taken back while a lane still fills them.
+TEST(Pump, AFailureAfterAnIdleHourHasTheTimeOfNow) {
+  Bench bench;
+  bench.now += std::chrono::hours(1);
+  bench.endpoint.send_error = Status(Code::kTransport, "no route");
+  bench.submit();
+  EXPECT_GE(bench.engine.next_deadline(), bench.now + std::chrono::seconds(1));
 }
 
 TEST(Pump, LetsGoOfPeersWhoseSendsNeverFinish) {

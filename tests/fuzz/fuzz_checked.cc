@@ -96,6 +96,7 @@ class Wire final : public transport::Endpoint {
   void wait(Instant, std::span<const int>) override {}
   bool prepare_wait(std::vector<int>&, Instant&) override { return false; }
   void wake() override {}
+  void shut_down() override {}
 
   std::vector<Post> receives;
   std::vector<Sent> sends;

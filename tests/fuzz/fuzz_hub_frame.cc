@@ -25,21 +25,35 @@ bool same(std::span<const std::byte> a, std::span<const std::byte> b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end());
 }
 
-/// What decodes must encode to the same bytes: there is one way to say a thing.
+/// What decodes must encode to the same bytes: there is one way to say a thing. `shown` is what came, encoded again,
+/// where its texts are shown to people: what would steer a terminal, or is no UTF-8, has become '?', and stays so.
+template <class Decode, class Encode>
+void check_shown(std::span<const std::byte> body, Decode decode, Encode encode) {
+  const auto it = decode(body);
+  if (!it) return;
+  const auto shown = encode(*it);
+  if (same(shown, body)) return;
+  require(shown.size() <= body.size() && std::count(shown.begin(), shown.end(), std::byte{'?'}) > 0);
+  const auto again = decode(shown);
+  require(again && same(encode(*again), shown));
+}
+
 void check_bodies(std::span<const std::byte> body) {
+  const auto encode_it = [](const auto& it) { return encode(it); };
   if (const auto it = decode_hello(body); it && it->version == kProtocolVersion) require(same(encode(*it), body));
   if (const auto it = decode_challenge(body)) require(same(encode(*it), body));
   if (const auto it = decode_refuse(body); it && it->text.size() <= kMaxHandshakeBody - 16) {
-    require(same(encode(*it), body));
+    check_shown(body, decode_refuse, encode_it);
   }
-  if (const auto it = decode_join(body)) require(same(encode(*it), body));
+  check_shown(body, decode_join, encode_it);
   if (const auto it = decode_welcome(body)) require(same(encode(*it), body));
-  if (const auto it = decode_event(body)) require(same(encode(*it), body));
-  if (const auto it = decode_exchange(body)) require(same(encode(*it), body));
-  if (const auto it = decode_exchange_failed(body)) require(same(encode(*it), body));
-  if (const auto it = decode_missing(body)) require(same(encode_missing(it->first, it->second), body));
+  check_shown(body, decode_event, encode_it);
+  check_shown(body, decode_exchange, encode_it);
+  check_shown(body, decode_exchange_failed, encode_it);
+  check_shown(body, decode_missing, [](const auto& it) { return encode_missing(it.first, it.second); });
   if (const auto it = decode_serial(body)) require(same(encode_serial(*it), body));
-  if (const auto it = decode_text(body)) require(same(encode_text(*it), body));
+  if (const auto it = decode_unreachable(body)) require(same(encode(*it), body));
+  check_shown(body, decode_text, [](const auto& it) { return encode_text(it); });
   if (const auto it = decode_roster(body)) require(it->first + it->members.size() <= it->total);
   if (const auto it = decode_gathered(body)) {
     for (const auto blob : it->blobs) require(blob.size() <= kMaxBlob);

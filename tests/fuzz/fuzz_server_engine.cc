@@ -259,7 +259,7 @@ class Harness {
   void control() {
     const std::uint32_t sender = worker();
     const std::uint8_t type = program_.next();
-    Message message{header_of(sender, static_cast<wire::MessageType>(type % 19 + 1), type), {}};
+    Message message{header_of(sender, static_cast<wire::MessageType>(type % 21 + 1), type), {}};
     message.body.resize(program_.next());
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     mutate_and_send(std::move(message));

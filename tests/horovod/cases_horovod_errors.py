@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import unittest.mock
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from common import expect_error
 
+import herring
 import herring.horovod.torch as hvd
+from herring._sealed import Seal
 from herring.horovod._engine.join import Joins
 
 
@@ -50,6 +53,37 @@ def case_calls_differ() -> None:
 def case_sets_differ() -> None:
     with expect_error(hvd.HorovodInternalError, "process sets"):
         hvd.add_process_set([0] if hvd.rank() == 0 else [1])
+
+
+def case_objects_without_the_jobs_secret() -> None:
+    """Rank 1's place is taken by somebody who can send, and does not have the secret: nothing of his is unpickled."""
+    forger = Seal("guessed", b"")
+    if hvd.rank() == 1:
+        length = forger.close_length(1 << 40, "broadcast_object 'forged' of process set 0", 1)
+        hvd.broadcast(torch.frombuffer(bytearray(length), dtype=torch.uint8), 1, name="forged.size")
+    else:
+        with expect_error(herring.ProtocolError, "broadcast_object", "rank 1", "seal"):
+            hvd.broadcast_object(None, 1, name="forged")
+    mine = unittest.mock.patch("herring.horovod.torch._functions.seal_of", return_value=forger)
+    with mine if hvd.rank() == 1 else contextlib.nullcontext():
+        wrong = "rank 0" if hvd.rank() == 1 else "rank 1"
+        with expect_error(herring.ProtocolError, "allgather_object", wrong, "seal"):
+            hvd.allgather_object(Runs())
+    assert not RAN
+
+
+RAN: list[int] = []
+
+
+def _run(rank: int) -> None:
+    RAN.append(rank)
+
+
+class Runs:
+    """Unpickled, it leaves a note of the rank that pickled it."""
+
+    def __reduce__(self) -> Any:
+        return _run, (hvd.rank(),)
 
 
 def case_everything_works_afterwards() -> None:

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -103,6 +104,40 @@ TEST_F(FiniteTest, NamesTheRankAndTheElementOnEveryRank) {
     EXPECT_EQ(a, std::vector<float>(elements, 6.0f));
   }
   expect_idle();
+}
+
+// A job that names its operations, with server failover, gives each use of a name a key of its own: to remember these
+// took gigabytes a day.
+TEST_F(EngineTest, RemembersNoKeyThatIsUsedOnce) {
+  constexpr std::uint64_t kNamed = std::uint64_t{1} << 63;
+  std::array<std::vector<float>, 3> values;
+  for (std::uint64_t use = 0; use < 100; ++use) {
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      values[rank].assign(use % 2 == 0 ? 8 : 100, static_cast<float>(rank + 1));
+      LocalOperation once = operation(rank, values[rank], kNamed | use);
+      once.is_key_used_once = true;
+      cluster_.submit(rank, once);
+    }
+    cluster_.run(random_);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      EXPECT_TRUE(status(rank, kNamed | use).is_ok());
+      EXPECT_EQ(values[rank].back(), 6.0f);
+      EXPECT_EQ(cluster_.rank(rank).engine->stats().keys_remembered, 0u);
+    }
+  }
+  // One is given up while it waits, and the others hear of it: as with any other key.
+  LocalOperation left = operation(0, values[0], kNamed | 1000);
+  left.is_key_used_once = true;
+  cluster_.submit(0, left);
+  cluster_.rank(0).engine->abort(cluster_.now(), left.key, Status(Code::kCancelled, "given up"));
+  cluster_.take(0);
+  LocalOperation late = operation(1, values[1], kNamed | 1000);
+  late.is_key_used_once = true;
+  cluster_.run(random_);
+  cluster_.submit(1, late);
+  cluster_.run(random_);
+  EXPECT_EQ(status(0, kNamed | 1000).code(), Code::kCancelled);
+  EXPECT_FALSE(status(1, kNamed | 1000).is_ok());
 }
 
 TEST_F(EngineTest, TellsEveryRankWhoSaidWhat) {

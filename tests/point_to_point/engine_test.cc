@@ -226,6 +226,16 @@ TEST(Messages, AWorkerThatLeftFailsWhatStillNeedsItAfterTheGrace) {
   expect_has(status_of(cluster, receive), Code::kPeerLost, {"rank 1 has left the job"});
 }
 
+TEST(Messages, AReceiveThatAWorkerThatLeftNeverMetEndsAtOnce) {
+  Cluster cluster({.workers = 3});
+  Bytes memory(10), other(10);
+  const std::uint64_t receive = cluster.receive(0, receive_of({1}, 1, memory, 1000));
+  const std::uint64_t any = cluster.receive(0, receive_of({1, 2}, 1, other, 1000));
+  cluster.leave(1, "rank 1 has left the job");
+  expect_has(status_of(cluster, receive), Code::kPeerLost, {"rank 1 has left the job"});
+  EXPECT_EQ(cluster.find(any), nullptr) << "rank 2 may still send it";
+}
+
 TEST(Messages, LeavingAGroupEndsItsMessagesOnBothSides) {
   Cluster cluster({});
   const Bytes small = pattern(10), large = pattern(5000);

@@ -15,6 +15,7 @@
 #include "runtime/checked_endpoint.h"
 #include "runtime/pump.h"
 #include "transport/sim.h"
+#include "transport/strict_endpoint.h"
 
 /// Workers that send each other messages, in one thread: the real engines and pumps over the simulated network. Each
 /// worker has two endpoints, one for its own host and one for the others, as a job has.
@@ -31,6 +32,7 @@ struct ClusterOptions {
   std::uint32_t max_incoming_of_peer = 4;
   Duration grace = std::chrono::seconds(5);
   bool checksum = false;  ///< Between hosts.
+  bool strict = false;    ///< On cards that want all memory registered while they use it.
   transport::SimOptions sim = {};
 };
 
@@ -66,6 +68,7 @@ class Cluster {
   std::uint64_t send(std::uint32_t rank, SendOperation operation) {
     operation.handle = next_handle_++;
     memory_[operation.handle] = operation.data;
+    lend(rank, operation.handle, {const_cast<std::byte*>(operation.data.data()), operation.data.size()});
     workers_[rank].engine->send(network_.now(), operation);
     flush(rank);
     return operation.handle;
@@ -73,6 +76,7 @@ class Cluster {
   std::uint64_t receive(std::uint32_t rank, ReceiveOperation operation) {
     operation.handle = next_handle_++;
     memory_[operation.handle] = operation.memory;
+    lend(rank, operation.handle, operation.memory);
     workers_[rank].engine->receive(network_.now(), operation);
     flush(rank);
     return operation.handle;
@@ -153,8 +157,17 @@ class Cluster {
     std::vector<std::unique_ptr<LinkPump>> pumps;
   };
 
+  void lend(std::uint32_t rank, std::uint64_t handle, std::span<std::byte> memory) {
+    for (std::uint32_t link = 0; options_.strict && link < kLinks; ++link) {
+      registrations_[handle].push_back(endpoints_[rank * kLinks + link]->register_memory(memory));
+    }
+  }
+
   void add_endpoint(std::uint32_t index) {
     endpoints_.push_back(network_.open_endpoint());
+    if (options_.strict) {
+      endpoints_.back() = std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()));
+    }
     checked_.push_back(nullptr);
     if (!options_.checksum || index % kLinks == 0) return;
     runtime::CheckedOptions checked;
@@ -186,7 +199,7 @@ class Cluster {
   }
 
   void flush(std::uint32_t rank) {
-    for (const auto& pump : workers_[rank].pumps) pump->flush();
+    for (const auto& pump : workers_[rank].pumps) pump->flush(network_.now());
     std::vector<Completion> done;
     workers_[rank].engine->take_completions(done);
     for (Completion& completion : done) {
@@ -195,6 +208,7 @@ class Cluster {
             << "the network still uses the memory: " << completion.status.to_string();
       }
       const std::uint64_t handle = completion.handle;
+      registrations_.erase(handle);
       EXPECT_TRUE(completions_.emplace(handle, std::move(completion)).second) << "handle " << handle << " ended twice";
     }
   }
@@ -263,7 +277,8 @@ class Cluster {
   ClusterOptions options_;
   transport::SimNetwork network_;
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
-  std::vector<runtime::CheckedEndpoint*> checked_;  // Null: without.
+  std::vector<runtime::CheckedEndpoint*> checked_;                                                // Null: without.
+  std::map<std::uint64_t, std::vector<std::unique_ptr<transport::Registration>>> registrations_;  // By handle.
   std::vector<Worker> workers_;
   std::set<std::uint32_t> dead_;
   std::map<std::uint64_t, std::span<const std::byte>> memory_;  // What each operation lent.

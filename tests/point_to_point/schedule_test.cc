@@ -62,6 +62,7 @@ ClusterOptions random_options(Random& random, std::uint64_t seed) {
   if (chance(random, 0.3)) options.sim.again_chance = 0.05;
   if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
   options.sim.buffered_chance = static_cast<double>(pick(random, 0, 4)) / 4;
+  options.strict = seed % 5 == 0;
   if (seed % 3 == 0) {
     // Memory does not damage what it holds: every worker on a host of its own.
     options.checksum = true;

@@ -177,3 +177,13 @@ def single(bare_environment: None) -> Iterator[None]:
 def clean_env():
     """An environment of a process that no launcher has started."""
     return clean_environment()
+
+
+@pytest.fixture
+def launches(tmp_path):
+    """herringrun with small scripts."""
+    from launcher import Launches
+
+    made = Launches(tmp_path)
+    yield made
+    made.stop()

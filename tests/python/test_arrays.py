@@ -88,6 +88,14 @@ def test_bad_arguments_are_named(single):
         herring.allreduce(array, "mean")
     with pytest.raises(herring.InvalidArgumentError, match="root is 1"):
         herring.broadcast(array, root=1)
+    with pytest.raises(herring.InvalidArgumentError, match="root is 0.5"):
+        herring.broadcast(array, root=0.5)
+    for call in (herring.allreduce, herring.allreduce_, herring.broadcast, herring.allgather):
+        for async_op in (False, True):
+            with pytest.raises(herring.InvalidArgumentError, match="name is 5"):
+                call(array, name=5, async_op=async_op)
+    with pytest.raises(herring.InvalidArgumentError, match="name is b'x'"):
+        herring.barrier(name=b"x")
     with pytest.raises(herring.InvalidArgumentError, match="timeout"):
         herring.allreduce(array, timeout=0)
     with pytest.raises(herring.InvalidArgumentError, match="32 bytes.*16"):
@@ -126,7 +134,9 @@ def test_shared_memory_outlives_the_job_and_its_array(bare_environment):
     assert (part == 3.5).all()
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [(-1, "float32"), ((2, -3), "int8"), (3, object)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [(-1, "float32"), ((2, -3), "int8"), (3, object), ((1 << 40, 1 << 40), "int8")]
+)
 def test_impossible_shared_arrays_are_refused(single, shape, dtype):
     with pytest.raises(herring.InvalidArgumentError):
         herring.empty(shape, dtype)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -117,6 +118,39 @@ def broadcast_and_gather():
         np.testing.assert_array_equal(result, np.repeat(np.arange(size, dtype=np.float32), count)[:, None] * np.ones(3))
     np.testing.assert_array_equal(herring.allgather(rank * 1.5), np.arange(size) * 1.5)
     herring.barrier()
+
+
+@WAYS
+def test_pending_uses_of_one_name_meet_in_their_order(job, env):
+    job.run(one_name, 2, env=env)
+
+
+def one_name():
+    herring.init()
+    for count in (3, 200_000):
+        handles = [herring.allreduce(np.full(count, use), "sum", name="tw", async_op=True) for use in range(3)]
+        assert [handle.wait()[-1] for handle in handles] == [0, 2, 4]
+        handles = [herring.broadcast(np.full(count, use), 1, name="tw", async_op=True) for use in range(3)]
+        assert [handle.wait()[-1] for handle in handles] == [0, 1, 2]
+        with ThreadPoolExecutor(3) as pool:
+            results = list(pool.map(lambda array: herring.allreduce(array, "sum", name="tw")[-1], [np.ones(count)] * 3))
+        assert results == [2, 2, 2]
+        array = np.ones(count)
+        handles = [herring.allreduce_(array, "sum", async_op=True) for _ in range(3)]
+        for handle in handles:
+            handle.wait()
+        assert array[-1] == 8
+        if herring.rank() == 0:
+            first = herring.allreduce_(array, "sum", name="weight", async_op=True)
+            with pytest.raises(herring.InvalidArgumentError, match="'bias'.*memory is in use by .*'weight'"):
+                herring.allreduce_(array[-2:], "sum", name="bias")
+            herring.barrier(name="met")
+            first.wait()
+        else:
+            herring.barrier(name="met")
+            herring.allreduce_(array, "sum", name="weight")
+        herring.allreduce_(array[-2:], "sum", name="bias")
+        assert array[-1] == 32
 
 
 @WAYS

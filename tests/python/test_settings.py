@@ -85,3 +85,30 @@ def import_without_frameworks():
     import sys
 
     return sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "torch", "mpi4py"})
+
+
+def test_a_kubernetes_service_of_that_name_ends_no_job(job):
+    """Its links are in the environment of every container of the namespace, whether or not anybody wants them."""
+    links = {
+        "HERRING_SERVICE_HOST": "10.96.0.17",
+        "HERRING_SERVICE_PORT": "29500",
+        "HERRING_PORT": "tcp://10.96.0.17:29500",
+        "HERRING_PORT_29500_TCP": "tcp://10.96.0.17:29500",
+        "HERRING_PORT_29500_TCP_ADDR": "10.96.0.17",
+    }
+    for rank in range(2):
+        job.start_worker(start_twice, rank, 2, env=links)
+    for outcome in job.finish():
+        assert outcome.result == [0.5, 0.5]
+        assert outcome.errors.count("warning") == 1, outcome.errors
+        assert all(name in outcome.errors for name in links)
+        assert "Kubernetes" in outcome.errors
+
+
+def start_twice():
+    means = []
+    for _ in range(2):
+        herring.init()
+        means.append(float(herring.allreduce(float(herring.rank()))))
+        herring.shutdown()
+    return means

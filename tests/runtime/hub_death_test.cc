@@ -1,5 +1,7 @@
 #include <sys/socket.h>
 
+#include <algorithm>
+
 #include "runtime/hub.h"
 #include "runtime/hub_test_support.h"
 
@@ -216,8 +218,10 @@ TEST(HubStrangers, AFloodOfSilentConnectionsKeepsNobodyOut) {
   send_raw(flood.back(), std::span(half).first(20));  // A slow one: the rest never comes.
   const HubClient client(member_options(hub.port(), Role::kWorker, 0, 1), in(20s));
   EXPECT_EQ(client.job_id(), 4711u);
-  EXPECT_TRUE(is_closed_by_hub(flood.front(), 3s)) << "the oldest make room";
   EXPECT_TRUE(eventually([&] { return hub.counters().slow_strangers >= 100; }));
+  const auto closed =
+      std::count_if(flood.begin(), flood.end(), [](const UniqueFd& fd) { return is_closed_by_hub(fd, 0s); });
+  EXPECT_GE(closed, 100) << "some make room";
 }
 
 TEST(HubStrangers, ASlowHandshakeIsCutOff) {

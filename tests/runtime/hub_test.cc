@@ -222,6 +222,67 @@ TEST(Hub, PortsAreTakenInOrder) {
   EXPECT_NE(third.port(), first.port());
 }
 
+// What a user would lose: two jobs by hand at one MASTER_PORT, whose members go to either hub.
+TEST(Hub, WorkerZeroFindsTheHubOfAnotherJobAtAnyOfItsPorts) {
+  auto options = hub_options(2);
+  options.ports = {free_port(), free_port(), free_port()};
+  options.lead = Member{Role::kWorker, 0, 4242, "this-host", "node"};
+  auto other = options;
+  other.lead->pid = 4343;
+  for (const std::size_t place : {0, 2}) {
+    auto first_options = options;
+    first_options.ports = {options.ports[place]};
+    const Hub first(first_options);
+    const Status status = thrown_by([&] { const Hub second(other); });
+    EXPECT_EQ(status.code(), Code::kMismatch) << status.message();
+    for (const std::string& part : {std::to_string(options.ports[place]), std::string("pid 4242"),
+                                    std::string("pid 4343"), std::string("MASTER_PORT of its own")}) {
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    }
+  }
+  auto foreign = options;
+  foreign.secret = "another job";
+  const Hub stranger(foreign);
+  const Hub hub(other);
+  EXPECT_EQ(hub.port(), options.ports[1]) << "a hub with another secret is as any other program";
+}
+
+TEST(Hub, WorkerZeroGoesPastTheHubOfAJobThatIsOver) {
+  auto options = hub_options(2);
+  options.ports = {free_port(), free_port()};
+  options.lead = Member{Role::kWorker, 0, 4242, "this-host", "node"};
+  const Hub ending(options);
+  auto members = join_all_as(options, 4242);
+  members[1].reset();
+  ASSERT_EQ(next_event(*members[0]).kind, HubEvent::Kind::kLeft);
+  auto again = options;
+  again.lead->pid = 4343;
+  const Hub hub(again);
+  EXPECT_EQ(hub.port(), options.ports[1]);
+}
+
+// It is known at the first try. Waiting for the join time-out, two minutes, helps nobody.
+TEST(Hub, AnotherSecretAtOneOfSeveralPortsIsSaidInSeconds) {
+  auto options = hub_options(2);
+  options.ports = {free_port()};
+  options.master_port = 29500;
+  const Hub hub(options);
+  auto member = member_options(hub.port(), Role::kWorker, 1, 2);
+  member.ports = {hub.port(), free_port(), free_port()};
+  member.secret = "wrong";
+  member.master_port = 29500;
+  const Instant begun = Clock::now();
+  const Status status = thrown_by([&] { HubClient(member, in(30s)); });
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find("the secret differs"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("HERRING_SECRET"), std::string::npos) << status.message();
+  EXPECT_LT(Clock::now() - begun, 6s);
+
+  // The hub of a job with another MASTER_PORT may sit there, and ours come at the next port.
+  member.master_port = 29501;
+  EXPECT_GE(seconds_until_thrown([&] { HubClient(member, in(3s)); }), 2.9);
+}
+
 TEST(Hub, BadOptionsAreNamed) {
   auto options = hub_options(0);
   EXPECT_EQ(thrown_by([&] { Hub hub(options); }).code(), Code::kInvalidArgument);

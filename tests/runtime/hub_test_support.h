@@ -90,6 +90,17 @@ inline std::vector<std::unique_ptr<HubClient>> join_all(std::uint16_t port, std:
   return members;
 }
 
+/// All workers of a hub, whose worker 0 is the process `pid`.
+inline std::vector<std::unique_ptr<HubClient>> join_all_as(const HubOptions& hub, std::uint32_t pid) {
+  std::vector<std::unique_ptr<HubClient>> members(hub.workers);
+  in_parallel(members.size(), [&](std::size_t i) {
+    auto options = member_options(hub.ports[0], Role::kWorker, static_cast<std::uint32_t>(i), hub.workers);
+    options.self.pid = pid;
+    members[i] = std::make_unique<HubClient>(options, in(20s));
+  });
+  return members;
+}
+
 /// Waits until a condition holds that another thread is about to make true.
 inline bool eventually(const std::function<bool()>& condition, Duration patience = 10s) {
   const Instant deadline = in(patience);
@@ -124,6 +135,12 @@ inline Status thrown_by(const std::function<void()>& call) {
     return error.status();
   }
   return {};
+}
+
+inline double seconds_until_thrown(const std::function<void()>& call) {
+  const Instant begun = Clock::now();
+  EXPECT_FALSE(thrown_by(call).is_ok());
+  return std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
 /// A forked child; killed and reaped at the end. The child runs `body` and exits.

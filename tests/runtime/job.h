@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "intra_node/neighborhood.h"
 #include "runtime/hub.h"
 #include "runtime/runtime.h"
+#include "transport/strict_endpoint.h"
 
 /// A job, its workers and servers as threads of this process, over the real hub, the real shared memory and (where
 /// there is one) the real libfabric.
@@ -40,7 +42,22 @@ struct JobShape {
   std::uint32_t servers = 0;
   std::uint32_t hosts = 1;
   Config config = {};
+  bool is_cyclic = false;  ///< Neighbouring ranks are on neighbouring hosts, as with --map-by node.
+  /// On network cards that want memory registered; as HERRING_TEST_STRICT does for all jobs. May throw for a rank's
+  /// registration of so many bytes.
+  bool strict = std::getenv("HERRING_TEST_STRICT") != nullptr;
+  std::function<void(std::uint32_t rank, std::size_t bytes)> on_register = {};
 };
+
+/// For worker `rank`; servers have no rank here.
+inline EndpointWrapper strict_wrapper(const JobShape& shape, std::optional<std::uint32_t> rank) {
+  if (!shape.strict) return {};
+  transport::StrictOptions options;
+  if (shape.on_register && rank) options.on_register = [&shape, rank](std::size_t b) { shape.on_register(*rank, b); };
+  return [options](std::unique_ptr<transport::Endpoint> inner) -> std::unique_ptr<transport::Endpoint> {
+    return std::make_unique<transport::StrictEndpoint>(std::move(inner), options);
+  };
+}
 
 using Body = std::function<void(Runtime&)>;
 
@@ -62,7 +79,8 @@ inline std::vector<std::string> run_job(JobShape shape, const Body& body) {
     options.host = "127.0.0.1";
     options.ports = {hub.port()};
     options.secret = "secret";
-    const std::string host = role == Role::kWorker ? std::to_string(rank * shape.hosts / shape.workers) : "servers";
+    const std::uint32_t place = shape.is_cyclic ? rank % shape.hosts : rank * shape.hosts / shape.workers;
+    const std::string host = role == Role::kWorker ? std::to_string(place) : "servers";
     options.self = {role, rank, 1000 + rank, intra_node::host_identity() + "-" + host, "host" + host};
     options.workers = shape.workers;
     options.servers = shape.servers;
@@ -73,7 +91,8 @@ inline std::vector<std::string> run_job(JobShape shape, const Body& body) {
   for (std::uint32_t rank = 0; rank < shape.workers; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Runtime runtime({shape.config, join(Role::kWorker, rank), rank, fabric_search()}, in_seconds(30));
+        Runtime runtime({shape.config, join(Role::kWorker, rank), rank, fabric_search(), strict_wrapper(shape, rank)},
+                        in_seconds(30));
         body(runtime);
         runtime.shutdown();
       } catch (const std::exception& error) {
@@ -84,7 +103,9 @@ inline std::vector<std::string> run_job(JobShape shape, const Body& body) {
   for (std::uint32_t rank = 0; rank < shape.servers; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        ServerProcess server({shape.config, join(Role::kServer, rank), rank, fabric_search()}, in_seconds(30));
+        ServerProcess server(
+            {shape.config, join(Role::kServer, rank), rank, fabric_search(), strict_wrapper(shape, {})},
+            in_seconds(30));
         EXPECT_TRUE(server.run().is_ok());
       } catch (const std::exception& error) {
         ADD_FAILURE() << "server " << rank << ": " << error.what();

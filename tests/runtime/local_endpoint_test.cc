@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "intra_node/neighborhood.h"
+#include "runtime/process_world.h"
 #include "transport/contract.h"
 
 namespace herring::runtime {
@@ -57,6 +58,7 @@ class PolledEndpoint final : public transport::Endpoint {
     return inner_.prepare_wait(descriptors, deadline);
   }
   void wake() override { inner_.wake(); }
+  void shut_down() override { inner_.shut_down(); }
 
   intra_node::Neighborhood& neighborhood() { return *neighborhood_; }
   LocalEndpoint& inner() { return inner_; }
@@ -110,6 +112,13 @@ INSTANTIATE_TEST_SUITE_P(SharedMemory, TransportContract,
                                                              return std::make_unique<runtime::HostWorld>(endpoints);
                                                            }}),
                          [](const auto&) { return std::string("local"); });
+
+INSTANTIATE_TEST_SUITE_P(Process, TransportContract,
+                         ::testing::Values(ContractFactory{"memory of one process",
+                                                           [](std::size_t endpoints, std::string&) {
+                                                             return std::make_unique<runtime::ProcessWorld>(endpoints);
+                                                           }}),
+                         [](const auto&) { return std::string("process"); });
 
 }  // namespace herring::transport
 

@@ -5,108 +5,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "runtime/membership_job.h"
+
 namespace herring::runtime::control {
 namespace {
-
-using namespace std::chrono_literals;
-using Action = Membership::Action;
-
-/// A membership under virtual time; remembers what each connection was sent.
-class Job {
- public:
-  Job(std::uint32_t workers, std::uint32_t servers)
-      : workers_(workers), servers_(servers), membership({workers, servers, 100ms, 300ms, 77}) {}
-
-  static Member worker(std::uint32_t rank) { return {Role::kWorker, rank, 100 + rank, "id", "node"}; }
-  static Member server(std::uint32_t rank) { return {Role::kServer, rank, 200 + rank, "id", "node"}; }
-
-  void join(ConnectionId connection, const Member& member) {
-    membership.join(connection, Join{member, workers_, servers_}, now);
-    collect();
-  }
-  /// Workers on connections 1.., then servers.
-  void join_all() {
-    ConnectionId connection = 0;
-    for (std::uint32_t i = 0; i < workers_; ++i) join(++connection, worker(i));
-    for (std::uint32_t i = 0; i < servers_; ++i) join(++connection, server(i));
-    ASSERT_TRUE(membership.started());
-    sent.clear();
-  }
-  void receive(ConnectionId connection, FrameType type, std::vector<std::byte> body = {}) {
-    Frame frame;
-    frame.type = type;
-    frame.body = std::move(body);
-    membership.receive(connection, frame, now);
-    collect();
-  }
-  void exchange(ConnectionId connection, const std::string& name, std::string_view blob) {
-    receive(connection, FrameType::kExchange, encode(Exchange{name, std::as_bytes(std::span(blob))}));
-  }
-  void disconnect(ConnectionId connection) {
-    membership.disconnected(connection, "connection closed", now);
-    collect();
-  }
-  void tick() {
-    membership.tick(now);
-    collect();
-  }
-  /// Lets time pass, ticking when asked to; the named connections answer each ping.
-  void pass(Duration time, const std::vector<ConnectionId>& alive) {
-    const Instant until = now + time;
-    while (membership.next_wakeup() <= until) {
-      now = std::max(now, membership.next_wakeup());
-      tick();
-      for (const ConnectionId id : alive) {
-        if (membership.is_member(id)) receive(id, FrameType::kPong, encode_serial(1));
-      }
-    }
-    now = until;
-  }
-  std::vector<Frame> frames(ConnectionId connection, FrameType type) const {
-    std::vector<Frame> result;
-    for (const auto& [id, frame] : sent) {
-      if (id == connection && frame.type == type) result.push_back(frame);
-    }
-    return result;
-  }
-  std::vector<Event> events(ConnectionId connection) const {
-    std::vector<Event> result;
-    for (const Frame& frame : frames(connection, FrameType::kEvent)) result.push_back(decode_event(frame.body).value());
-    return result;
-  }
-  std::string missing(ConnectionId connection, const std::string& name) {
-    sent.clear();
-    receive(connection, FrameType::kQuery, encode_text(name));
-    const auto answers = frames(connection, FrameType::kMissing);
-    return answers.size() == 1 ? decode_missing(answers[0].body).value().second : "no answer";
-  }
-  Refuse refusal(ConnectionId connection) const {
-    const auto refusals = frames(connection, FrameType::kRefuse);
-    return refusals.size() == 1 ? decode_refuse(refusals[0].body).value() : Refuse{RefuseCode::kVersion, "none"};
-  }
-
- private:
-  std::uint32_t workers_;
-  std::uint32_t servers_;
-
- public:
-  void collect() {
-    for (const Action& action : membership.take_actions()) {
-      if (action.kind == Action::Kind::kClose) {
-        closed.push_back(action.connection);
-        continue;
-      }
-      Frame frame;
-      frame.type = action.type;
-      frame.body.assign(action.body->bytes().begin(), action.body->bytes().end());
-      sent.emplace_back(action.connection, std::move(frame));
-    }
-  }
-  Instant now{1h};
-  Membership membership;
-  std::vector<std::pair<ConnectionId, Frame>> sent;
-  std::vector<ConnectionId> closed;
-};
 
 /// Worker 0's process holds the hub. Its user's script may end it as soon as it hears of a loss, and with it the hub:
 /// who has not been told by then would blame worker 0.
@@ -259,6 +161,33 @@ TEST(Membership, AProcessThatDiesWhileJoiningMayComeBack) {
   EXPECT_TRUE(job.events(2).empty());
 }
 
+/// Else the hub's thread takes a core for itself as long as the job lives.
+TEST(Membership, AfterAReturnBeforeTheStartNothingIsDueInThePast) {
+  Job job(2, 0);
+  job.join(1, Job::worker(1));
+  job.disconnect(1);
+  job.join(2, Job::worker(1));
+  job.join(3, Job::worker(0));
+  ASSERT_TRUE(job.membership.started());
+  job.pass(1s, {2, 3});
+  job.tick();
+  EXPECT_GT(job.membership.next_wakeup(), job.now);
+}
+
+// What a peer sends is shown to people: in errors, and by tools that list members.
+TEST(HubProtocol, TextsOfPeersSteerNoTerminal) {
+  const std::string rude = "\x1B[2J caf\xC3\xA9 \xFF";
+  const std::string shown = "?[2J caf\xC3\xA9 ?";
+  const auto join = decode_join(encode(Join{{Role::kWorker, 1, 7, "id", rude}, 2, 0}));
+  ASSERT_TRUE(join);
+  EXPECT_EQ(join->member.host_name, shown);
+  EXPECT_EQ(decode_event(encode(Event{HubEvent::Kind::kFailed, 0, rude}))->reason, shown);
+  EXPECT_EQ(decode_refuse(encode(Refuse{RefuseCode::kSizes, rude}))->text, shown);
+  EXPECT_EQ(decode_text(encode_text(rude)), shown);
+  const Member member{Role::kWorker, 0, 7, "id", rude};
+  EXPECT_EQ(decode_roster(encode_roster(1, std::span(&member, 1)).front())->members.front().host_name, shown);
+}
+
 TEST(Membership, EverySurvivorSeesTheSameEventsInTheSameOrder) {
   Job job(5, 0);
   job.join_all();
@@ -278,6 +207,47 @@ TEST(Membership, EverySurvivorSeesTheSameEventsInTheSameOrder) {
   EXPECT_EQ(one[2].index, 3u);
   ASSERT_EQ(five.size(), 3u);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(five[i].index, one[i].index);
+}
+
+TEST(Membership, WhoAbortsAGroupStaysInTheJobAndTheOthersHear) {
+  Job job(3, 1);
+  job.join_all();
+  job.receive(2, FrameType::kAbortGroup, encode(AbortGroup{{GroupId{7}, 2}, "enough"}));
+  for (const ConnectionId other : {1, 3, 4}) {
+    const auto events = job.events(other);
+    ASSERT_EQ(events.size(), 1u) << other;
+    EXPECT_EQ(events[0].kind, HubEvent::Kind::kGroupAborted);
+    EXPECT_EQ(events[0].index, 1u);
+    EXPECT_EQ(events[0].reason, "enough");
+    EXPECT_EQ(events[0].group, (UsedGroup{GroupId{7}, 2}));
+  }
+  EXPECT_TRUE(job.events(2).empty());
+  EXPECT_FALSE(decode_abort_group(encode(AbortGroup{{GroupId{0}, 0}, "all"})))
+      << "the whole job has another way to end";
+  job.receive(2, FrameType::kLeave);
+  EXPECT_EQ(job.events(1).back().kind, HubEvent::Kind::kLeft) << "its place in the job was not touched";
+}
+
+// It has done all that it will do: who still waits for it need not wait until it is gone.
+TEST(Membership, WhoWaitsToSayGoodbyeIsAnnouncedToThoseWhoDoNot) {
+  Job job(4, 0);
+  job.join_all();
+  job.receive(2, FrameType::kExchange, encode(Exchange{std::string(Membership::kGoodbyeRound), {}}));
+  job.receive(3, FrameType::kExchange, encode(Exchange{std::string(Membership::kGoodbyeRound), {}}));
+  EXPECT_TRUE(job.events(1).empty()) << "at the end of a job all come at about the same time";
+  job.now += Membership::kGoodbyePatience;
+  job.tick();
+  for (const ConnectionId other : {1, 4}) {
+    const auto events = job.events(other);
+    ASSERT_EQ(events.size(), 2u) << other;
+    EXPECT_EQ(events[0].kind, HubEvent::Kind::kFinished);
+    EXPECT_EQ(events[0].index, 1u);
+    EXPECT_EQ(events[1].index, 2u);
+  }
+  EXPECT_TRUE(job.events(2).empty());
+  EXPECT_TRUE(job.events(3).empty());
+  job.receive(2, FrameType::kLeave);
+  EXPECT_EQ(job.events(1).back().kind, HubEvent::Kind::kLeft);
 }
 
 TEST(Membership, ASilentMemberIsLostAndAnAnsweringOneIsNot) {
@@ -394,6 +364,70 @@ TEST(Membership, AMemberThatBreaksTheProtocolIsDropped) {
   EXPECT_NE(job.events(3)[0].reason.find("second blob"), std::string::npos);
 }
 
+std::vector<std::byte> unreachable(std::vector<std::uint32_t> indices, std::uint32_t of, std::uint32_t answering = 1) {
+  return encode(Unreachable{7500ms, of, answering, std::move(indices)});
+}
+
+TEST(Membership, AServerThatAWorkerCannotReachIsLostForAllAndBothEndsAreNamed) {
+  Job job(3, 2);
+  job.join_all();
+  job.receive(2, FrameType::kUnreachable, unreachable({3}, 2));
+  for (const ConnectionId id : {1, 2, 3, 5}) {
+    const std::vector<Event> events = job.events(id);
+    ASSERT_EQ(events.size(), 1u) << id;
+    EXPECT_EQ(events[0].kind, HubEvent::Kind::kLost);
+    EXPECT_EQ(events[0].index, 3u);
+    EXPECT_NE(events[0].reason.find("worker 1 (pid 101 on node) cannot reach it"), std::string::npos)
+        << events[0].reason;
+    EXPECT_NE(events[0].reason.find("7.5 s"), std::string::npos) << events[0].reason;
+  }
+  ASSERT_EQ(job.frames(4, FrameType::kClosing).size(), 1u) << "the server is told why it counts as lost";
+  EXPECT_FALSE(job.membership.is_member(4));
+  // Others find the same a little later, and one of them another server: it goes too, whoever is left.
+  job.sent.clear();
+  job.receive(1, FrameType::kUnreachable, unreachable({3}, 2));
+  EXPECT_TRUE(job.events(1).empty());
+  job.receive(3, FrameType::kUnreachable, unreachable({4}, 1));
+  ASSERT_EQ(job.events(1).size(), 1u);
+  EXPECT_EQ(job.events(1)[0].index, 4u);
+}
+
+TEST(Membership, AWorkerThatReachesNoneOfSeveralServersIsTheOneToGo) {
+  Job job(2, 2);
+  job.join_all();
+  job.receive(2, FrameType::kUnreachable, unreachable({2}, 2, 0));
+  ASSERT_EQ(job.events(1).size(), 1u);
+  EXPECT_EQ(job.events(1)[0].index, 1u);
+  EXPECT_NE(job.events(1)[0].reason.find("it cannot reach server 0"), std::string::npos) << job.events(1)[0].reason;
+  ASSERT_EQ(job.frames(2, FrameType::kClosing).size(), 1u);
+  // A report that was on its way when its sender was judged changes nothing.
+  job.sent.clear();
+  job.receive(2, FrameType::kUnreachable, unreachable({2}, 2));
+  EXPECT_TRUE(job.sent.empty());
+}
+
+TEST(Membership, AnotherWorkerThatIsNotReachedIsNamedWithWhoSaysSo) {
+  Job job(3, 0);
+  job.join_all();
+  job.receive(2, FrameType::kUnreachable, unreachable({0}, 2));
+  ASSERT_EQ(job.events(3).size(), 1u);
+  EXPECT_EQ(job.events(3)[0].index, 0u);
+  EXPECT_NE(job.events(3)[0].reason.find("worker 1"), std::string::npos);
+  // Worker 0's process may end when it hears: everybody else hears before.
+  EXPECT_EQ(job.sent.back().first, 1u);
+}
+
+TEST(Membership, ReportsAboutNobodyBreakTheProtocol) {
+  for (const auto& body : {unreachable({9}, 9), unreachable({1}, 2), encode_text("nonsense"), unreachable({0, 2}, 1)}) {
+    Job job(3, 0);
+    job.join_all();
+    job.receive(2, FrameType::kUnreachable, body);
+    EXPECT_EQ(job.membership.counters().protocol_errors, 1u);
+    ASSERT_EQ(job.events(1).size(), 1u);
+    EXPECT_EQ(job.events(1)[0].index, 1u);
+  }
+}
+
 TEST(Membership, ClosingSaysWhy) {
   Job finished(2, 0);
   finished.join_all();
@@ -419,21 +453,6 @@ TEST(Membership, HeartbeatsOfThousandsStayLinear) {
   job.sent.clear();
   job.disconnect(1);
   EXPECT_EQ(job.sent.size(), 2999u);
-}
-
-TEST(Lobby, MakesRoomByTheOldestAndTimesOut) {
-  const Instant start{1h};
-  Lobby lobby(2, 5s);
-  EXPECT_EQ(lobby.next_wakeup(), Instant::max());
-  EXPECT_FALSE(lobby.enter(7, start));
-  EXPECT_FALSE(lobby.enter(5, start + 1s));
-  EXPECT_EQ(lobby.enter(6, start + 2s), ConnectionId{7});
-  EXPECT_EQ(lobby.next_wakeup(), start + 6s);
-  lobby.leave(99);
-  EXPECT_TRUE(lobby.overdue(start + 5s).empty());
-  EXPECT_EQ(lobby.overdue(start + 6s), std::vector<ConnectionId>{5});
-  lobby.leave(6);
-  EXPECT_EQ(lobby.size(), 0u);
 }
 
 }  // namespace

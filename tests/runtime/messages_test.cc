@@ -235,7 +235,7 @@ TEST(RuntimeMessages, DifferentSizesAreAnErrorOnBothSides) { on_every_placement(
 
 void nobody_comes(Runtime& runtime) {
   if (runtime.rank() == 0) {
-    Bytes small(10), large(1'000'000), other(10);
+    Bytes small(10), large(1'000'000), other(10), another(10);
     Send send = send_of(1, 3, small);
     send.timeout = std::chrono::milliseconds(300);
     const auto one = runtime.send(send);
@@ -245,6 +245,7 @@ void nobody_comes(Runtime& runtime) {
     receive.timeout = std::chrono::milliseconds(300);
     const auto three = runtime.receive(receive);
     receive.from = std::nullopt;
+    receive.memory = another;
     const auto four = runtime.receive(receive);
     expect_has(end_of(one), Code::kTimeout, {"send of 10 bytes", "tag 3", "rank 1"});
     expect_has(end_of(two), Code::kTimeout, {"send of 1000000 bytes", "tag 3", "rank 1"});

@@ -301,6 +301,77 @@ TEST(Runtime, ARankThatNeverComesIsNamed) {
   if (has_fabric()) expect_clean(run_job({.workers = 3, .servers = 1}, one_never_comes));
 }
 
+void expect_named(const std::string& text, const std::string& needle) {
+  EXPECT_NE(text.find(needle), std::string::npos) << "lacks '" << needle << "': " << text;
+}
+
+/// Ranks 0, 2 on one host and 1, 3 on the other.
+TEST(Runtime, RanksPlacedByTurnsGetEveryCollectiveAndTheirOwnNames) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here";
+  const JobShape shape{.workers = 4, .hosts = 2, .is_cyclic = true};
+  expect_clean(run_job(shape, every_collective));
+  // One host calls one thing and the other another.
+  const auto errors = run_job(shape, [](Runtime& runtime) {
+    std::vector<float> values(runtime.rank() % 2 == 1 ? 5000 : 6000, 1.0f);
+    const auto work = runtime.submit(all_reduce(values));
+    ASSERT_TRUE(work->wait(in_seconds(60)));
+    expect_named(work->status().message(), "ranks 1, 3 said all_reduce(float32[5000]");
+    expect_named(work->status().message(), "ranks 0, 2 said all_reduce(float32[6000]");
+  });
+  expect_clean(errors);
+}
+
+TEST(Runtime, OfRanksPlacedByTurnsTheOneThatNeverComesIsNamed) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here";
+  const JobShape shape{.workers = 4, .servers = 1, .hosts = 2, .is_cyclic = true};
+  expect_clean(run_job(shape, [](Runtime& runtime) {
+    std::vector<float> values(6000, 1.0f);
+    if (runtime.rank() % 2 == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      return;  // Ranks 1 and 3, one host.
+    }
+    Request request = all_reduce(values);
+    request.timeout = std::chrono::seconds(2);
+    const auto work = runtime.submit(request);
+    ASSERT_TRUE(work->wait(in_seconds(60)));
+    expect_named(work->status().message(), "ranks 1, 3 had not called");
+    expect_named(work->status().message(), "ranks 0, 2 had");
+  }));
+}
+
+TEST(Runtime, GroupsInAnyOrderOverHostsWork) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric here";
+  for (const bool is_cyclic : {false, true}) {
+    const JobShape shape{.workers = 6, .hosts = 2, .is_cyclic = is_cyclic};
+    expect_clean(run_job(shape, [](Runtime& runtime) {
+      const std::vector<std::vector<std::uint32_t>> groups = {{5, 4, 3, 2, 1, 0}, {5, 0, 3}, {4, 1, 0}, {2, 5}};
+      std::uint32_t id = 0;
+      for (const std::vector<std::uint32_t>& ranks : groups) {
+        const GroupId group{++id};
+        const auto self = std::find(ranks.begin(), ranks.end(), runtime.rank());
+        if (self == ranks.end()) continue;
+        runtime.add_group(group, ranks);
+        std::vector<float> values(100'000, static_cast<float>(1u << runtime.rank()));
+        Request request = all_reduce(values);
+        request.group = group;
+        finish(runtime.submit(request));
+        float sum = 0;
+        for (const std::uint32_t rank : ranks) sum += static_cast<float>(1u << rank);
+        EXPECT_EQ(values.front(), sum);
+        EXPECT_EQ(values.back(), sum);
+        const std::vector<float> mine(1000, static_cast<float>(runtime.rank()));
+        std::vector<float> all(mine.size() * ranks.size());
+        Request gather = all_reduce(all);
+        gather.descriptor.collective = Collective::kAllGather;
+        gather.input = std::as_bytes(std::span(mine));
+        gather.group = group;
+        finish(runtime.submit(gather));
+        for (std::size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], static_cast<float>(ranks[i / mine.size()]));
+      }
+    }));
+  }
+}
+
 TEST(Runtime, SubGroupsWorkSideBySide) {
   const auto body = [](Runtime& runtime) {
     const std::uint32_t half = runtime.rank() / 2;

@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "runtime/progress.h"
+#include "transport/strict_endpoint.h"
 
 namespace herring::runtime {
 namespace {
@@ -57,6 +58,10 @@ class CutEndpoint final : public transport::Endpoint {
   }
   bool prepare_wait(std::vector<int>&, Instant&) override { return cancelled_.empty(); }
   void wake() override {}
+  void shut_down() override {
+    sends_.clear();
+    cancelled_.clear();
+  }
 
  private:
   transport::Address address_;
@@ -77,8 +82,9 @@ class StuckTest : public testing::Test {
     ProgressOptions options;
     options.config = config_;
     options.placement = &placement_;
-    options.endpoint = std::make_unique<CutEndpoint>();
-    options.peer_endpoint = std::make_unique<CutEndpoint>();
+    // A card that wants memory registered: nothing may be released while a post uses it, however things end.
+    options.endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>());
+    options.peer_endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>());
     progress_ = std::make_unique<Progress>(std::move(options));
     group_ = std::make_shared<Group>();
     const std::vector<std::uint32_t> all{0, 1};

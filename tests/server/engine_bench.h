@@ -39,6 +39,7 @@ struct Bench {
     header.job_id = kJob;
     header.sender = sender;
     header.op = op;
+    header.group = group;
     return header;
   }
 
@@ -137,6 +138,7 @@ struct Bench {
   std::unique_ptr<Engine> engine;
   Instant now{};
   std::uint64_t op = 1;
+  std::uint32_t group = 0;
   std::uint64_t next_tag = 1000;
   std::vector<std::uint64_t> next_sequence;
   Actions actions;

@@ -101,6 +101,25 @@ TEST(ServerEngine, TheNextOperationStartsWhileTheFirstIsStillInFlight) {
   EXPECT_EQ(grants[0].header.op, 2u);
 }
 
+TEST(ServerEngine, AGroupWhoseWorkerIsSlowKeepsNoOtherGroupWaiting) {
+  Bench bench(4, 1);
+  const auto submit = [&bench](std::uint32_t group, std::uint64_t op, std::uint32_t first) {
+    bench.group = group;
+    bench.op = op;
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      wire::Announce body = bench.announce(first + i, 1);
+      body.contributor = i;
+      body.contributor_count = 2;
+      bench.send(first + i, body);
+    }
+  };
+  for (std::uint64_t op = 1; op <= 40; ++op) submit(1, op, 0);  // Nobody pushes: the first is granted, 39 wait.
+  submit(2, 1, 2);
+  const auto grants = bench.sends(wire::MessageType::kGrant);
+  ASSERT_EQ(grants.size(), 2u) << "the second group waits for the first";
+  EXPECT_EQ(grants[0].header.group, 2u);
+}
+
 TEST(ServerEngine, EagerDataNeedsNeitherSlotNorGrant) {
   Bench bench(2);
   const std::vector<std::byte> data(2 * kChunk, std::byte{1});
@@ -393,9 +412,79 @@ TEST(ServerEngine, CreditsComeInBatches) {
       ++messages;
       credited += credit.header.count;
     }
+    bench.sent_all();
   }
   EXPECT_EQ(messages, 4u);
   EXPECT_EQ(credited, 16u);
+}
+
+/// A worker that ignores its credits must not be able to make a lane remember more for it.
+TEST(ServerEngine, AnnouncesBeyondTheCreditsAreDroppedAndTheirWorkerIsNamed) {
+  Bench bench(2);
+  bench.config.announce_credits = 4;
+  bench.build();
+  for (bench.op = 1; bench.op <= 100; ++bench.op) bench.send(1, bench.announce(1, 1));
+  // Two Credits' worth of room came back with the first; it is still on its way, so no more follow.
+  EXPECT_EQ(bench.engine->stats().over_credit, 100u - 6);
+  EXPECT_EQ(bench.engine->stats().over_credit_by, PeerId{1});
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 100u - 6);
+  // Nor by leaving gaps, or by giving up what it has not announced.
+  wire::Header far = bench.header(1, wire::MessageType::kCancel);
+  far.tag = 5;
+  for (std::uint64_t number = 6; number < 2000; ++number) {
+    far.offset = number;
+    bench.control(far, std::vector<std::byte>(1000, std::byte{2}));
+  }
+  EXPECT_EQ(bench.engine->stats().over_credit, 94u + 1994);
+  // Another worker is not concerned.
+  bench.op = 1;
+  bench.send(0, bench.announce(0, 1));
+  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 2u);
+}
+
+TEST(ServerEngine, CreditsGoOnWhenTheLastOnesAreSent) {
+  Bench bench(2);
+  bench.config.announce_credits = 4;
+  bench.build();
+  std::uint64_t credits = 4;
+  for (bench.op = 1; bench.op <= 100; ++bench.op) {
+    ASSERT_GT(credits, 0u);
+    --credits;
+    bench.send(1, bench.announce(1, 1));
+    for (const SendAction& credit : bench.sends(wire::MessageType::kCredit)) credits += credit.header.count;
+    bench.sent_all();
+    for (const SendAction& credit : bench.sends(wire::MessageType::kCredit)) credits += credit.header.count;
+  }
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 0u);
+}
+
+/// What waits for an earlier operation of its name takes memory like any other eager announce.
+TEST(ServerEngine, EagerDataThatWaitsForAnEarlierOperationCountsAsUnfinished) {
+  Bench bench(4);
+  bench.config.eager_window = 2;
+  bench.build();
+  const std::vector<std::byte> data(kChunk);
+  std::vector<std::size_t> errors;
+  for (bench.op = 1; bench.op <= 3; ++bench.op) {
+    // Contributors 0 and 1 are two processes each, which own a chunk each; only those of the first chunk push.
+    const auto owner = [&](std::uint32_t worker) {
+      wire::Announce announce = bench.announce(worker, 2);
+      announce.contributor = worker / 2;
+      announce.contributor_count = 2;
+      announce.owned_first = worker % 2;
+      announce.owned_count = 1;
+      return announce;
+    };
+    for (std::uint32_t worker = 0; worker < 4; ++worker) bench.send(worker, owner(worker), {}, 2);
+    std::map<std::uint32_t, std::uint64_t> push_tags;
+    for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) push_tags[grant.to.value] = grant.header.tag;
+    bench.push(0, push_tags.at(0), 0);
+    bench.push(2, push_tags.at(2), 0);
+    // Rank 0 has all that it waits for, and is the first to come to the next operation of the name.
+    bench.send(0, owner(0), data, 2);
+    errors.push_back(bench.sends(wire::MessageType::kError).size());
+  }
+  EXPECT_EQ(errors, (std::vector<std::size_t>{0, 0, 1}));
 }
 
 TEST(ServerEngine, OneMoreOperationThanTheLimitIsAnErrorToThatWorker) {
@@ -410,6 +499,42 @@ TEST(ServerEngine, OneMoreOperationThanTheLimitIsAnErrorToThatWorker) {
   bench.op = 4;
   bench.send(0, bench.announce(0, 1));
   EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u);
+}
+
+/// A worker that has all its Results of an operation may go on to the next one of that name, and give it up, while the
+/// others still wait for theirs: what happens to the next one is no news about this one, and the other way round.
+TEST(ServerEngine, GivingUpTheNextOperationOfANameLeavesTheOneThatIsUnderWay) {
+  Bench bench(4);
+  // Contributors 0 and 1 are two processes each, which own a chunk each.
+  const auto owner = [&](std::uint32_t worker) {
+    wire::Announce announce = bench.announce(worker, 2);
+    announce.contributor = worker / 2;
+    announce.contributor_count = 2;
+    announce.first_rank = worker / 2 * 2;
+    announce.rank_count = 2;
+    announce.owned_first = worker % 2;
+    announce.owned_count = 1;
+    return announce;
+  };
+  std::vector<std::uint64_t> tags;
+  for (std::uint32_t worker = 0; worker < 4; ++worker) tags.push_back(bench.send(worker, owner(worker), {}, 2));
+  std::map<std::uint32_t, std::uint64_t> push_tags;
+  for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) push_tags[grant.to.value] = grant.header.tag;
+  bench.push(0, push_tags.at(0), 0);
+  bench.push(2, push_tags.at(2), 0);
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 2u);
+  // Worker 0 gives up the next operation of the key, which it has not announced.
+  wire::Header next = bench.header(0, wire::MessageType::kCancel);
+  next.offset = 2;
+  next.count = 2;
+  const std::byte reason[] = {static_cast<std::byte>(Code::kCancelled), std::byte{'n'}};
+  bench.control(next, reason);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
+  // The present one is still known: who gives it up fails it for those who wait.
+  bench.cancel(1, tags[1], 0, 0, "enough");
+  std::map<std::uint32_t, std::uint64_t> errors;
+  for (const SendAction& error : bench.sends(wire::MessageType::kError)) errors[error.to.value] = error.header.tag;
+  EXPECT_EQ(errors, (std::map<std::uint32_t, std::uint64_t>{{0, tags[0]}, {1, tags[1]}, {2, tags[2]}, {3, tags[3]}}));
 }
 
 TEST(ServerEngine, RemembersABoundedNumberOfFailuresForABoundedTime) {
@@ -448,6 +573,22 @@ TEST(ServerEngine, ALostWorkerFailsWhatWaitsForItAndItsMessagesAreIgnored) {
   bench.send(1, bench.announce(1, 1));
   EXPECT_TRUE(bench.actions.empty());
   EXPECT_EQ(bench.engine->stats().messages_rejected, 1u);
+}
+
+TEST(ServerEngine, AWorkerThatLeftWithoutJoiningFailsWhatWaitsForItAndLaterToo) {
+  Bench bench(2);
+  bench.send(0, bench.announce(0, 1));
+  bench.engine->on_peer_left(bench.now, PeerId{1}, "worker 1 has left the job");
+  bench.collect();
+  auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(static_cast<Code>(errors[0].body[0]), Code::kPeerLost);
+  EXPECT_EQ(Bench::text(errors[0]), "worker 1 has left the job");
+  bench.op = 2;
+  bench.send(0, bench.announce(0, 1));  // It had not heard yet.
+  errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_EQ(Bench::text(errors[0]), "worker 1 has left the job");
 }
 
 }  // namespace

@@ -130,6 +130,96 @@ def absent_rank() -> None:
         assert work.wait()
 
 
+def absent_member() -> None:
+    """A member that does not create a group: the others know within the group's time-out who it is."""
+    with world() as (rank, size):
+        store = _get_default_store()
+        if rank == size - 1:
+            store.wait([f"gave up {other}" for other in range(size - 1)], timedelta(seconds=40))
+            return
+        begun = time.monotonic()
+        with expect_error(herring.HerringTimeoutError, f"group rank {size - 1} to create it", "3 s"):
+            dist.new_group(timeout=timedelta(seconds=3))
+        assert 2.5 < time.monotonic() - begun < 10, "a group with a time-out of 3 s"
+        store.set(f"gave up {rank}", "")
+
+
+def aborted_sub_group() -> None:
+    """Rank 1 gives a group of two up: rank 0, which waits in it, hears who and why; the default group goes on."""
+    with world() as (rank, size):
+        pair = dist.new_group([0, 1])
+        value = torch.ones(3)
+        dist.all_reduce(value)
+        if rank == 0:
+            started = time.monotonic()
+            with expect_error(RuntimeError, "rank 1 aborted the group"):
+                dist.all_reduce(torch.ones(2), group=pair)
+            assert time.monotonic() - started < 10
+            with expect_error(RuntimeError, "rank 1 aborted the group"):
+                dist.broadcast(torch.ones(2), 0, group=pair)
+        elif rank == 1:
+            time.sleep(0.2)
+            dist.distributed_c10d._abort_process_group(pair)
+        value = torch.ones(3)
+        dist.all_reduce(value)
+        assert value.tolist() == [size] * 3
+
+
+def destroyed_while_pending() -> None:
+    """Rank 1 has ended all it will do: rank 0, with a call that rank 1 never joins, need not wait to see that."""
+    dist.init_process_group("herring", timeout=timedelta(seconds=60))
+    value = torch.ones(1000)
+    dist.all_reduce(value)
+    work = dist.all_reduce(value, async_op=True) if dist.get_rank() == 0 else None
+    started = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - started < 2, time.monotonic() - started
+    if work is not None:
+        with expect_error(RuntimeError, "worker 1", "has left the job"):
+            work.wait()
+
+
+def overlapping_memory() -> None:
+    """Pending calls on one memory: what gloo gives, in call order."""
+    with world() as (rank, size):
+        t = torch.full((5,), rank + 1.0)
+        total = size * (size + 1) / 2
+        dist.all_reduce_coalesced([t, t])
+        assert t.tolist() == [total] * 5, t
+        t = torch.full((10,), rank + 1.0)
+        dist.all_reduce_coalesced([t[:6], t[4:], torch.ones(3)])
+        assert t.tolist() == [total] * 10, t
+        for count in (5, 300_000):
+            t = torch.ones(count)
+            works = [dist.all_reduce(t, async_op=True) for _ in range(3)]
+            copies = [torch.empty(count) for _ in range(size)]
+            works.append(dist.all_gather(copies, t, async_op=True))
+            works.append(dist.broadcast(t[: count // 2], 0, async_op=True))
+            for work in works:
+                work.wait()
+            assert t.unique().tolist() == [float(size**3)], t
+            assert all(each.unique().tolist() == [float(size**3)] for each in copies)
+            # In place.
+            block = torch.full((size * count,), float(rank))
+            dist.all_to_all_single(block, block)
+            assert block.view(size, count)[:, -1].tolist() == [float(other) for other in range(size)], block
+            parts = list(torch.full((size * count,), float(rank)).chunk(size))
+            dist.all_to_all(parts, parts)
+            assert [part[0].item() for part in parts] == [float(other) for other in range(size)]
+        received = torch.zeros(300_000)
+        if rank == 0:
+            first = dist.irecv(received, 1, tag=1)
+            with expect_error(dist.DistBackendError, "memory is in use", "wait for that one first"):
+                dist.irecv(received, 1, tag=2).wait()
+            dist.barrier()
+            first.wait()
+            assert received[-1] == 1
+        else:
+            dist.barrier()
+            if rank == 1:
+                dist.send(received + 1, 0, tag=1)
+
+
 def sub_group_of_gloo() -> None:
     """Only a sub-group uses Herring: its members are the job; a group that leaves it is refused on every member."""
     with world("gloo") as (rank, _size):
@@ -225,3 +315,22 @@ def from_many_threads() -> None:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
         assert not wrong, wrong
+
+
+def over_a_file(file: str, leaves: str) -> None:
+    """The default group over a file:// store; rank 0 comes late, so that the others read what is there before."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:
+        time.sleep(1)
+    dist.init_process_group("herring", init_method=f"file://{file}", rank=rank, world_size=size)
+    value = torch.tensor([float(rank)])
+    dist.all_reduce(value)
+    assert value.item() == sum(range(size))
+    part = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(value, group=part)
+        assert value.item() == 2 * sum(range(size))
+    dist.barrier()
+    if leaves == "leaves":
+        os._exit(0)  # As a crash would: nobody removes the file.
+    dist.destroy_process_group()

@@ -19,6 +19,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from herring.torch.distributed import monitored_barrier
+
 WIDTH = 8
 
 
@@ -61,16 +63,16 @@ def _sparse_embedding(rank: int, size: int) -> None:
 
 
 def _monitored(rank: int, size: int) -> None:
-    dist.monitored_barrier(timeout=timedelta(seconds=20))
-    dist.monitored_barrier(wait_all_ranks=True)
+    monitored_barrier(timeout=timedelta(seconds=20))
+    monitored_barrier(wait_all_ranks=True)
     begun = time.monotonic()
     if rank == 0:
         missing = ", ".join(map(str, range(2, size)))
         with expect_error(RuntimeError, f"Ranks {missing} failed to pass monitoredBarrier in 500 ms"):
-            dist.monitored_barrier(timeout=timedelta(seconds=0.5), wait_all_ranks=True)
+            monitored_barrier(timeout=timedelta(seconds=0.5), wait_all_ranks=True)
     elif rank == 1:
         with expect_error(RuntimeError, "Rank 1 successfully reached monitoredBarrier"):
-            dist.monitored_barrier(timeout=timedelta(seconds=0.5), wait_all_ranks=True)
+            monitored_barrier(timeout=timedelta(seconds=0.5), wait_all_ranks=True)
     assert time.monotonic() - begun < 15, "the error came late"
     value = torch.ones(1)
     dist.all_reduce(value)

@@ -378,6 +378,35 @@ TEST_P(TransportContract, RegisteredMemoryWorksLikeAnyOther) {
   EXPECT_EQ(in, out);
 }
 
+TEST_P(TransportContract, AfterShutDownNothingTouchesMemoryAndRegistrationsCanGo) {
+  HERRING_CONTRACT_OPEN(2);
+  Bytes in(1000, std::byte{1});
+  Bytes data = pattern(1 << 20, 15);
+  auto into = endpoint(1).register_memory(in);
+  auto from = endpoint(0).register_memory(data);
+  receive(1, 1, in, {}, 1);
+  send(0, 1, 2, data, {}, 2);
+  Bytes small(10, std::byte{7});
+  endpoint(0).shut_down();
+  endpoint(1).shut_down();
+  from.reset();
+  into.reset();
+  std::fill(data.begin(), data.end(), std::byte{0});
+  std::vector<Completion> done(8);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(endpoint(0).poll(done) + endpoint(1).poll(done), 0u);
+    world_->drive();
+  }
+  EXPECT_EQ(in, Bytes(1000, std::byte{1}));
+  const Status sent = endpoint(0).post_send(PeerId{1}, Tag{1}, small, {}, Token{3});
+  EXPECT_FALSE(sent.is_ok() || sent.is_again());
+  const Status received = endpoint(1).post_receive(Tag{1}, small, {}, Token{4});
+  EXPECT_FALSE(received.is_ok() || received.is_again());
+  endpoint(1).cancel_receive(Token{1});
+  endpoint(0).remove_peer(PeerId{1});
+  endpoint(0).shut_down();
+}
+
 TEST_P(TransportContract, AnEndpointMayCloseWithPostsPending) {
   HERRING_CONTRACT_OPEN(2);
   Bytes in(1000, std::byte{1});

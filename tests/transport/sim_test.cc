@@ -6,14 +6,22 @@
 #include <iostream>
 
 #include "transport/contract.h"
+#include "transport/strict_endpoint.h"
 
 namespace herring::transport {
 namespace {
 
 class SimWorld final : public ContractWorld {
  public:
-  SimWorld(std::size_t endpoints, const SimOptions& options) : options_(options), network_(20201, options) {
-    for (std::size_t i = 0; i < endpoints; ++i) endpoints_.push_back(network_.open_endpoint());
+  SimWorld(std::size_t endpoints, const SimOptions& options, bool strict)
+      : options_(options), network_(20201, options) {
+    for (std::size_t i = 0; i < endpoints; ++i) {
+      endpoints_.push_back(network_.open_endpoint());
+      if (!strict) continue;
+      StrictOptions registers;
+      registers.refuses_unregistered = false;  // The contract: it works too, only slower.
+      endpoints_.back() = std::make_unique<StrictEndpoint>(std::move(endpoints_.back()), registers);
+    }
     for (auto& from : endpoints_) {
       for (std::size_t to = 0; to < endpoints; ++to) {
         from->add_peer(PeerId{static_cast<std::uint32_t>(to)}, endpoints_[to]->address());
@@ -31,9 +39,9 @@ class SimWorld final : public ContractWorld {
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-ContractFactory factory(const std::string& name, const SimOptions& options) {
-  return {name, [options](std::size_t endpoints, std::string&) -> std::unique_ptr<ContractWorld> {
-            return std::make_unique<SimWorld>(endpoints, options);
+ContractFactory factory(const std::string& name, const SimOptions& options, bool strict = false) {
+  return {name, [options, strict](std::size_t endpoints, std::string&) -> std::unique_ptr<ContractWorld> {
+            return std::make_unique<SimWorld>(endpoints, options, strict);
           }};
 }
 
@@ -54,7 +62,7 @@ SimOptions narrow() {
 
 INSTANTIATE_TEST_SUITE_P(Sim, TransportContract,
                          ::testing::Values(factory("plain", {}), factory("refusing", refusing()),
-                                           factory("narrow", narrow())),
+                                           factory("narrow", narrow()), factory("strict", {}, true)),
                          [](const auto& param) { return param.param.name; });
 
 /// Two endpoints and what their completions said.
@@ -95,6 +103,22 @@ TEST(SimNetwork, ReordersWithinAPeerAndReplaysForASeed) {
   EXPECT_EQ(first, arrival_order(5));
   EXPECT_NE(first, arrival_order(6));
   EXPECT_FALSE(std::is_sorted(first.begin(), first.end()));
+}
+
+/// As a provider does: a pool of receives that takes them all leaves no room for a send.
+TEST(SimNetwork, SendsAndReceivesTogetherAreLimited) {
+  SimOptions options;
+  options.max_operations = 3;
+  Pair pair(options);
+  std::vector<std::byte> bytes(8);
+  EXPECT_EQ(SimOptions{}.max_operations, kMaxOperations);
+  ASSERT_TRUE(pair.endpoints[0]->post_receive(Tag{1}, bytes, {}, Token{1}).is_ok());
+  ASSERT_TRUE(pair.endpoints[0]->post_receive(Tag{2}, bytes, {}, Token{2}).is_ok());
+  ASSERT_TRUE(pair.endpoints[0]->post_send(PeerId{1}, Tag{1}, bytes, {}, Token{3}).is_ok());
+  EXPECT_TRUE(pair.endpoints[0]->post_send(PeerId{1}, Tag{2}, bytes, {}, Token{4}).is_again());
+  EXPECT_TRUE(pair.endpoints[0]->post_receive(Tag{3}, bytes, {}, Token{5}).is_again());
+  pair.endpoints[0]->cancel_receive(Token{2});
+  EXPECT_TRUE(pair.endpoints[0]->post_send(PeerId{1}, Tag{2}, bytes, {}, Token{4}).is_ok());
 }
 
 TEST(SimNetwork, CountsAMessageThatNoReceiveWaitedFor) {

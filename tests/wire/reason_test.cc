@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 namespace herring::wire {
 namespace {
@@ -22,7 +23,11 @@ TEST(Reason, TextIsCutAndCannotSteerATerminal) {
   const std::string text = std::string("\x1b[31m\x7f\n") + std::string(2 * kMaxReasonText, 'x');
   const Status taken = decode_reason(encode_reason(Status(Code::kTimeout, text)));
   EXPECT_EQ(taken.message().size(), kMaxReasonText);
-  EXPECT_EQ(taken.message().substr(0, 8), " [31m  x");
+  EXPECT_EQ(taken.message().substr(0, 8), "?[31m? x");
+  // As a peer would send it that encodes nothing.
+  std::vector<std::byte> raw{std::byte{static_cast<unsigned char>(Code::kTimeout)}};
+  for (const char c : text) raw.push_back(static_cast<std::byte>(c));
+  EXPECT_EQ(decode_reason(raw).message().substr(0, 8), " [31m  x");
 }
 
 TEST(Reason, NonsenseIsAProtocolError) {

@@ -159,28 +159,65 @@ TEST(WorkerEngine, PostsTheReceivesOfWhatItDoesNotPushBeforeTheAnnounce) {
   EXPECT_GT(announced_chunks, 2u);
 }
 
-TEST(WorkerEngine, PostsTheReceiveOfWhatItPushesBeforeThePush) {
+/// Anybody's message can take a receive: nothing may land on a gradient that is still to be read.
+TEST(WorkerEngine, PostsTheReceiveOfWhatItPushesWhenThePushIsOver) {
   Bench bench(1);
   std::vector<std::byte> memory(5 * kChunk);
   bench.submit(bench.operation(1, memory));
   const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
   EXPECT_EQ(bench.count<PostReceiveAction>(), 0u);
   bench.grant(announce, 1, 3, 900);
-  std::set<std::uint64_t> tags;
-  std::uint32_t pushed = 0;
+  EXPECT_EQ(bench.count<PostReceiveAction>(), 0u);
+  const auto pushes = bench.sends(wire::MessageType::kPush);
+  ASSERT_EQ(pushes.size(), 3u);
+  for (const SendAction& push : pushes) {
+    bench.sent({push});
+    ASSERT_EQ(bench.count<PostReceiveAction>(), 1u);
+    const auto& post = std::get<PostReceiveAction>(bench.actions.front());
+    EXPECT_EQ(post.tag.value, announce.header.tag + push.header.chunk);
+    EXPECT_EQ(post.payload.data(), push.payload.data());
+  }
+}
+
+TEST(WorkerEngine, PostsTheReceiveOfWhatItAnnouncesEagerlyWhenTheAnnounceIsOver) {
+  Bench bench(1);
+  bench.config.max_eager_bytes = 2 * kChunk;
+  bench.config.eager_window = 4;
+  bench.build();
+  std::vector<std::byte> memory(2 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  ASSERT_EQ(announce.payload.size(), memory.size());
+  EXPECT_EQ(bench.count<PostReceiveAction>(), 0u);
+  bench.sent({announce});
+  EXPECT_EQ(bench.count<PostReceiveAction>(), 2u);
+}
+
+/// Where the endpoint finds what was changed after its post, the Result need not wait, but comes after the post.
+TEST(WorkerEngine, WithSealedSendsThePushIsPostedBeforeTheReceiveThatLandsOnIt) {
+  Bench bench(1);
+  bench.config.sealed_sends = true;
+  bench.build();
+  std::vector<std::byte> memory(3 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.grant(announce, 0, 3, 900);
+  std::set<std::uint64_t> pushed;
+  std::uint32_t posted = 0;
   for (const Action& action : bench.actions) {
-    if (const auto* post = std::get_if<PostReceiveAction>(&action)) tags.insert(post->tag.value);
-    if (const auto* send = std::get_if<SendAction>(&action)) {
-      EXPECT_TRUE(tags.contains(announce.header.tag + send->header.chunk));
-      ++pushed;
+    if (const auto* send = std::get_if<SendAction>(&action)) pushed.insert(send->header.chunk);
+    if (const auto* post = std::get_if<PostReceiveAction>(&action)) {
+      EXPECT_TRUE(pushed.contains(static_cast<std::uint32_t>(post->tag.value - announce.header.tag)));
+      ++posted;
     }
   }
-  EXPECT_EQ(pushed, 3u);
-  EXPECT_EQ(tags.size(), 3u);
+  EXPECT_EQ(posted, 3u);
 }
 
 TEST(WorkerEngine, CompletesOnceWhenAllResultsAreInAndAllSendsAreDone) {
   Bench bench(1);
+  bench.config.sealed_sends = true;
+  bench.build();
   std::vector<std::byte> memory(3 * kChunk);
   bench.submit(bench.operation(1, memory));
   const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
@@ -291,6 +328,8 @@ TEST(WorkerEngine, AnnouncesBeyondTheCreditsWaitInOrder) {
 
 TEST(WorkerEngine, AnErrorFromOneLaneIsToldToTheOthersAndWaitsForWhatIsOnItsWay) {
   Bench bench(2);
+  bench.config.sealed_sends = true;
+  bench.build();
   std::vector<std::byte> memory(8 * kChunk);
   bench.submit(bench.operation(1, memory));
   const auto announces = bench.sends(wire::MessageType::kAnnounce);
@@ -376,6 +415,23 @@ TEST(WorkerEngine, AResultThatDoesNotBelongIsCountedAndItsReceivePostedAgain) {
   EXPECT_TRUE(bench.completed.empty());
   EXPECT_TRUE(bench.result(announce, 0));
   EXPECT_EQ(bench.completed.size(), 1u);
+}
+
+/// Else the lane's Result meets no receive, and the lane never has the memory back that it sends from.
+TEST(WorkerEngine, AnOperationThatStrangersFailStillTakesItsResult) {
+  Bench bench(1);
+  std::vector<std::byte> memory(kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.take_push(announce, 1);
+  for (int i = 0; i < 9; ++i) EXPECT_TRUE(bench.result(announce, 0, false));
+  EXPECT_EQ(bench.sends(wire::MessageType::kCancel).size(), 1u) << "the operation has failed";
+  EXPECT_TRUE(bench.completed.empty());
+  bench.error(announce, Code::kCancelled, "as you say", 1);
+  EXPECT_TRUE(bench.completed.empty()) << "the result is on its way";
+  EXPECT_TRUE(bench.result(announce, 0));
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kTransport);
 }
 
 TEST(WorkerEngine, AKeyInUseAndBadArgumentsCompleteWithAReason) {

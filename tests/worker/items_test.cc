@@ -91,5 +91,33 @@ TEST(Items, ALongShardIsSharedByWeightAndShortOnesTakeTurns) {
   EXPECT_EQ(heirs, (std::set<std::uint32_t>{1, 2, 3}));
 }
 
+/// Shares that end in the middle of a chunk: each process must round them alike, whatever its machine and compiler make
+/// of floating point. So they are rounded as whole numbers are: the half goes up.
+TEST(Items, SharesThatEndInTheMiddleOfAChunkAreRoundedExactly) {
+  struct Case {
+    std::vector<double> weights;  // The first lane dies.
+    std::uint32_t chunks;
+    std::vector<std::uint32_t> expected;
+  };
+  const std::vector<Case> cases = {
+      {{1, 17, 10, 19}, 299, {111, 65, 123}},                                 // 110.5 and 175.5
+      {{1, 5, 16, 14, 9, 11, 2, 2, 7}, 153, {12, 37, 32, 21, 26, 4, 5, 16}},  // 127.5 after five
+      {{1, 19, 8, 18, 1, 17, 15}, 169, {41, 18, 39, 2, 37, 32}},              // 97.5 after three
+      {{1, 1, 1}, 5, {3, 2}},
+      {{0, 0, 0}, 5, {3, 2}},
+      {{1, 0.25, 0.5, 0.25}, 10, {3, 5, 2}},
+      {{1, 1e-300, 3e-300}, 16, {4, 12}},
+      {{1, 2.0 / 3, 1.0 / 3}, 9, {6, 3}},
+  };
+  for (const Case& one : cases) {
+    std::map<std::uint32_t, std::uint32_t> chunks;
+    const std::vector<std::uint32_t> losses = {0};
+    for (const Item& item : make_items(0, one.chunks, losses, one.weights, 0)) chunks[item.lane] += item.chunks;
+    std::vector<std::uint32_t> shares;
+    for (std::uint32_t lane = 1; lane < one.weights.size(); ++lane) shares.push_back(chunks[lane]);
+    EXPECT_EQ(shares, one.expected) << one.chunks << " chunks";
+  }
+}
+
 }  // namespace
 }  // namespace herring::worker

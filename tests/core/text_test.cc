@@ -1,0 +1,64 @@
+#include "core/text.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/status.h"
+
+namespace herring {
+namespace {
+
+// A peer's text must not move the cursor, change the title or hide lines of whoever reads the error.
+TEST(Printable, ShowsNothingThatSteersATerminal) {
+  EXPECT_EQ(printable("worker 3: caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x90\x9F\n\tok"),
+            "worker 3: caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x90\x9F\n\tok");
+  EXPECT_EQ(printable("a\x1B[2J\x07\r\x7F z"), "a?[2J??? z");
+  EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a?b");
+  EXPECT_EQ(printable("\xC2\x9B"
+                      "2J"),
+            "?2J")
+      << "the one-character CSI";
+  EXPECT_EQ(printable("\xE2\x80\xAE"
+                      "abc"),
+            "?abc")
+      << "right to left from here on";
+}
+
+// A text that was cut inside a character, or never was one: Python raises UnicodeDecodeError instead of the error.
+TEST(Printable, IsValidUtf8) {
+  EXPECT_EQ(printable("caf\xC3"), "caf?");
+  EXPECT_EQ(printable("\xC0\xAF \xED\xA0\x80 \xF5 \xE2\x82"), "?? ??? ? ??");
+  EXPECT_EQ(printable("\xF0\x82\x82\xAC"), "????") << "longer than it has to be";
+}
+
+TEST(Printable, IsWhatEveryErrorShows) {
+  EXPECT_EQ(Status(Code::kPeerLost, "worker 1 failed: \x1B]0;pwned\x07").message(), "worker 1 failed: ?]0;pwned?");
+  EXPECT_EQ(std::string(Error(Code::kPeerLost, "\x1B[2J").what()).find('\x1B'), std::string::npos);
+}
+
+TEST(DescriptorHint, SaysWhatToDoWhereNoneIsLeft) {
+  EXPECT_EQ(descriptor_hint(), "");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit few{40, 40};
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(10);
+    while (::open("/dev/null", O_RDONLY | O_CLOEXEC) >= 0) continue;
+    const std::string none = descriptor_hint();
+    ::close(39);
+    ::close(38);
+    const std::string two = descriptor_hint();
+    const bool said = none.find("of 40 file descriptors") != std::string::npos &&
+                      two.find("of 40 file descriptors") != std::string::npos &&
+                      two.find("ulimit -n") != std::string::npos;
+    ::_exit(said ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace herring

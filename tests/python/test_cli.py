@@ -1,0 +1,62 @@
+"""What the commands say to somebody who has not used them before."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CLI = [sys.executable, "-m", "herring._cli"]
+
+
+def run(arguments, env, **more):
+    return subprocess.run([*CLI, *arguments], env=env, capture_output=True, text=True, timeout=30, check=False, **more)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rendezvous", "--workers", "0"], ["--workers 0", "at least one"]),
+        (["rendezvous", "--workers", "2", "--min-workers", "3"], ["--min-workers 3"]),
+        (["rendezvous", "--workers", "2", "--servers", "5000"], ["--servers 5000", "0 to 4096"]),
+        (["rendezvous", "--workers", "2"], ["HERRING_RENDEZVOUS=host:port"]),
+        (["server"], ["--rank"]),
+        (["bench", "nothing"], ["nothing"]),
+        (["nothing"], ["nothing", "server"]),
+    ],
+)
+def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
+    """It stood there for two minutes, waiting for no workers."""
+    if "HERRING_RENDEZVOUS" not in " ".join(words) and "rendezvous" in arguments:
+        clean_env = {**clean_env, "HERRING_RENDEZVOUS": "127.0.0.1:1"}
+    done = run(arguments, clean_env)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert all(word in last for word in words), done.stderr
+
+
+@pytest.mark.parametrize("command", ["config", "doctor"])
+def test_a_reader_that_goes_is_no_traceback(clean_env, command):
+    """herring config | head -1"""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*CLI, command], env=clean_env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write)
+    assert done.returncode == 128 + 13
+    assert done.stderr == b""
+
+
+def test_a_locale_without_a_character_is_no_traceback(clean_env):
+    """Settings hold what a user has typed."""
+    env = {**clean_env, "PYTHONIOENCODING": "ascii", "HERRING_SECRET": "geheim", "HERRING_INTERFACE": "\u00e9th0"}
+    done = run(["config"], env)
+    assert done.returncode == 0, done.stderr
+    assert "\\xe9th0" in done.stdout
+
+
+def test_versions_are_told(clean_env):
+    assert run(["--version"], clean_env).stdout.startswith("herring ")
+    command = [sys.executable, "-m", "herring._launch", "--version"]
+    done = subprocess.run(command, env=clean_env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout.startswith("herringrun ")

@@ -1,0 +1,95 @@
+"""What `herring doctor` tells a stranger is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from herring import _doctor
+
+
+def doctor(env, code=0):
+    """The findings, [state, text] by subject; of several lines with one subject, all texts."""
+    command = [sys.executable, "-m", "herring._cli", "doctor", "--json"]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == code, run.stdout + run.stderr
+    findings = {}
+    for finding in json.loads(run.stdout):
+        state, text = findings.get(finding["subject"], ["ok", ""])
+        findings[finding["subject"]] = [max(state, finding["state"], key=["ok", "absent", "problem"].index),
+                                        text + finding["text"] + "\n"]  # fmt: skip
+    return findings
+
+
+def test_what_herring_does_not_use_is_not_called_ok(clean_env, tmp_path):
+    tensorflow = tmp_path / "tensorflow-2.16.1.dist-info"
+    tensorflow.mkdir()
+    (tensorflow / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.16.1\n")
+    clean_env["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    findings = doctor(clean_env)
+    for subject in ("CUDA", "TensorFlow"):
+        assert findings[subject][0] == "absent", findings[subject]
+    assert findings["TensorFlow"][1].startswith("2.16.1; not supported yet")
+    assert "CPU tensors only" in findings["CUDA"][1]
+
+
+def test_a_gpu_is_not_called_ok_either(tmp_path, monkeypatch):
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54  Tue\nGCC version: 12\n")
+    monkeypatch.setattr(_doctor, "NVIDIA_DRIVER", driver)
+    finding = _doctor._cuda()
+    assert finding.state == "absent"
+    assert finding.text.startswith("not supported yet: CPU tensors only")
+    assert "550.54" in finding.text
+
+
+def test_settings_that_end_every_job_are_a_problem(clean_env):
+    findings = doctor({**clean_env, "HERRING_LANES": "many", "HERRING_SEVRERS": "2"}, code=1)
+    assert findings["settings"][0] == "problem"
+    assert "HERRING_LANES is 'many'" in findings["settings"][1]
+    assert "did you mean HERRING_SERVERS?" in findings["settings"][1]
+    assert "cannot run here" in findings["so"][1]
+
+
+def test_what_kubernetes_sets_is_no_problem(clean_env):
+    links = {"HERRING_PORT": "tcp://10.0.0.1:80", "HERRING_SERVICE_HOST": "10.0.0.1", "HERRING_SERVICE_PORT": "80"}
+    findings = doctor({**clean_env, **links, "HERRING_LANES": "2"})
+    assert findings["settings"][0] == "absent"
+    assert "HERRING_LANES=2" in findings["settings"][1]
+    assert "Kubernetes" in findings["settings"][1]
+    assert "HERRING_PORT" in findings["settings"][1]
+
+
+def test_no_libfabric_and_only_loopback_are_told_apart_from_a_cluster(clean_env):
+    findings = doctor({**clean_env, "HERRING_LIBFABRIC": "/nonexistent/libfabric.so.1"})
+    assert findings["libfabric"][0] == "absent"
+    assert "/nonexistent/libfabric.so.1" in findings["libfabric"][1]
+    assert "several hosts: not possible" in findings["so"][1]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_torch_that_herring_cannot_serve_is_a_problem(clean_env, tmp_path, monkeypatch):
+    """No binding and nothing to build it with: the first init_process_group would say so, hours later."""
+    from herring.torch import _binding
+
+    monkeypatch.setattr(_binding, "_INSTALLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _doctor._torch().state == "ok", "there is a compiler here"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    finding = _doctor._torch()
+    assert finding.state == "problem"
+    assert "apt-get install g++" in finding.text
+
+
+def test_every_line_says_something(clean_env):
+    findings = doctor(clean_env)
+    for subject, (state, text) in findings.items():
+        assert text.strip(), subject
+        assert not text.startswith((":", ";")), (subject, text)
+        assert "link-local" not in text or state != "ok"

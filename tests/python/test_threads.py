@@ -1,0 +1,35 @@
+"""Where the system gives no more threads, the user reads what to do, and nothing stays open."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import os, resource
+import numpy
+import herring, herring._job
+os.setgid(65534)
+os.setuid(54321)  # Nobody else's processes count; root has no limit.
+before = len(os.listdir("/proc/self/task"))
+for threads in range(4):
+    resource.setrlimit(resource.RLIMIT_NPROC, (before + threads, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    try:
+        herring.init()
+    except herring.UnavailableError as error:
+        assert "cannot start the thread" in str(error) and "ulimit -u" in str(error), error
+    else:
+        raise AssertionError(f"{threads} threads are enough")
+assert len(os.listdir("/proc/self/task")) == before
+resource.setrlimit(resource.RLIMIT_NPROC, (1000, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+herring.init()
+assert herring.allreduce(numpy.ones(3))[0] == 1
+herring.shutdown()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user without processes")
+def test_a_thread_that_cannot_be_started_is_an_error_that_says_what_to_do(bare_environment):
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr

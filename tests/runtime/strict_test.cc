@@ -1,0 +1,80 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/job.h"
+
+/// Whole jobs on network cards that read and write memory by themselves: what a machine with such a card would lose is
+/// a crash long after the fact.
+namespace herring::runtime::testing {
+namespace {
+
+void reduce_all_sizes(Runtime& runtime) {
+  for (const std::size_t elements : {std::size_t{1}, std::size_t{1000}, std::size_t{100'000}, std::size_t{3'000'000}}) {
+    std::vector<float> values(elements, static_cast<float>(runtime.rank() + 1));
+    finish(runtime.submit(all_reduce(values)));
+    const auto expected = static_cast<float>(runtime.size() * (runtime.size() + 1) / 2);
+    EXPECT_EQ(values.front(), expected);
+    EXPECT_EQ(values.back(), expected);
+  }
+}
+
+TEST(StrictJobs, EverySizeIsReducedAndEveryRegistrationGoesInTime) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  JobShape shape{.workers = 2, .hosts = 2};
+  shape.strict = true;
+  expect_clean(run_job(shape, reduce_all_sizes));
+  shape.workers = 4;  // Two ranks a host.
+  expect_clean(run_job(shape, reduce_all_sizes));
+  shape.config.checksum = Toggle::kOn;
+  expect_clean(run_job(shape, reduce_all_sizes));
+}
+
+TEST(StrictJobs, AJobThatEndsWithMuchUnderWayReleasesNothingTooEarly) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (const bool aborts : {false, true}) {
+    JobShape shape{.workers = 2, .hosts = 2};
+    shape.strict = true;
+    run_job(shape, [aborts](Runtime& runtime) {
+      std::vector<std::vector<float>> memory(8, std::vector<float>(500'000, 1));
+      std::vector<std::shared_ptr<Work>> works;
+      if (runtime.rank() == 0) memory.pop_back();  // The other waits for one that never comes.
+      for (auto& values : memory) works.push_back(runtime.submit(all_reduce(values)));
+      if (aborts && runtime.rank() == 0) runtime.abort("enough");
+      if (!aborts && runtime.rank() == 1) runtime.give_up(Status(Code::kCancelled, "enough"));
+      for (const auto& work : works) work->wait(in_seconds(20));
+    });
+  }
+}
+
+/// One tensor too many for `ulimit -l` fails its own operation, on all ranks, with the reason; the job goes on.
+TEST(StrictJobs, ARegistrationThatFailsFailsItsOperationOnAllRanksAndNothingElse) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (const std::uint32_t workers : {2u, 4u}) {
+    JobShape shape{.workers = workers, .hosts = 2};
+    shape.strict = true;
+    constexpr std::size_t kTooLarge = 300'000 * sizeof(float);
+    shape.on_register = [](std::uint32_t rank, std::size_t bytes) {
+      if (rank == 1 && bytes == kTooLarge) throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
+    };
+    expect_clean(run_job(shape, [](Runtime& runtime) {
+      std::vector<float> values(100'000, 1);
+      finish(runtime.submit(all_reduce(values)));
+      std::vector<float> large(300'000, 1);
+      const auto work = runtime.submit(all_reduce(large));
+      ASSERT_TRUE(work->wait(in_seconds(10))) << "rank " << runtime.rank() << " waits for the one that failed";
+      EXPECT_FALSE(work->status().is_ok());
+      const std::string& text = work->status().message();
+      EXPECT_NE(text.find("rank 1"), std::string::npos) << text;
+      EXPECT_NE(text.find("1200000 bytes"), std::string::npos) << text;
+      EXPECT_NE(text.find("Cannot allocate memory"), std::string::npos) << text;
+      finish(runtime.submit(all_reduce(values)));
+      EXPECT_EQ(values.front(), static_cast<float>(runtime.size() * runtime.size()));
+    }));
+  }
+}
+
+}  // namespace
+}  // namespace herring::runtime::testing
