@@ -460,7 +460,8 @@ void Progress::member_left(Instant now, const HubEvent& event) {
       if (neighbours_[i] == rank) local_backlog_[i].clear();
     }
   }
-  if (departed_.emplace(rank, text).second) {
+  if (std::ranges::find(departed_, rank, &Departed::rank) == departed_.end()) {
+    departed_.push_back({rank, text});
     // All that it has sent to ranks of its host is in their rings by now.
     while (take_local_messages(now)) {
     }

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -190,6 +189,10 @@ class Progress final : public Driver {
 
     bool is_empty() const { return submitted.empty() && closed_groups.empty() && !cancel_receives; }
   };
+  struct Departed {
+    std::uint32_t rank;
+    std::string text;  ///< Who, and how.
+  };
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
   std::shared_ptr<GroupClosed> ask_to_close(ClosingGroup closing);
@@ -288,10 +291,11 @@ class Progress final : public Driver {
   std::vector<std::shared_ptr<PendingOperation>> held_;        ///< Those that wait for others, in call order.
   Instant held_deadline_ = Instant::max();                     ///< Of none of them earlier.
   std::vector<ClosingGroup> closing_;                          ///< Left, with something still under way.
-  std::map<std::uint32_t, std::string> departed_;              ///< Workers that have done all that they will do,
-  std::set<std::uint32_t> left_;                               ///< and those of them that are gone.
-  std::set<std::uint32_t> lost_servers_;                       ///< Server processes that are gone.
-  std::vector<std::uint32_t> neighbours_;                      ///< The ranks of this host, by their local rank.
+  /// Workers that have done all that they will do, in the order in which they did: the first is the cause.
+  std::vector<Departed> departed_;
+  std::set<std::uint32_t> left_;           ///< Those of them that are gone.
+  std::set<std::uint32_t> lost_servers_;   ///< Server processes that are gone.
+  std::vector<std::uint32_t> neighbours_;  ///< The ranks of this host, by their local rank.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;

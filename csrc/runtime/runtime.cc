@@ -164,6 +164,7 @@ class Runtime::Impl {
 
   std::shared_ptr<Work> run(const Request& request, Status& status) {
     Admitted admitted;
+    SmallOperation small;
     Progress* driver = nullptr;
     {
       const std::scoped_lock lock(mutex);
@@ -173,20 +174,13 @@ class Runtime::Impl {
         status = finish_alone(request);
         return nullptr;
       }
+      small = small_operation(request, admitted);
+      // Under the same lock as its number: else two threads with one name could enter against the order of its uses.
+      if (has_backup(request) || !progress->is_small(small)) return submit(request, admitted, false);
       driver = progress.get();
     }
-    SmallOperation small{{request.group, admitted.op, 0},
-                         request.descriptor,
-                         &admitted.group->route,
-                         request.input,
-                         request.output,
-                         Status::ok()};
-    small.descriptor.op_bytes = small.descriptor.part_bytes = request.output.size();
     Shortcut shortcut = Shortcut::kNotTaken;
-    // In its seat the driver lives.
-    seat->use([&] {
-      if (!has_backup(request) && driver->is_small(small)) shortcut = driver->take_shortcut(small);
-    });
+    seat->use([&] { shortcut = driver->take_shortcut(small); });  // In its seat the driver lives.
     if (shortcut == Shortcut::kDone) {
       status = small.status;
       return nullptr;
@@ -251,6 +245,17 @@ class Runtime::Impl {
   Status finish_alone(const Request& request) const {
     if (!request.input.empty()) copy_bytes(request.input, request.output);
     return progress->failure();
+  }
+
+  static SmallOperation small_operation(const Request& request, const Admitted& admitted) {
+    SmallOperation small{{request.group, admitted.op, 0},
+                         request.descriptor,
+                         &admitted.group->route,
+                         request.input,
+                         request.output,
+                         Status::ok()};
+    small.descriptor.op_bytes = small.descriptor.part_bytes = request.output.size();
+    return small;
   }
 
   static Status shut_down() { return Status(Code::kShutdown, "herring has been shut down"); }
