@@ -231,6 +231,11 @@ class Job:
     def has_ended(self, indices: set[int]) -> bool:
         return all(process.ended is not None for process in self.processes if process.index in indices)
 
+    def last_step_at(self) -> float:
+        """When a worker began its latest step; 0 before the first."""
+        steps = (event["at"] for heard in self.heard.values() for event in heard.events if event["what"] == "step")
+        return max(steps, default=0.0)
+
     def running(self) -> set[int]:
         self.look()
         return {process.index for process in self.processes if process.ended is None}
@@ -295,6 +300,7 @@ class Round:
         self.struck: dict[int, str] = {}  # Process: kind, for what lasts.
         self.cut_hosts: set[int] = set()
         self.lost_ways: set[tuple[int, int]] = set()  # From host, to host.
+        self.has_half = False  # There was one, healed by now or not.
         self.first_strike: float | None = None
         self.last_strike = 0.0
         self.had_started = False  # Everybody had joined before the first strike.
@@ -372,12 +378,13 @@ class Round:
                 self.cut_hosts.add(host)
                 for index, where in enumerate(self.plan.hosts):
                     if where == host:
-                        self.struck.setdefault(index, "cut")
+                        self._cut_off(index)
             return True
         if strike.kind == "half":
             way = (self.plan.hosts[strike.target], self.plan.hosts[strike.other])
             self.site.lose(*way)
             self.lost_ways.add(way)
+            self.has_half = True
             for index, where in enumerate(self.plan.hosts):
                 if where in way:
                     self.struck.setdefault(index, "half")
@@ -389,11 +396,16 @@ class Round:
             self.struck[strike.target] = strike.kind
         return True
 
+    def _cut_off(self, index: int) -> None:
+        """It hears of nobody any more, whatever befell its links before; but who does not run stays so."""
+        if self.struck.get(index, "half") == "half":
+            self.struck[index] = "cut"
+
     # --- Waiting ---
 
     def _silence_s(self) -> float:
         """A process's silence is known to the hub; a link's, whose ends live, only to those who wait for it."""
-        return self.plan.dead_after_s * (2 if "half" in self.struck.values() else 1)
+        return self.plan.dead_after_s * (2 if self.has_half else 1)
 
     def _limit(self) -> float:
         """By when everybody must have ended."""
@@ -408,7 +420,13 @@ class Round:
         waited = {process.index for process in job.processes}
         if not self.plan.launcher:
             waited -= {index for index, kind in self.struck.items() if kind == "stop"}
-        if job.wait_for(lambda: job.has_ended(waited), self._limit()):
+        limit = self._limit()
+        while not job.wait_for(lambda: job.has_ended(waited), limit):
+            # Who still takes steps does not hang: a busy machine is slow.
+            limit = job.last_step_at() + self._silence_s() + self.margin_s
+            if limit <= time.monotonic():
+                break
+        else:
             return
         hanging = waited & job.running()
         for index in hanging:
@@ -483,7 +501,7 @@ class Round:
 
     def _must_go_on(self) -> bool:
         """No step may be lost: workers are left in an elastic job; else, one of two server processes."""
-        if "half" in self.struck.values():
+        if self.has_half:
             return False  # Either end may be the one that is given up: judged by what everybody came to.
         workers = [index for index in self.struck if index < self.plan.workers]
         servers = [index for index in self.struck if index >= self.plan.workers]

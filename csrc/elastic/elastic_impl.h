@@ -67,6 +67,7 @@ class ElasticRuntime::Impl final {
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
   /// The runtime that messages go through; null where `ended`. Waits for the end of a switch.
   std::shared_ptr<runtime::Runtime> for_messages();
+  std::shared_ptr<std::byte> allocate(std::size_t bytes);
   void abort(const std::string& reason);
   void abort_group(GroupId id, const std::string& reason);
   void shutdown();
@@ -78,6 +79,18 @@ class ElasticRuntime::Impl final {
   std::shared_ptr<runtime::Runtime> now() const {
     const std::scoped_lock lock(mutex);
     return present.runtime;
+  }
+
+  /// What all workers of a generation are asked for together: it may end meanwhile, and the job not.
+  template <typename Question>
+  auto ask(const Question& question) {
+    try {
+      return question(*now());
+    } catch (const Error& error) {
+      const std::scoped_lock lock(mutex);
+      if (error.status().code() != Code::kShutdown || is_stopping) throw;
+      throw Error(Code::kPeerLost, "the job was put together anew meanwhile; call it again");
+    }
   }
 
   // Operations; `lock` is of mutex, held.

@@ -334,6 +334,17 @@ std::shared_ptr<runtime::Runtime> ElasticRuntime::Impl::for_messages() {
   return present.runtime;
 }
 
+/// Between two generations there is no shared memory to be had, and the caller takes its own.
+std::shared_ptr<std::byte> ElasticRuntime::Impl::allocate(std::size_t bytes) {
+  try {
+    return now()->allocate(bytes);
+  } catch (const Error& error) {
+    const std::scoped_lock lock(mutex);
+    if (error.status().code() != Code::kShutdown || is_stopping) throw;
+    return nullptr;
+  }
+}
+
 void ElasticRuntime::Impl::abort(const std::string& reason) {
   std::shared_ptr<runtime::Runtime> runtime;
   {
@@ -470,7 +481,7 @@ std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) {
 std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::receive(const runtime::Receive& message) {
   return impl_->for_messages()->receive(message);
 }
-std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->now()->allocate(bytes); }
+std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
 void ElasticRuntime::abort_group(GroupId id, const std::string& reason) { impl_->abort_group(id, reason); }
 void ElasticRuntime::shutdown() { impl_->shutdown(); }
@@ -484,9 +495,13 @@ runtime::RuntimeStats ElasticRuntime::stats() const {
   return all;
 }
 
-std::vector<runtime::Straggler> ElasticRuntime::stragglers() { return impl_->now()->stragglers(); }
+std::vector<runtime::Straggler> ElasticRuntime::stragglers() {
+  return impl_->ask([](runtime::Runtime& runtime) { return runtime.stragglers(); });
+}
 
-std::vector<runtime::ServerCounters> ElasticRuntime::server_counters() { return impl_->now()->server_counters(); }
+std::vector<runtime::ServerCounters> ElasticRuntime::server_counters() {
+  return impl_->ask([](runtime::Runtime& runtime) { return runtime.server_counters(); });
+}
 
 std::uint64_t ElasticRuntime::generation() const {
   const std::scoped_lock lock(impl_->mutex);

@@ -277,6 +277,26 @@ TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
                   });
 }
 
+/// The old runtime is shut down before there is a new one: the caller asks for memory all the time.
+TEST(ElasticJobs, MemoryAskedForWhileTheJobIsPutTogetherAnewIsNoError) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  const auto ask = [](ElasticRuntime& runtime) {
+    const Instant limit = std::chrono::steady_clock::now() + 20s;
+    while (runtime.size() == 3 && std::chrono::steady_clock::now() < limit) {
+      for (int i = 0; i < 100; ++i) EXPECT_NO_THROW(static_cast<void>(runtime.allocate(4096)));
+    }
+    EXPECT_EQ(runtime.size(), 2u);
+    std::vector<float> values{1};
+    finish(runtime.submit(all_reduce(values)));
+  };
+  run_with_a_loss(
+      [&](ElasticRuntime& runtime, std::atomic<bool>& may_die) {
+        may_die = true;
+        ask(runtime);
+      },
+      ask);
+}
+
 /// What failed for one and was never called by the other does not keep them from starting again.
 TEST(ElasticJobs, AFailureThatOnlyOneHasSeenDoesNotHoldUpANewStart) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
