@@ -106,6 +106,7 @@ class Membership final {
   };
 
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
+  std::optional<Refuse> other_launch(const Member& newcomer) const;
   std::optional<Member> rival_of(const Join& join) const;
   std::string two_jobs_text(const Member& newcomer, const Member& rival, Instant now) const;
   void end_in_doubt(const std::string& text);
