@@ -244,7 +244,11 @@ def join_as_worker(
     config = config.with_secret(fixed.secret)
     launch = _launch(config, placement, env)
     return WorkerJob(
-        config, placement, None, _join(config, "worker", placement.rank, placement.size, fixed, deadline, launch), deadline
+        config,
+        placement,
+        None,
+        _join(config, "worker", placement.rank, placement.size, fixed, deadline, launch),
+        deadline,
     )
 
 
@@ -358,7 +362,7 @@ def _lead(
 
 
 def _launch(config: _core.Config, placement: Placement, env: Mapping[str, str]) -> str:
-    """Tells jobs apart where no secret does. One job may well have workers of several launches; it has a secret then."""
+    """Tells jobs apart where no secret does. One job may have workers of several launches; it has a secret then."""
     return "" if config.secret else launch_id(placement, env)
 
 

@@ -48,7 +48,7 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.dead_after = nanoseconds(settings.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
   options.lead =
-      Member{Role::kWorker, 0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
+      Member{Role::kWorker,    0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
              std::move(launch)};
   options.meet_host = std::move(meet_host);
   options.master_port = master_port;
@@ -70,8 +70,9 @@ std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> p
   options.host = std::move(host);
   options.ports = std::move(ports);
   options.secret = config.result.config.secret;
-  options.self = Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
-                        host_name(), std::move(launch)};
+  options.self =
+      Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
+             std::move(launch)};
   options.workers = workers;
   options.servers = config.result.config.servers;
   options.master_port = master_port;

@@ -133,8 +133,8 @@ void Rendezvous::refuse(ConnectionId connection, const std::string& text) {
   actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
 }
 
-/// Who has the place that this worker was launched for. One of the two is of another job: launchers give each place once,
-/// and who has died is not here any more. Once an elastic job has begun there are no places.
+/// Who has the place that this worker was launched for. One of the two is of another job: launchers give each place
+/// once, and who has died is not here any more. Once an elastic job has begun there are no places.
 const Rendezvous::Member* Rendezvous::rival_of(const Message& newcomer) const {
   const auto has_place = [this](const Message& enter) {
     return enter.role == Role::kWorker && enter.workers > 1 && enter.workers == options_.workers;
@@ -150,8 +150,8 @@ std::string Rendezvous::two_jobs_text(const Message& newcomer, const Member& riv
   const auto named = [](const Message& enter) {
     return "worker " + std::to_string(enter.rank) + " (pid " + std::to_string(enter.pid) + " on " + enter.host + ")";
   };
-  return "two processes came for one place: " + named(newcomer) + " and " + named(rival.enter) + ", which is here with " +
-         std::to_string(members_.size()) +
+  return "two processes came for one place: " + named(newcomer) + " and " + named(rival.enter) +
+         ", which is here with " + std::to_string(members_.size()) +
          " processes. Two jobs that have one HERRING_RENDEZVOUS and one secret cannot be told apart: give each a "
          "HERRING_RENDEZVOUS of its own, and set HERRING_SECRET, another one for each job";
 }

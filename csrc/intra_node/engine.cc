@@ -8,7 +8,6 @@
 namespace herring::intra_node {
 namespace {
 
-
 std::optional<std::uint64_t> offset_in(std::span<const std::byte> memory, std::span<const std::byte> arena) {
   const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto base = reinterpret_cast<std::uintptr_t>(arena.data());

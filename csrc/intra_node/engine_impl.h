@@ -86,11 +86,11 @@ class Engine::Impl {
   EngineConfig config_;
   EngineStats stats_;
   std::unordered_map<OpKey, std::unique_ptr<Exchange>> exchanges_;
-  std::size_t early_ = 0;                                 // Exchanges in Stage::kEarly.
-  std::vector<std::size_t> early_bytes_;                  // Their data, by rank.
+  std::size_t early_ = 0;                 // Exchanges in Stage::kEarly.
+  std::vector<std::size_t> early_bytes_;  // Their data, by rank.
   std::size_t active_ = 0;
   std::size_t quarantined_ = 0;
-  std::vector<std::optional<std::string>> lost_;      // By rank: why.
+  std::vector<std::optional<std::string>> lost_;   // By rank: why.
   std::vector<std::vector<OpKey>> pending_dones_;  // By rank: go along with the next message there.
   std::unordered_map<OpKey, Status> tombstones_;
   std::deque<OpKey> tombstone_order_;

@@ -11,7 +11,7 @@ namespace herring::runtime {
 
 class NameUses final {
  public:
-  static constexpr std::size_t kMaxNames = std::size_t{3} << 22;  ///< 12.6 million,
+  static constexpr std::size_t kMaxNames = std::size_t{3} << 22;   ///< 12.6 million,
   static constexpr std::size_t kMaxBytes = std::size_t{12} << 24;  ///< which take 201 MB.
   /// From here on the program is told that it names what never comes again.
   static constexpr std::size_t kManyNames = 1'000'000;

@@ -43,7 +43,7 @@ struct Group {
   std::uint32_t use = 0;  ///< As UsedGroup's.
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
-  Status closed;  ///< Why nothing can be called in it any more. Guarded by the runtime.
+  Status closed;       ///< Why nothing can be called in it any more. Guarded by the runtime.
   NameUses name_uses;  ///< Guarded by the runtime.
 };
 
@@ -58,9 +58,9 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;         ///< As Request's; may be empty.
-  bool has_backup = false;  ///< As Request's, where the job has backup workers.
-  Roster roster;            ///< Who is in, once that is known.
+  std::string name;            ///< As Request's; may be empty.
+  bool has_backup = false;     ///< As Request's, where the job has backup workers.
+  Roster roster;               ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.

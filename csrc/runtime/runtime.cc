@@ -51,8 +51,8 @@ std::uint64_t name_key(std::string_view name) {
   return hash | kNamedKey;
 }
 
-// No key is used twice: an operation that has ended on this rank may still be read by a neighbour, be moving from a lost
-// server on another, or a late one may not have come to it.
+// No key is used twice: an operation that has ended on this rank may still be read by a neighbour, be moving from a
+// lost server on another, or a late one may not have come to it.
 std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
   return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedKey;
 }
@@ -282,8 +282,8 @@ class Runtime::Impl {
 
   void warn_of_names(const std::string& name) const {
     Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
-    logger.log(LogLevel::kWarning, std::to_string(NameUses::kManyNames) +
-                                       " different names were used, the last is \"" + name +
+    logger.log(LogLevel::kWarning, std::to_string(NameUses::kManyNames) + " different names were used, the last is \"" +
+                                       name +
                                        "\"; each takes memory for as long as the job lives, and there is room for " +
                                        std::to_string(NameUses::kMaxNames) + ": name tensors so that names come again");
   }

@@ -296,8 +296,8 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
   actions_.emplace_back(std::move(action));
 }
 
-void Engine::Impl::send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results,
-                              const Status& status, bool is_answer) {
+void Engine::Impl::send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results, const Status& status,
+                              bool is_answer) {
   wire::Header header = header_to(key, wire::MessageType::kError);
   header.tag = tag;
   header.count = results;

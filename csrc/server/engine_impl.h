@@ -179,9 +179,9 @@ struct WorkerState {
   bool credit_on_way = false;
   std::uint32_t answers_on_way = 0;                           // To its Cancels of what was over here ...
   std::deque<std::pair<Key, std::uint64_t>> answers_waiting;  // ... and those that wait for these: key and tag.
-  std::uint32_t ops = 0;      // Announced, not finished.
-  std::uint32_t eager = 0;    // Of those, eager.
-  std::uint32_t granted = 0;  // Chunks granted, not arrived.
+  std::uint32_t ops = 0;                                      // Announced, not finished.
+  std::uint32_t eager = 0;                                    // Of those, eager.
+  std::uint32_t granted = 0;                                  // Chunks granted, not arrived.
 
   // With failover.
   std::uint64_t next_grant = 0;

@@ -310,7 +310,8 @@ TEST_F(RendezvousTest, ASecondProcessForOnePlaceEndsTheStartOfBoth) {
   for (const ConnectionId connection : {1, 2}) {
     ASSERT_EQ(last(connection).kind, Kind::kEnd);
     EXPECT_FALSE(last(connection).is_elastic);
-    for (const char* part : {"worker 0 (pid 102 on node)", "worker 0 (pid 101 on node)", "HERRING_RENDEZVOUS of its own"}) {
+    for (const char* part :
+         {"worker 0 (pid 102 on node)", "worker 0 (pid 101 on node)", "HERRING_RENDEZVOUS of its own"}) {
       EXPECT_NE(last(connection).text.find(part), std::string::npos) << last(connection).text;
     }
   }
