@@ -242,7 +242,7 @@ def join_as_worker(
     elif fixed is None:
         fixed = Meeting.from_text(_mpi_broadcast("", deadline))
     config = config.with_secret(fixed.secret)
-    launch = _launch(config, placement, env)
+    launch = _launch(fixed, config, placement, env)
     return WorkerJob(
         config,
         placement,
@@ -337,7 +337,7 @@ def _lead(
         # A process of this job that has not come by then never comes: worker 0 would have given up.
         doubt_for=config.join_timeout_s,
         settle=_SETTLE_S if fixed is not None and fixed.is_derived else 0.0,
-        launch=_launch(config, placement, env),
+        launch=_launch(fixed, config, placement, env),
     )
     try:
         if fixed is None and placement.size > 1:
@@ -348,7 +348,7 @@ def _lead(
             else:
                 _mpi_broadcast(text, deadline)
         here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
-        client = _join(config, "worker", 0, placement.size, here, deadline, _launch(config, placement, env))
+        client = _join(config, "worker", 0, placement.size, here, deadline, _launch(fixed, config, placement, env))
         return WorkerJob(config, placement, hub, client, deadline)
     except (HerringTimeoutError, MismatchError):
         # The others learn from the hub who is missing, at their own deadline, which may be a little later than ours; or
@@ -361,9 +361,10 @@ def _lead(
         raise
 
 
-def _launch(config: _core.Config, placement: Placement, env: Mapping[str, str]) -> str:
+def _launch(fixed: Meeting | None, config: _core.Config, placement: Placement, env: Mapping[str, str]) -> str:
     """Tells jobs apart where no secret does. One job may have workers of several launches; it has a secret then."""
-    return "" if config.secret else launch_id(placement, env)
+    has_secret = config.secret and not (fixed is not None and fixed.is_derived)
+    return "" if has_secret else launch_id(placement, env)
 
 
 def _join(

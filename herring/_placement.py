@@ -66,8 +66,8 @@ def find_placement(
 def launch_id(placement: Placement, environment: Mapping[str, str] | None = None) -> str:
     """What the launcher calls its job, as lines NAME=value, the innermost first; empty where it gives it no name.
 
-    The same on all workers of one launch, on all its hosts. MPI's counts only where the rank is MPI's too: with RANK set
-    by hand, each worker may have an mpirun or srun of its own.
+    The same on all workers of one launch, on all its hosts. MPI's counts only where the rank is MPI's too: with RANK
+    set by hand, each worker may have an mpirun or srun of its own.
     """
     env = os.environ if environment is None else environment
     found = []
