@@ -119,7 +119,7 @@ def test_a_port_can_be_used_again_at_once(job, tmp_path):
 def test_launchers_that_number_their_jobs_tell_them_apart(job, tmp_path, order):
     """Two Slurm jobs whose scripts have one MASTER_PORT. Here not even worker 1 of B that comes first is let in."""
     ids = {"A": "12", "B": "13"}
-    ends = play(job, tmp_path, order.split(), [0.3] * 3, env=lambda name: {"SLURM_JOB_ID": ids[name]}, steps=50)
+    ends = play(job, tmp_path, order.split(), [0.3] * 3, env=lambda name: {"SLURM_JOB_ID": ids[name]}, steps=300)
     for name in ("A0", "A1"):
         assert ends[name][:2] == [[2.0], ""], ends[name]
     for name in ("B0", "B1"):
@@ -180,7 +180,7 @@ def test_a_launcher_calls_its_job_alike_for_all_ranks(job, prefix, variable):
 
 def rendezvous(port, workers=2):
     return subprocess.Popen(
-        [sys.executable, "-m", "herring", "rendezvous", "--workers", str(workers)],
+        [sys.executable, "-m", "herring._cli", "rendezvous", "--workers", str(workers)],
         env={**clean_environment(), "HERRING_RENDEZVOUS": f"127.0.0.1:{port}"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
