@@ -126,6 +126,7 @@ void Backend::abort() {
 void Backend::shutdown() {
   if (closed_.exchange(true)) return;
   if (getpid() != process_->pid) return;
+  process_->runtime->leave_group(options_.id);
   {
     std::unique_lock lock(pending_->mutex);
     pending_->none_left.wait_for(lock, kDrain, [&] { return pending_->count == 0; });

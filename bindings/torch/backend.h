@@ -42,13 +42,19 @@ struct GroupOptions {
   std::function<void()> released;  ///< Called once, when the group is destroyed.
 };
 
+/// What the messages of one collective have in common; without `collective` they are each on their own.
+struct CollectiveTag {
+  std::uint64_t tag = 0;
+  std::shared_ptr<runtime::Composed> collective;
+};
+
 /// Messages of all members with all, in one collective: what a later step of it needs to know when the Backend may be
 /// gone.
 struct Exchange {
   GroupId group;
   int rank = 0;
   int size = 1;
-  std::uint64_t tag = 0;
+  CollectiveTag tag;
   std::chrono::milliseconds timeout{0};
   const char* title = nullptr;
 
@@ -146,16 +152,17 @@ class Backend final : public c10d::Backend {
   void add_reduce_scatter(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op, Step& step) const;
   /// A collective made of messages has a tag of its own.
-  std::uint64_t next_collective_tag();
+  CollectiveTag next_collective(Collective kind, const at::Tensor& memory, std::int64_t root, const char* title);
   /// `memory` is contiguous and of a wire dtype.
-  void add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory, Step& step) const;
-  void add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
-                   Step& step) const;
+  void add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory,
+                Step& step) const;
+  void add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag,
+                   const at::Tensor& memory, Step& step) const;
   /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
-  void add_exchange(const WorkInfo& info, const Tensors& outputs, const Tensors& inputs, Step& step) {
-    exchange(info).add(outputs, inputs, step);
+  void add_exchange(const WorkInfo& info, Collective kind, const Tensors& outputs, const Tensors& inputs, Step& step) {
+    exchange(info, kind, inputs.front()).add(outputs, inputs, step);
   }
-  Exchange exchange(const WorkInfo& info);
+  Exchange exchange(const WorkInfo& info, Collective kind, const at::Tensor& memory);
   /// sparse.cc
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// monitored.cc: one byte to or from `member`.

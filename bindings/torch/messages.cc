@@ -14,6 +14,7 @@ namespace {
 
 /// Tags of collectives: receives of any tag do not meet them.
 constexpr std::uint64_t kCollectiveBit = std::uint64_t{1} << 63;
+constexpr int kCollectiveShift = 56;
 
 void copy_to(const at::Tensor& target, const at::Tensor& source) {
   if (target.numel() > 0 && target.data_ptr() != source.data_ptr()) target.copy_(source);
@@ -63,26 +64,32 @@ std::vector<Dense> dense_list(const std::vector<at::Tensor>& tensors, const char
 }
 
 runtime::Send message_to(GroupId group, int member, std::uint64_t tag, const at::Tensor& memory,
-                         std::chrono::milliseconds timeout, const char* title) {
+                         std::chrono::milliseconds timeout, const char* title,
+                         const std::shared_ptr<runtime::Composed>& collective) {
   runtime::Send message;
   message.group = group;
   message.to = static_cast<std::uint32_t>(member);
   message.tag = tag;
   message.data = bytes_of(memory);
   message.timeout = timeout;
+  message.collective = collective;
+  if (collective) ++collective->messages;
   // Ranks call a collective alike, types too; what a message holds is its two users' affair.
   if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
   return message;
 }
 
 runtime::Receive message_from(GroupId group, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
-                              std::chrono::milliseconds timeout, const char* title) {
+                              std::chrono::milliseconds timeout, const char* title,
+                              const std::shared_ptr<runtime::Composed>& collective) {
   runtime::Receive message;
   message.group = group;
   if (member) message.from = static_cast<std::uint32_t>(*member);
   message.tag = tag;
   message.memory = bytes_of(memory);
   message.timeout = timeout;
+  message.collective = collective;
+  if (collective) ++collective->messages;
   if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
   return message;
 }
@@ -101,16 +108,29 @@ WorkInfo Backend::open_message(c10d::OpType type, const char* title) const {
   return info;
 }
 
-std::uint64_t Backend::next_collective_tag() { return kCollectiveBit | collective_tag_.fetch_add(1); }
-
-void Backend::add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory,
-                       Step& step) const {
-  step.sends.push_back(message_to(options_.id, member, tag, memory, info.timeout, info.title));
+CollectiveTag Backend::next_collective(Collective kind, const at::Tensor& memory, std::int64_t root,
+                                       const char* title) {
+  // Collectives of two kinds must not take each other's messages.
+  const std::uint64_t bits = kCollectiveBit | static_cast<std::uint64_t>(kind) << kCollectiveShift;
+  const std::optional<std::uint64_t> number = process_->runtime->take_number(options_.id);
+  if (!number) return {bits | collective_tag_.fetch_add(1), nullptr};
+  auto collective = std::make_shared<runtime::Composed>();
+  collective->number = *number;
+  collective->descriptor.collective = kind;
+  collective->descriptor.dtype = describe(Collective::kAllGather, memory, title).dtype;
+  collective->descriptor.root = static_cast<std::uint32_t>(root);
+  return {bits | *number, std::move(collective)};
 }
 
-void Backend::add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
-                          Step& step) const {
-  step.receives.push_back(message_from(options_.id, member, tag, memory, info.timeout, info.title));
+void Backend::add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory,
+                       Step& step) const {
+  step.sends.push_back(message_to(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
+}
+
+void Backend::add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag,
+                          const at::Tensor& memory, Step& step) const {
+  step.receives.push_back(
+      message_from(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
 }
 
 void Backend::check_message(const Tensors& tensors, int peer, int tag, const char* title) const {
@@ -127,7 +147,7 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
-  add_send(info, destination, static_cast<std::uint64_t>(tag), dense.memory, step);
+  add_send(info, destination, {static_cast<std::uint64_t>(tag), nullptr}, dense.memory, step);
   append(step, [dense = std::move(dense)] {});
   return start(std::move(info), std::move(step));
 }
@@ -146,7 +166,7 @@ Backend::WorkPtr Backend::receive(WorkInfo info, const Tensors& tensors, std::op
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
-  add_receive(info, source, static_cast<std::uint64_t>(tag), dense.memory, step);
+  add_receive(info, source, {static_cast<std::uint64_t>(tag), nullptr}, dense.memory, step);
   append(step, [dense = std::move(dense)] { dense.copy_back(); });
   return start(std::move(info), std::move(step));
 }
@@ -175,7 +195,7 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     info.outputs = outputs[0];
   }
   Step step;
-  const std::uint64_t tag = next_collective_tag();
+  const CollectiveTag tag = next_collective(Collective::kGather, source.memory, options.rootRank, info.title);
   if (!is_root) add_send(info, static_cast<int>(options.rootRank), tag, source.memory, step);
   for (int member = 0; member < size_ && is_root; ++member) {
     if (member != rank_) add_receive(info, member, tag, memory[static_cast<std::size_t>(member)], step);
@@ -211,7 +231,7 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   }
   info.outputs = outputs;
   Step step;
-  const std::uint64_t tag = next_collective_tag();
+  const CollectiveTag tag = next_collective(Collective::kScatter, target.memory, options.rootRank, info.title);
   if (!is_root) add_receive(info, static_cast<int>(options.rootRank), tag, target.memory, step);
   for (int member = 0; member < size_ && is_root; ++member) {
     if (member != rank_) add_send(info, member, tag, memory[static_cast<std::size_t>(member)], step);
@@ -223,8 +243,8 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   return start(std::move(info), std::move(step));
 }
 
-Exchange Backend::exchange(const WorkInfo& info) {
-  return {options_.id, rank_, size_, next_collective_tag(), info.timeout, info.title};
+Exchange Backend::exchange(const WorkInfo& info, Collective kind, const at::Tensor& memory) {
+  return {options_.id, rank_, size_, next_collective(kind, memory, 0, info.title), info.timeout, info.title};
 }
 
 void Exchange::add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const {
@@ -237,8 +257,8 @@ void Exchange::add(const std::vector<at::Tensor>& outputs, const std::vector<at:
     const int from = (rank + size - distance) % size;
     const at::Tensor& source = inputs[static_cast<std::size_t>(to)];
     const at::Tensor& target = outputs[static_cast<std::size_t>(from)];
-    step.receives.push_back(message_from(group, from, tag, target, timeout, title));
-    step.sends.push_back(message_to(group, to, tag, source, timeout, title));
+    step.receives.push_back(message_from(group, from, tag.tag, target, timeout, title, tag.collective));
+    step.sends.push_back(message_to(group, to, tag.tag, source, timeout, title, tag.collective));
   }
   append(step, [target = outputs[mine], source = inputs[mine]] { copy_to(target, source); });
 }
@@ -255,7 +275,7 @@ void Backend::add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs
   const Dense source = dense_for_move(input, info.title);
   Tensors memory;
   std::vector<Dense> targets = dense_list(outputs, info.title, memory);
-  add_exchange(info, memory, Tensors(outputs.size(), source.memory.view({-1})), step);
+  add_exchange(info, Collective::kUnevenAllGather, memory, Tensors(outputs.size(), source.memory.view({-1})), step);
   append(step, [targets = std::move(targets), source] {
     for (const Dense& each : targets) each.copy_back();
   });
@@ -277,7 +297,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   info.inputs = {input};
   info.outputs = {output};
   Step step;
-  add_exchange(info, slices(target.memory, output, receives), slices(source.memory, input, sends), step);
+  add_exchange(info, Collective::kAllToAll, slices(target.memory, output, receives), slices(source.memory, input, sends), step);
   append(step, [source, target] { target.copy_back(); });
   return start(std::move(info), std::move(step));
 }
@@ -302,7 +322,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   info.inputs = inputs;
   info.outputs = outputs;
   Step step;
-  add_exchange(info, output_memory, input_memory, step);
+  add_exchange(info, Collective::kAllToAll, output_memory, input_memory, step);
   append(step, [sources = std::move(sources), targets = std::move(targets), input_memory] {
     for (const Dense& each : targets) each.copy_back();
   });

@@ -16,6 +16,12 @@ std::string to_string(const OpKey& key) {
 
 std::string to_string(const OpDescriptor& descriptor) {
   std::string text(name(descriptor.collective));
+  if (is_made_of_messages(descriptor.collective)) {
+    const bool has_root =
+        descriptor.collective == Collective::kGather || descriptor.collective == Collective::kScatter;
+    text += '(' + std::string(name(descriptor.dtype));
+    return text + (has_root ? ", root " + std::to_string(descriptor.root) : "") + ')';
+  }
   text += '(';
   if (descriptor.collective != Collective::kBarrier) {
     text += name(descriptor.dtype);

@@ -80,6 +80,14 @@ std::string_view name(Collective collective) noexcept {
       return "all_gather";
     case Collective::kBarrier:
       return "barrier";
+    case Collective::kGather:
+      return "gather";
+    case Collective::kScatter:
+      return "scatter";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kUnevenAllGather:
+      return "all_gather of several sizes";
   }
   return "unknown";
 }

@@ -84,6 +84,11 @@ enum class Collective : std::uint8_t {
   kBroadcast = 2,
   kAllGather = 3,
   kBarrier = 4,
+  // Made of messages. As operations they have no bytes: they say what a rank is doing.
+  kGather = 5,
+  kScatter = 6,
+  kAllToAll = 7,
+  kUnevenAllGather = 8,  ///< Every rank brings as much as it likes.
 };
 
 /// Size of one element in bytes; 0 for a number that names no type.

@@ -329,6 +329,7 @@ void Engine::submit(Instant now, const LocalOperation& operation) { impl_->submi
 void Engine::on_network_done(Instant now, const OpKey& key, const Status& status) {
   impl_->on_network_done(now, key, status);
 }
+void Engine::forget(const OpKey& key) { impl_->forget(key); }
 void Engine::abort(Instant now, const OpKey& key, const Status& why) { impl_->abort(now, key, why); }
 void Engine::on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes) {
   impl_->on_message(now, from, bytes);

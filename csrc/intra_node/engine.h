@@ -133,6 +133,9 @@ class Engine final {
   /// submit it later, at once). Unknown or finished keys are ignored. (The runtime: other parts of the same operation
   /// failed.)
   void abort(Instant now, const OpKey& key, const Status& why);
+  /// This rank is done with the operation of that key, which it need not have submitted: what others said and say of it
+  /// counts for nothing.
+  void forget(const OpKey& key);
   /// A message from another rank; never trusted: bad ones are counted and dropped.
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   /// A local rank is gone: operations that need it fail with kPeerLost (`why` names it).

@@ -147,6 +147,27 @@ void Engine::Impl::expire(Instant now, Exchange& exchange) {
   fail(now, exchange, Status(Code::kTimeout, timeout_text(exchange)));
 }
 
+/// What others have said of an operation that this rank has not called.
+void Engine::Impl::drop_early(const OpKey& key) {
+  const Exchange* exchange = find(key);
+  if (exchange == nullptr || exchange->stage != Stage::kEarly) return;
+  --early_;
+  for (std::uint32_t rank = 0; rank < config_.local_size; ++rank) {
+    early_bytes_[rank] -= exchange->said[rank].data.size();
+  }
+  exchanges_.erase(key);
+}
+
+void Engine::Impl::forget(const OpKey& key) {
+  if (tombstones_.erase(key) > 0) std::erase(tombstone_order_, key);
+  drop_early(key);
+  if (!forgotten_.insert(key).second) return;
+  forgotten_order_.push_back(key);
+  if (forgotten_order_.size() <= kMaxForgotten) return;
+  forgotten_.erase(forgotten_order_.front());
+  forgotten_order_.pop_front();
+}
+
 void Engine::Impl::remember_failure(const OpKey& key, const Status& status) {
   if (!tombstones_.emplace(key, status).second) return;
   tombstone_order_.push_back(key);

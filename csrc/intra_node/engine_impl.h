@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "intra_node/engine.h"
@@ -21,6 +22,7 @@ inline constexpr std::chrono::seconds kLetGoWait{1};     ///< For the others to 
 inline constexpr std::size_t kMaxEarly = 65536;          ///< Operations that others have called and we have not.
 inline constexpr std::size_t kMaxEarlyBytes = 64 << 20;  ///< Data of those, from one rank.
 inline constexpr std::size_t kMaxTombstones = 4096;      ///< Failed operations whose late messages are dropped.
+inline constexpr std::size_t kMaxForgotten = 256;        ///< Operations of which nothing is to be heard any more.
 inline constexpr std::size_t kMaxPendingDones = 32;      ///< Then they go out by themselves.
 
 class Engine::Impl {
@@ -33,6 +35,7 @@ class Engine::Impl {
   void submit(Instant now, const LocalOperation& operation);
   void on_network_done(Instant now, const OpKey& key, const Status& status);
   void abort(Instant now, const OpKey& key, const Status& why);
+  void forget(const OpKey& key);
   void on_message(Instant now, std::uint32_t from, std::span<const std::byte> bytes);
   void on_peer_lost(Instant now, std::uint32_t local_rank, const std::string& why);
   void on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why);
@@ -75,6 +78,7 @@ class Engine::Impl {
   void report_failure(Exchange& exchange);
   void let_go(Exchange& exchange, std::uint32_t rank);
   void expire(Instant now, Exchange& exchange);
+  void drop_early(const OpKey& key);
   void remember_failure(const OpKey& key, const Status& status);
 
   Exchange* find(const OpKey& key);
@@ -94,6 +98,8 @@ class Engine::Impl {
   std::vector<std::vector<OpKey>> pending_dones_;  // By rank: go along with the next message there.
   std::unordered_map<OpKey, Status> tombstones_;
   std::deque<OpKey> tombstone_order_;
+  std::unordered_set<OpKey> forgotten_;
+  std::deque<OpKey> forgotten_order_;
   // Finished, but actions that were not carried out yet refer to them; the second batch was taken already.
   std::vector<std::unique_ptr<Exchange>> retired_;
   std::vector<std::unique_ptr<Exchange>> retired_and_taken_;

@@ -31,7 +31,7 @@ void Engine::Impl::on_message(Instant now, std::uint32_t from, std::span<const s
 }
 
 void Engine::Impl::on_ready(Instant now, std::uint32_t from, const LocalMessage& message) {
-  if (tombstones_.contains(message.key)) return;
+  if (tombstones_.contains(message.key) || forgotten_.contains(message.key)) return;
   Exchange* exchange = find(message.key);
   if (exchange == nullptr) exchange = open_early(from, message);
   if (exchange == nullptr) return;
@@ -116,14 +116,8 @@ void Engine::Impl::on_error(Instant now, std::uint32_t from, const LocalMessage&
   const Status status(message.code, message.text);
   if (exchange == nullptr || exchange->stage == Stage::kEarly) {
     // We hold nothing of it; when we come to call it, it has failed already.
-    if (exchange != nullptr) {
-      --early_;
-      for (std::uint32_t rank = 0; rank < config_.local_size; ++rank) {
-        early_bytes_[rank] -= exchange->said[rank].data.size();
-      }
-      exchanges_.erase(message.key);
-    }
-    remember_failure(message.key, status);
+    drop_early(message.key);
+    if (!forgotten_.contains(message.key)) remember_failure(message.key, status);
     return send_error(from, message.key, status, true);
   }
   switch (exchange->stage) {

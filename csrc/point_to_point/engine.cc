@@ -15,6 +15,12 @@ Engine::~Engine() = default;
 void Engine::send(Instant now, const SendOperation& operation) { impl_->send(now, operation); }
 void Engine::receive(Instant now, const ReceiveOperation& operation) { impl_->receive(now, operation); }
 void Engine::cancel_unmatched_receives(const Status& why) { impl_->cancel_unmatched_receives(why); }
+void Engine::cancel_unmatched_receives(const Status& why, GroupId group) {
+  impl_->cancel_unmatched_receives(why, group);
+}
+void Engine::cancel(Instant now, GroupId group, std::uint64_t tag, const Status& why) {
+  impl_->cancel(now, group, tag, why);
+}
 void Engine::close_group(Instant now, GroupId group, const Status& why) { impl_->close_group(now, group, why); }
 void Engine::on_peer_lost(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_lost(now, peer, why); }
 void Engine::on_peer_left(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_left(now, peer, why); }

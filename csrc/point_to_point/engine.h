@@ -114,9 +114,13 @@ class Engine final {
   void receive(Instant now, const ReceiveOperation& operation);
   /// Receives that no message has met complete with `why`.
   void cancel_unmatched_receives(const Status& why);
+  /// The same for one group, and not for receives of reserved tags: those are collectives', which others join.
+  void cancel_unmatched_receives(const Status& why, GroupId group);
   /// This worker has left the group: its sends and receives there fail with `why`, messages that wait for a receive are
   /// refused with it.
   void close_group(Instant now, GroupId group, const Status& why);
+  /// This worker's sends and receives of that tag fail with `why`.
+  void cancel(Instant now, GroupId group, std::uint64_t tag, const Status& why);
 
   /// A worker is gone: what needs it fails with kPeerLost (`why` names it). The executor also removes it from the
   /// endpoint, so that sends on their way complete.

@@ -18,11 +18,16 @@ constexpr std::chrono::seconds kLastWord{1};  // For what a worker that left has
 
 std::string tag_text(std::uint64_t tag) {
   if ((tag & kReservedTagBit) == 0) return "tag " + std::to_string(tag);
-  // Frameworks count the calls of a group that are made of messages; monitored barriers beside the others.
+  // Frameworks count the calls of a group; monitored barriers beside the others.
   constexpr std::uint64_t kMonitoredBit = kReservedTagBit >> 1;
+  constexpr int kCollectiveShift = 56;
   const bool is_monitored = (tag & kMonitoredBit) != 0;
-  return (is_monitored ? "the tag of monitored_barrier call " : "the tag of gather, scatter or all_to_all call ") +
-         std::to_string(tag & ~(kReservedTagBit | kMonitoredBit)) + " of its group";
+  const auto collective = static_cast<Collective>(tag >> kCollectiveShift & 0x3F);
+  const std::string what = is_monitored                       ? "monitored_barrier"
+                           : is_made_of_messages(collective) ? std::string(name(collective))
+                                                             : "gather, scatter or all_to_all";
+  return "the tag of " + what + " call " + std::to_string(tag & ((std::uint64_t{1} << kCollectiveShift) - 1)) +
+         " of its group";
 }
 
 std::string rank_text(PeerId peer) { return "rank " + std::to_string(peer.value); }
@@ -138,16 +143,31 @@ void Engine::Impl::drain(Receive& receive, bool force) {
   start_waiting();
 }
 
-void Engine::Impl::cancel_unmatched_receives(const Status& why) {
+void Engine::Impl::cancel_unmatched_receives(const Status& why, std::optional<GroupId> group) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, receive] : receives_) {
-    if (!receive->is_matched) ids.push_back(id);
+    const bool is_reserved = receive->operation.tag && (*receive->operation.tag & kReservedTagBit) != 0;
+    const bool is_meant = !group || (receive->operation.group == *group && !is_reserved);
+    if (is_meant && !receive->is_matched) ids.push_back(id);
   }
   for (const std::uint64_t id : ids) {
     Receive& receive = *find_receive(id);
     unpost(receive);
     complete(receive, why);
   }
+}
+
+void Engine::Impl::cancel(Instant now, GroupId group, std::uint64_t tag, const Status& why) {
+  std::vector<std::uint64_t> sends;
+  std::vector<std::uint64_t> receives;
+  for (const auto& [id, send] : sends_) {
+    if (send->operation.group == group && send->operation.tag == tag) sends.push_back(id);
+  }
+  for (const auto& [id, receive] : receives_) {
+    if (receive->operation.group == group && receive->operation.tag == tag) receives.push_back(id);
+  }
+  for (const std::uint64_t id : sends) fail(now, *find_send(id), why);
+  for (const std::uint64_t id : receives) fail(now, *find_receive(id), why);
 }
 
 void Engine::Impl::close_group(Instant now, GroupId group, const Status& why) {

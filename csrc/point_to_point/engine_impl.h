@@ -157,7 +157,8 @@ class Engine::Impl {
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
 
   // engine_failure.cc
-  void cancel_unmatched_receives(const Status& why);
+  void cancel_unmatched_receives(const Status& why, std::optional<GroupId> group = {});
+  void cancel(Instant now, GroupId group, std::uint64_t tag, const Status& why);
   void close_group(Instant now, GroupId group, const Status& why);
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   void on_peer_left(Instant now, PeerId peer, const std::string& why);

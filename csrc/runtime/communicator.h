@@ -61,6 +61,14 @@ struct Request {
   bool has_backup = false;
 };
 
+/// A collective that is made of messages, as this rank calls it. A rank that has waited in one for long tells the
+/// others what it is doing: who has called something else instead hears of it, and so does this rank.
+struct Composed {
+  std::uint64_t number = 0;    ///< By Communicator::take_number().
+  std::uint32_t messages = 0;  ///< How many of them this rank sends and receives.
+  OpDescriptor descriptor;     ///< Without bytes; is_made_of_messages().
+};
+
 /// A message to one rank of a group; done when that rank has received it. Met by a receive of the same group, tag and
 /// size; messages to the same rank with the same tag are received in the order in which they were sent.
 struct Send {
@@ -70,6 +78,7 @@ struct Send {
   std::span<const std::byte> data;       ///< Borrowed until the Work is done.
   std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
   std::optional<DataType> dtype = {};    ///< Where both sides say one, it must be the same.
+  std::shared_ptr<const Composed> collective = {};  ///< That it belongs to: all of its messages have one tag.
 };
 
 struct Receive {
@@ -79,6 +88,7 @@ struct Receive {
   std::span<std::byte> memory;           ///< As large as the message. Borrowed until the Work is done.
   std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
   std::optional<DataType> dtype = {};
+  std::shared_ptr<const Composed> collective = {};
 };
 
 struct Received {
@@ -158,6 +168,9 @@ class Communicator {
   /// Makes a group of workers known (world ranks in group order); the id is chosen by the caller, the same on all of
   /// them. Group 0 exists. Throws kInvalidArgument where this rank is not in it or the id is taken.
   virtual void add_group(GroupId id, std::span<const std::uint32_t> ranks) = 0;
+  /// This rank calls nothing more in the group: what others call there beyond that ends for them at once (kPeerLost).
+  /// What is pending here goes on, but for receives that no message has met (kCancelled).
+  virtual void leave_group([[maybe_unused]] GroupId id) {}
   /// Messages of the group that are pending here fail with kCancelled.
   virtual void remove_group(GroupId id) = 0;
 
@@ -167,6 +180,9 @@ class Communicator {
   /// Null where the operation is over, with how in `status`.
   virtual std::shared_ptr<Work> run(const Request& request, [[maybe_unused]] Status& status) { return submit(request); }
 
+  /// The number in its group of a collective that is made of messages, counted with the operations that have no name.
+  /// None where they are not counted together (elastic jobs).
+  virtual std::optional<std::uint64_t> take_number([[maybe_unused]] GroupId group) { return std::nullopt; }
   /// Messages between two ranks; never block on the other. Bad arguments come back in the Work. A mismatch of sizes, a
   /// time-out and a lost rank are errors that name the rank, the bytes and the tag.
   virtual std::shared_ptr<Work> send(const Send& message) = 0;

@@ -123,13 +123,15 @@ struct HubEvent {
     kFailed,        ///< A member reported a fatal error of its own: `reason`.
     kGroupAborted,  ///< A worker has given up `group`, and is still there.
     kFinished,      ///< A worker has done all that it will do, and waits for the others to say goodbye.
+    kGroupLeft,     ///< A worker has called all that it will in `group`: so many calls without a name.
     kHubLost,       ///< The hub itself is gone (worker 0 died, or the network to it); nothing more will come.
   };
   Kind kind = Kind::kLost;
   Member member;
   std::string reason;               ///< For people: "connection closed", "silent for 5.0 s".
   std::string holder = "worker 0";  ///< kHubLost: in whose process the hub was.
-  UsedGroup group = {};             ///< kGroupAborted.
+  UsedGroup group = {};             ///< kGroupAborted, kGroupLeft.
+  std::uint64_t calls = 0;          ///< kGroupLeft.
 };
 /// "worker 3 (pid 812 on node-b) is lost: silent for 5.0 s"
 std::string to_string(const HubEvent& event);
@@ -169,6 +171,8 @@ class HubClient final {
   void report_failure(const std::string& reason);
   /// Tells everybody that this worker has given up a group (they see kGroupAborted). Not group 0.
   void report_group_abort(const UsedGroup& group, const std::string& reason);
+  /// Tells everybody that this worker calls nothing more in a group (they see kGroupLeft). Not group 0.
+  void report_group_left(const UsedGroup& group, std::uint64_t calls);
   /// These members (index: workers by rank, then servers) did not answer on the data plane for `silent`; of `of` that
   /// were looked at, `answering` are heard. The hub decides who is lost: docs/wire-control.md, "Links".
   void report_unreachable(std::span<const std::uint32_t> indices, std::uint32_t of, std::uint32_t answering,

@@ -54,6 +54,7 @@ class HubClient::Impl final {
   void report_failure(const std::string& reason);
   void report_unreachable(const Unreachable& unreachable);
   void report_group_abort(const AbortGroup& abort);
+  void report_group_left(const LeaveGroup& leave);
   void leave();
   bool in_forked_child() const { return !guard_.in_owner(); }
   void abandon();
@@ -446,6 +447,12 @@ void HubClient::Impl::report_group_abort(const AbortGroup& abort) {
   post(FrameType::kAbortGroup, encode(abort));
 }
 
+void HubClient::Impl::report_group_left(const LeaveGroup& leave) {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || end_ != End::kNone) return;
+  post(FrameType::kLeaveGroup, encode(leave));
+}
+
 void HubClient::Impl::leave() {
   std::unique_lock lock(mutex_);
   if (!leaving_ && end_ == End::kNone) {
@@ -486,6 +493,9 @@ void HubClient::report_unreachable(std::span<const std::uint32_t> indices, std::
 }
 void HubClient::report_group_abort(const UsedGroup& group, const std::string& reason) {
   impl_->report_group_abort({group, reason});
+}
+void HubClient::report_group_left(const UsedGroup& group, std::uint64_t calls) {
+  impl_->report_group_left({group, calls});
 }
 void HubClient::leave() { impl_->leave(); }
 

@@ -46,8 +46,9 @@ enum class FrameType : std::uint8_t {
   kRendezvous = 18,  ///< Between workers, servers and the rendezvous of a job (elastic/message.h).
   kUnreachable = 19,
   kAbortGroup = 20,
+  kLeaveGroup = 21,
 };
-inline constexpr std::uint8_t kLastFrameType = 20;
+inline constexpr std::uint8_t kLastFrameType = 21;
 
 struct Frame {
   FrameType type = FrameType::kHello;

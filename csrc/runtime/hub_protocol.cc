@@ -24,6 +24,8 @@ std::string to_string(const HubEvent& event) {
       return event.holder + ", which holds the job together, is lost: " + event.reason;
     case HubEvent::Kind::kGroupAborted:
       return "rank " + std::to_string(event.member.rank) + " aborted the group: " + event.reason;
+    case HubEvent::Kind::kGroupLeft:
+      return "rank " + std::to_string(event.member.rank) + " has left the group";
     case HubEvent::Kind::kLost:
       break;
   }
@@ -213,7 +215,11 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
 std::vector<std::byte> encode(const Event& event) {
   BodyWriter writer;
   writer.u8(static_cast<std::uint8_t>(static_cast<int>(event.kind) + 1)).u32(event.index).text(event.reason, kMaxText);
-  if (event.kind == HubEvent::Kind::kGroupAborted) writer.u32(event.group.id.value).u32(event.group.use);
+  const bool has_left = event.kind == HubEvent::Kind::kGroupLeft;
+  if (has_left || event.kind == HubEvent::Kind::kGroupAborted) {
+    writer.u32(event.group.id.value).u32(event.group.use);
+  }
+  if (has_left) writer.u64(event.calls);
   return writer.take();
 }
 
@@ -223,9 +229,11 @@ std::optional<Event> decode_event(std::span<const std::byte> body) {
   Event event;
   event.index = reader.u32();
   event.reason = reader.words(kMaxText);
-  if (kind < 1 || kind > 5) return std::nullopt;
+  if (kind < 1 || kind > 6) return std::nullopt;
   event.kind = static_cast<HubEvent::Kind>(kind - 1);
-  if (event.kind == HubEvent::Kind::kGroupAborted) event.group = read_group(reader);
+  const bool has_left = event.kind == HubEvent::Kind::kGroupLeft;
+  if (has_left || event.kind == HubEvent::Kind::kGroupAborted) event.group = read_group(reader);
+  if (has_left) event.calls = reader.u64();
   if (!reader.done()) return std::nullopt;
   return event;
 }
@@ -243,6 +251,21 @@ std::optional<AbortGroup> decode_abort_group(std::span<const std::byte> body) {
   abort.reason = reader.words(kMaxText);
   if (!reader.done() || abort.group.id == GroupId{0}) return std::nullopt;
   return abort;
+}
+
+std::vector<std::byte> encode(const LeaveGroup& leave) {
+  BodyWriter writer;
+  writer.u32(leave.group.id.value).u32(leave.group.use).u64(leave.calls);
+  return writer.take();
+}
+
+std::optional<LeaveGroup> decode_leave_group(std::span<const std::byte> body) {
+  BodyReader reader(body);
+  LeaveGroup leave;
+  leave.group = read_group(reader);
+  leave.calls = reader.u64();
+  if (!reader.done() || leave.group.id == GroupId{0}) return std::nullopt;
+  return leave;
 }
 
 std::vector<std::byte> encode(const Exchange& exchange) {

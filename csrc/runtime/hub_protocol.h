@@ -22,8 +22,8 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 /// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md). Bit 2: a hub says whose it
 /// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
 /// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced. Bit 5: who joins says what launched
-/// it.
-inline constexpr std::uint64_t kProtocolFeatures = 63;
+/// it. Bit 6: who leaves a group says so.
+inline constexpr std::uint64_t kProtocolFeatures = 127;
 inline constexpr std::size_t kMaxIdentity = 512;
 inline constexpr std::size_t kMaxText = 4096;
 inline constexpr std::size_t kMaxName = 255;
@@ -109,7 +109,8 @@ struct Event {
   HubEvent::Kind kind = HubEvent::Kind::kLost;  ///< Never kHubLost.
   std::uint32_t index = 0;
   std::string reason;
-  UsedGroup group = {};  ///< kGroupAborted alone.
+  UsedGroup group = {};     ///< kGroupAborted and kGroupLeft alone.
+  std::uint64_t calls = 0;  ///< kGroupLeft alone.
 };
 std::vector<std::byte> encode(const Event& event);
 std::optional<Event> decode_event(std::span<const std::byte> body);
@@ -157,6 +158,14 @@ struct AbortGroup {
 };
 std::vector<std::byte> encode(const AbortGroup& abort);
 std::optional<AbortGroup> decode_abort_group(std::span<const std::byte> body);
+
+/// Member to hub: it calls nothing more in this group, after so many calls without a name.
+struct LeaveGroup {
+  UsedGroup group;
+  std::uint64_t calls = 0;
+};
+std::vector<std::byte> encode(const LeaveGroup& leave);
+std::optional<LeaveGroup> decode_leave_group(std::span<const std::byte> body);
 
 /// Missing{name, text}.
 std::vector<std::byte> encode_missing(std::string_view name, std::string_view text);

@@ -262,9 +262,16 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
       return violation(index, "a bad Unreachable");
     case FrameType::kAbortGroup:
       if (const auto body = decode_abort_group(frame.body); body && started_ && index < options_.workers) {
-        return group_aborted(index, *body);
+        return tell_others(index, {HubEvent::Kind::kGroupAborted, static_cast<std::uint32_t>(index), body->reason,
+                                   body->group});
       }
       return violation(index, "a bad AbortGroup");
+    case FrameType::kLeaveGroup:
+      if (const auto body = decode_leave_group(frame.body); body && started_ && index < options_.workers) {
+        return tell_others(index, {HubEvent::Kind::kGroupLeft, static_cast<std::uint32_t>(index), "", body->group,
+                                   body->calls});
+      }
+      return violation(index, "a bad LeaveGroup");
     case FrameType::kLeave:
       close_connection(slots_[index]);
       return gone(index, State::kLeft, HubEvent::Kind::kLeft, "left");
@@ -350,10 +357,9 @@ void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const
 }
 
 /// Whoever is not in the group takes no notice: the hub knows no groups.
-void Membership::group_aborted(std::size_t index, const AbortGroup& abort) {
+void Membership::tell_others(std::size_t index, const Event& event) {
   if (slots_[index].state != State::kHere) return;
-  const SharedBody body = make_body(
-      encode(Event{HubEvent::Kind::kGroupAborted, static_cast<std::uint32_t>(index), abort.reason, abort.group}));
+  const SharedBody body = make_body(encode(event));
   for (const Slot& other : slots_) {
     if (other.connection != 0 && &other != &slots_[index]) send(other.connection, FrameType::kEvent, body);
   }

@@ -123,7 +123,7 @@ class Membership final {
   void judge_links(std::size_t index, const Unreachable& unreachable);
   void drop_for_link(std::size_t index, const std::string& reason);
   void violation(std::size_t index, const std::string& what);
-  void group_aborted(std::size_t index, const AbortGroup& abort);
+  void tell_others(std::size_t index, const Event& event);
   void gone(std::size_t index, State state, HubEvent::Kind kind, const std::string& reason);
   void send(ConnectionId connection, FrameType type, SharedBody body);
   void send_all(FrameType type, const SharedBody& body);

@@ -22,6 +22,8 @@ constexpr std::uint32_t kLocalWindow = 8;
 constexpr std::uint32_t kLocalEagerBytes = 16 << 10;
 // Control messages that need no credit: two returns of credits, a Ping and a Pong.
 constexpr std::uint32_t kUncredited = 4;
+// Ranks that call a collective alike are seldom further apart, and those that wait for each other in vain learn soon.
+constexpr std::chrono::seconds kDeclareAfter{2};
 
 std::uint64_t pool_receives(const point_to_point::LinkConfig& link, std::uint64_t peers) {
   return peers * (link.credits + kUncredited);
@@ -135,14 +137,14 @@ PumpLinks Messages::network_links() const {
 }
 
 Instant Messages::next_deadline() const {
-  Instant next = engine_.next_deadline();
+  Instant next = std::min(engine_.next_deadline(), next_look_);
   for (const auto& pump : pumps_) next = std::min(next, pump->next_deadline());
   return next;
 }
 
 void Messages::submit(Instant now, const PendingMessage& message) {
   const std::uint64_t handle = next_handle_++;
-  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline), message.group};
+  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline), message.group, {}};
   const std::span<std::byte> memory =
       message.is_send ? std::span(const_cast<std::byte*>(message.data.data()), message.data.size()) : message.memory;
   if (options_.endpoint && options_.endpoint->needs_registration() &&
@@ -154,6 +156,10 @@ void Messages::submit(Instant now, const PendingMessage& message) {
       options_.on_complete(false);
       return;
     }
+  }
+  if (message.collective) {
+    waiting.collective = message.collective->number;
+    join_collective(now, message);
   }
   waiting_.emplace(handle, std::move(waiting));
   const Duration timeout = std::max(message.deadline - now, Duration{1});
@@ -209,11 +215,68 @@ bool Messages::finish_completed() {
     waiting.work->complete(completion.status, {static_cast<std::uint32_t>(source - ranks.begin()),
                                                completion.received.tag, completion.received.bytes});
     options_.on_complete(completion.status.is_ok());
+    if (waiting.collective) leave_collective({waiting.group, *waiting.collective, 0});
   }
   return !completions.empty();
 }
 
+void Messages::join_collective(Instant now, const PendingMessage& message) {
+  const Instant declare_at = now + kDeclareAfter;
+  const auto [place, is_new] = collectives_.try_emplace(OpKey{message.group, message.collective->number, 0});
+  if (!is_new) return;
+  place->second = {message.collective,           message.owner,    message.tag.value_or(0),
+                   message.collective->messages, message.deadline, declare_at};
+  next_look_ = std::min(next_look_, declare_at);
+}
+
+void Messages::leave_collective(const OpKey& key) {
+  const auto found = collectives_.find(key);
+  if (found == collectives_.end() || --found->second.left > 0) return;
+  collectives_.erase(found);
+  options_.on_collective_end(key);
+}
+
+void Messages::look_for_long_waits(Instant now) {
+  if (now < next_look_) return;
+  next_look_ = Instant::max();
+  std::vector<OpKey> idle;
+  for (auto& [key, waiting] : collectives_) {
+    if (waiting.declare_at > now) {
+      next_look_ = std::min(next_look_, waiting.declare_at);
+      continue;
+    }
+    if (waiting.declare_at == Instant::min()) continue;
+    waiting.declare_at = Instant::min();
+    // One whose other messages were refused may have ended with those that were not.
+    const bool waits = std::ranges::any_of(waiting_, [&key](const auto& entry) {
+      return entry.second.group == key.group && entry.second.collective == key.op;
+    });
+    if (waits) {
+      options_.on_long_wait(waiting);
+    } else {
+      idle.push_back(key);
+    }
+  }
+  for (const OpKey& key : idle) collectives_.erase(key);
+}
+
+void Messages::end_collective(Instant now, const OpKey& key, const Status& why) {
+  const auto found = collectives_.find(key);
+  if (found == collectives_.end()) return;
+  engine_.cancel(now, key.group, found->second.tag, why);
+  flush(now);
+}
+
+void Messages::end_collectives_from(Instant now, GroupId group, std::uint64_t number, const Status& why) {
+  std::vector<OpKey> keys;
+  for (const auto& [key, waiting] : collectives_) {
+    if (key.group == group && key.op >= number) keys.push_back(key);
+  }
+  for (const OpKey& key : keys) end_collective(now, key, why);
+}
+
 void Messages::tick(Instant now) {
+  look_for_long_waits(now);
   if (now < engine_.next_deadline()) return;  // The pumps look after theirs.
   engine_.on_tick(now);
   flush(now);
@@ -241,6 +304,11 @@ bool Messages::has_pending(GroupId group) const {
 
 void Messages::cancel_unmatched_receives(Instant now, const Status& why) {
   engine_.cancel_unmatched_receives(why);
+  flush(now);
+}
+
+void Messages::cancel_unmatched_receives(Instant now, const Status& why, GroupId group) {
+  engine_.cancel_unmatched_receives(why, group);
   flush(now);
 }
 

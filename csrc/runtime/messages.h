@@ -48,9 +48,12 @@ class MessageWork final : public ReceiveWork {
   Received received_;  // Written before, read after pending_ is done.
 };
 
+struct Group;
+
 /// One send or receive on its way to the progress thread.
 struct PendingMessage {
   GroupId group;
+  std::shared_ptr<Group> owner;
   std::shared_ptr<const GroupRoute> route;
   std::optional<std::uint32_t> peer;  ///< World rank of the receiver or source; none: any of the group.
   bool is_send = false;
@@ -58,8 +61,19 @@ struct PendingMessage {
   std::span<const std::byte> data;
   std::span<std::byte> memory;
   std::optional<DataType> dtype;
+  std::shared_ptr<const Composed> collective;  ///< As Send's.
   Instant deadline;
   std::shared_ptr<MessageWork> work;
+};
+
+/// A collective that is made of messages, while some of them are under way.
+struct WaitingCollective {
+  std::shared_ptr<const Composed> call;
+  std::shared_ptr<Group> group;
+  std::uint64_t tag = 0;
+  std::uint32_t left = 0;  ///< Messages that have not ended.
+  Instant deadline;
+  Instant declare_at;  ///< From then on the others are to know that this rank waits in it.
 };
 
 /// What both ends of a link derive from the settings and the size of the job in the same way.
@@ -78,6 +92,8 @@ struct MessagesOptions {
   std::function<void(const Unreachable&)> on_unreachable;  ///< Workers that do not answer on the network.
   std::function<void()> before_complete;                   ///< Before operations end for their callers ...
   std::function<void(bool ok)> on_complete;                ///< ... and after each of them.
+  std::function<void(const WaitingCollective&)> on_long_wait;  ///< Once for each.
+  std::function<void(const OpKey&)> on_collective_end;         ///< All of its messages have ended.
 };
 
 /// Point-to-point messages on the progress thread: the engine, its endpoints and pumps.
@@ -101,6 +117,12 @@ class Messages final {
   void close_group(Instant now, GroupId group, const Status& why);
   bool has_pending(GroupId group) const;
   void cancel_unmatched_receives(Instant now, const Status& why);
+  /// Those of a group, but for collectives'.
+  void cancel_unmatched_receives(Instant now, const Status& why, GroupId group);
+  /// What is left of a collective's messages ends.
+  void end_collective(Instant now, const OpKey& key, const Status& why);
+  /// The same for those of a group with that number or a later one.
+  void end_collectives_from(Instant now, GroupId group, std::uint64_t number, const Status& why);
   /// Others wait for something that has not left this process.
   bool has_unsent() const { return engine_.has_unsent() || (local_ && local_->owes_answers()); }
   /// Something has not ended for so long after its deadline.
@@ -117,12 +139,16 @@ class Messages final {
     std::unique_ptr<transport::Registration> registration;
     Overdue overdue;
     GroupId group;
+    std::optional<std::uint64_t> collective;  ///< Its number.
   };
 
   point_to_point::EngineConfig engine_config() const;
   PumpLinks network_links() const;
   void add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers);
   bool finish_completed();
+  void join_collective(Instant now, const PendingMessage& message);
+  void leave_collective(const OpKey& key);
+  void look_for_long_waits(Instant now);
   void flush(Instant now);
 
   MessagesOptions options_;
@@ -135,6 +161,8 @@ class Messages final {
   std::unordered_map<std::uint64_t, Waiting> waiting_;  // By handle. Registrations go after the pumps.
   std::vector<std::unique_ptr<LinkPump>> pumps_;
   std::uint64_t next_handle_ = 1;
+  std::unordered_map<OpKey, WaitingCollective> collectives_;
+  Instant next_look_ = Instant::max();  ///< No collective is to be declared earlier.
 };
 
 }  // namespace herring::runtime

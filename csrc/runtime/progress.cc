@@ -99,6 +99,8 @@ Progress::Progress(ProgressOptions options)
     ++(ok ? counters_.ops_completed : counters_.ops_failed);
     settle(1);
   };
+  message_options.on_long_wait = [this](const WaitingCollective& waiting) { declare(waiting); };
+  message_options.on_collective_end = [this](const OpKey& key) { ended_collectives_.push_back(key); };
   messages_ = std::make_unique<Messages>(std::move(message_options));
   seat_ = std::make_shared<DriverSeat>(this, options_.endpoint == nullptr);
   try {
@@ -179,6 +181,14 @@ void Progress::cancel_unmatched_receives() {
   {
     const std::scoped_lock lock(mutex_);
     message_commands_.cancel_receives = true;
+  }
+  wake_up(true);
+}
+
+void Progress::cancel_unmatched_receives(GroupId group) {
+  {
+    const std::scoped_lock lock(mutex_);
+    message_commands_.left_groups.push_back(group);
   }
   wake_up(true);
 }
@@ -326,6 +336,7 @@ bool Progress::do_turn(Instant now) {
   if (!busy) busy = take_hub_events(now);
   run_ticks(now);
   if (may_begin_) busy |= begin_held(now);
+  busy |= settle_collectives(now);
   if (!closing_.empty()) end_closing();
   watch_unsent();
   return busy;
@@ -358,6 +369,11 @@ void Progress::carry_out(Instant now, const MessageCommands& commands) {
     }
   }
   for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
+  for (const GroupId group : commands.left_groups) {
+    if (!messages_) break;
+    messages_->cancel_unmatched_receives(
+        now, Status(Code::kCancelled, "this rank left the group before a message came"), group);
+  }
   if (commands.cancel_receives && messages_) {
     messages_->cancel_unmatched_receives(now,
                                          Status(Code::kShutdown, "the runtime was shut down before a message came"));
@@ -411,6 +427,9 @@ bool Progress::take_hub_events(Instant now) {
         break;
       case HubEvent::Kind::kGroupAborted:
         group_aborted(now, event);
+        break;
+      case HubEvent::Kind::kGroupLeft:
+        group_left(now, event);
         break;
       case HubEvent::Kind::kHubLost:
         hub_lost_ = true;

@@ -43,7 +43,11 @@ struct Group {
   std::uint32_t use = 0;  ///< As UsedGroup's.
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
-  Status closed;       ///< Why nothing can be called in it any more. Guarded by the runtime.
+  /// Who has left it, and after how many calls without a name. Only the thread in the progress seat.
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> left;
+  bool has_own_keys = false;  ///< Its operations are not counted here. Guarded by the runtime.
+  bool is_left = false;       ///< The others know that nothing more is called here. Guarded by the runtime.
+  Status closed;              ///< Why nothing can be called in it any more. Guarded by the runtime.
   NameUses name_uses;  ///< Guarded by the runtime.
 };
 
@@ -58,9 +62,11 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;            ///< As Request's; may be empty.
-  bool has_backup = false;     ///< As Request's, where the job has backup workers.
-  Roster roster;               ///< Who is in, once that is known.
+  std::string name;         ///< As Request's; may be empty.
+  bool has_backup = false;  ///< As Request's, where the job has backup workers.
+  bool is_counted = false;   ///< Its number is the group's own count of calls.
+  bool is_declared = false;  ///< Stands for a collective that is made of messages; no caller waits for it.
+  Roster roster;            ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -93,6 +99,8 @@ struct ProgressOptions {
   /// Another rank has given up this group: false where it is not one of this rank's. Nothing is submitted there after
   /// it.
   std::function<bool(const UsedGroup&, const Status&)> on_group_aborted;
+  /// This rank's group of that id and use; null where there is none.
+  std::function<std::shared_ptr<Group>(const UsedGroup&)> find_group;
 };
 
 /// Set when nothing of a group that was left is under way any more. Safe from any thread.
@@ -157,6 +165,8 @@ class Progress final : public Driver {
   void abort_group(GroupId group, const std::string& reason);
   /// Any thread: receives that no message has met end with kShutdown.
   void cancel_unmatched_receives();
+  /// Any thread: those of a group, but for collectives', end with kCancelled.
+  void cancel_unmatched_receives(GroupId group);
   /// Any thread: everything pending and everything later fails with this.
   void fail(const Status& status);
   /// The status everything fails with by now, or Ok.
@@ -184,9 +194,12 @@ class Progress final : public Driver {
   struct MessageCommands {
     std::vector<PendingMessage> submitted;
     std::vector<ClosingGroup> closed_groups;
+    std::vector<GroupId> left_groups;
     bool cancel_receives = false;
 
-    bool is_empty() const { return submitted.empty() && closed_groups.empty() && !cancel_receives; }
+    bool is_empty() const {
+      return submitted.empty() && closed_groups.empty() && left_groups.empty() && !cancel_receives;
+    }
   };
   struct Departed {
     std::uint32_t rank;
@@ -214,6 +227,8 @@ class Progress final : public Driver {
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
   void group_aborted(Instant now, const HubEvent& event);
+  void group_left(Instant now, const HubEvent& event);
+  Status check_left(const PendingOperation& operation) const;
   void end_local_without(Instant now, std::uint32_t rank, const std::string& why);
   bool lose_server(Instant now, const HubEvent& event);
   PumpLinks lane_links();
@@ -229,6 +244,9 @@ class Progress final : public Driver {
   bool begin_held(Instant now);
   void end(const std::shared_ptr<PendingOperation>& operation, const Status& status);
   void end_held(const std::shared_ptr<PendingOperation>& operation, const Status& status);
+  void declare(const WaitingCollective& waiting);
+  void declared_end(const PendingOperation& operation, const Status& status);
+  bool settle_collectives(Instant now);
   void expire_held(Instant now);
   void start_closing(Instant now, const ClosingGroup& closing);
   void end_closing();
@@ -298,6 +316,10 @@ class Progress final : public Driver {
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
+  /// Made of messages: to be declared, refused by what others call, and over.
+  std::vector<std::shared_ptr<PendingOperation>> declarations_;
+  std::vector<std::pair<OpKey, Status>> refused_collectives_;
+  std::vector<OpKey> ended_collectives_;
   RuntimeStats counters_;
   Instant next_look_{};  ///< For what is stuck.
   bool hub_lost_ = false;

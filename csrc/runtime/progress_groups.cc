@@ -130,6 +130,34 @@ void Progress::group_aborted(Instant now, const HubEvent& event) {
   end_group(now, event.group.id, {status, status, status});
 }
 
+Status Progress::check_left(const PendingOperation& operation) const {
+  if (!operation.is_counted) return Status::ok();
+  for (const auto& [rank, calls] : operation.group->left) {
+    if (operation.op < calls) continue;
+    return Status(Code::kPeerLost, "rank " + std::to_string(rank) + " has left the group and cannot take part in " +
+                                       to_string(operation.descriptor));
+  }
+  return Status::ok();
+}
+
+/// What that rank has called goes on; what it has not, it never will.
+void Progress::group_left(Instant now, const HubEvent& event) {
+  const std::shared_ptr<Group> group = options_.find_group(event.group);
+  if (group == nullptr || std::ranges::find(group->route.ranks, event.member.rank) == group->route.ranks.end()) return;
+  group->left.emplace_back(event.member.rank, event.calls);
+  for (const auto& operation : std::vector(held_)) {
+    if (operation->group != group) continue;
+    if (const Status gone = check_left(*operation); !gone.is_ok()) end_held(operation, gone);
+  }
+  for (const auto& operation : std::vector(operations_)) {
+    if (operation->group != group) continue;
+    if (const Status gone = check_left(*operation); !gone.is_ok()) give_up(now, operation, gone, gone);
+  }
+  run_local_actions(now);
+  if (!messages_) return;
+  messages_->end_collectives_from(now, event.group.id, event.calls, Status(Code::kPeerLost, to_string(event)));
+}
+
 void Progress::end_closing() {
   std::erase_if(closing_, [this](const ClosingGroup& closing) {
     const bool is_pending =

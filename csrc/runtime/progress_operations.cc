@@ -72,6 +72,7 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
 
 /// Nobody that it would have to wait for is pending.
 void Progress::begin(Instant now, const std::shared_ptr<PendingOperation>& operation) {
+  if (const Status left = check_left(*operation); !left.is_ok() && !operation->announced) return end(operation, left);
   const Status status = check_departed(*operation);
   // One that is announced may be over on the rank that has left, which waited for nothing but that.
   if (!status.is_ok() && !operation->announced) return end(operation, status);
@@ -335,11 +336,12 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   start_parts(now, operation);
   if (operation->in_flight > 0) return;
   std::erase(operations_, operation);
-  ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
+  if (!operation->is_declared) ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
   end(operation, operation->failure);
 }
 
 void Progress::end(const std::shared_ptr<PendingOperation>& operation, const Status& status) {
+  if (operation->is_declared) return declared_end(*operation, status);
   may_begin_ |= options_.order->leave(operation->call);
   ++(status.is_ok() ? counters_.ops_completed : counters_.ops_failed);
   publish();
@@ -442,6 +444,7 @@ void Progress::fail_everything(const Status& status) {
   parts_.clear();
   std::vector<std::shared_ptr<PendingOperation>> operations;
   operations.swap(operations_);
+  std::erase_if(operations, [](const auto& operation) { return operation->is_declared; });
   operations.insert(operations.end(), held_.begin(), held_.end());
   held_.clear();
   held_deadline_ = Instant::max();

@@ -92,6 +92,7 @@ class Runtime::Impl {
     progress_options.on_group_aborted = [this](const UsedGroup& group, const Status& why) {
       return close_group(group, why);
     };
+    progress_options.find_group = [this](const UsedGroup& group) { return find_group(group); };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
   }
@@ -140,6 +141,19 @@ class Runtime::Impl {
     if (!groups.emplace(id, std::move(group)).second) {
       throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
     }
+  }
+
+  std::shared_ptr<Group> find_group(const UsedGroup& group) const {
+    const std::scoped_lock lock(mutex);
+    const auto found = groups.find(group.id);
+    return found == groups.end() || found->second->use != group.use ? nullptr : found->second;
+  }
+
+  /// The caller holds the lock. Who leaves the whole job says so otherwise, and an elastic job's operations have keys
+  /// of their own.
+  void report_left(Group& group) const {
+    if (group.id == GroupId{0} || group.has_own_keys || !group.closed.is_ok() || group.route.ranks.size() < 2) return;
+    if (!std::exchange(group.is_left, true)) options.hub->report_group_left({group.id, group.use}, group.next_op.load());
   }
 
   /// True where this rank is in the group and has not closed it before.
@@ -233,6 +247,7 @@ class Runtime::Impl {
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
     operation->announced = announced;
+    operation->is_counted = !request.key && !request.name;
     order->enter({operation, &operation->call});
     progress->submit(std::move(operation));
     return work;
@@ -263,6 +278,7 @@ class Runtime::Impl {
 
   /// What the operation is known by. The caller holds the lock.
   Status number(Group& group, const Request& request, std::uint64_t& op) const {
+    group.has_own_keys |= request.key.has_value();
     if (request.key || !request.name) {
       op = request.key ? *request.key : group.next_op++;
       return Status::ok();
@@ -290,7 +306,7 @@ class Runtime::Impl {
 
   /// Ok, or why the message is none; the group's route otherwise.
   Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,
-                    const char* what, std::shared_ptr<const GroupRoute>& route) {
+                    const char* what, PendingMessage& message) {
     const auto found = groups.find(id);
     if (stopped) return shut_down();
     if (found == groups.end()) return no_group(id);
@@ -304,7 +320,8 @@ class Runtime::Impl {
     if (timeout && *timeout <= Duration::zero()) {
       return Status(Code::kInvalidArgument, std::string(what) + ": the time-out must be above zero");
     }
-    route = {found->second, &found->second->route};
+    message.owner = found->second;
+    message.route = {found->second, &found->second->route};
     return Status::ok();
   }
 
@@ -314,7 +331,7 @@ class Runtime::Impl {
     message.work = work;
     message.deadline = std::chrono::steady_clock::now() + timeout.value_or(seconds(options.config.timeout_s));
     const std::scoped_lock lock(mutex);
-    Status status = find_route(message.group, peer, timeout, what, message.route);
+    Status status = find_route(message.group, peer, timeout, what, message);
     if (status.is_ok()) {
       const char* const kind = message.is_send ? "send" : "receive";
       std::shared_ptr<void> lease;
@@ -334,6 +351,7 @@ class Runtime::Impl {
     {
       const std::scoped_lock lock(mutex);
       if (std::exchange(stopped, true)) return;
+      for (const auto& [id, group] : groups) report_left(*group);
     }
     const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
     if (progress->failure().is_ok()) {
@@ -403,6 +421,14 @@ std::string Runtime::description() const { return impl_->description; }
 
 void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
 
+void Runtime::leave_group(GroupId id) {
+  const std::scoped_lock lock(impl_->mutex);
+  const auto found = impl_->groups.find(id);
+  if (found == impl_->groups.end() || !impl_->progress) return;
+  impl_->progress->cancel_unmatched_receives(id);
+  impl_->report_left(*found->second);
+}
+
 void Runtime::remove_group(GroupId id) {
   std::shared_ptr<GroupClosed> closed;
   {
@@ -419,6 +445,12 @@ std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->su
 
 std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { return impl_->run(request, status); }
 
+std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
+  const std::scoped_lock lock(impl_->mutex);
+  const auto found = impl_->groups.find(id);
+  return found == impl_->groups.end() ? std::nullopt : std::optional(found->second->next_op++);
+}
+
 std::shared_ptr<Work> Runtime::send(const Send& message) {
   PendingMessage pending;
   pending.group = message.group;
@@ -426,6 +458,7 @@ std::shared_ptr<Work> Runtime::send(const Send& message) {
   pending.tag = message.tag;
   pending.data = message.data;
   pending.dtype = message.dtype;
+  pending.collective = message.collective;
   return impl_->submit(std::move(pending), message.to, message.timeout, "send to");
 }
 
@@ -435,6 +468,7 @@ std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
   pending.tag = message.tag;
   pending.memory = message.memory;
   pending.dtype = message.dtype;
+  pending.collective = message.collective;
   return impl_->submit(std::move(pending), message.from, message.timeout, "receive from");
 }
 

@@ -47,9 +47,11 @@ class Runtime final : public Communicator {
   std::uint32_t servers() const override;
   std::string description() const override;
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) override;
+  void leave_group(GroupId id) override;
   void remove_group(GroupId id) override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
+  std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;

@@ -71,7 +71,9 @@ class ServerProcess::Impl {
 
   /// True where there is nobody left to serve.
   bool take(const HubEvent& event) {
-    if (event.kind == HubEvent::Kind::kGroupAborted) return false;  // Its workers tell the lanes.
+    const bool is_of_group =
+        event.kind == HubEvent::Kind::kGroupAborted || event.kind == HubEvent::Kind::kGroupLeft;
+    if (is_of_group) return false;  // Its workers tell the lanes.
     const std::string who = to_string(event.member);
     if (event.kind == HubEvent::Kind::kHubLost) {
       if (!gone.contains(0)) note(Status(Code::kPeerLost, to_string(event)));

@@ -59,6 +59,11 @@ Status validate(const Request& request, const GroupRoute& route) {
       return Status::ok();
     case Collective::kBarrier:
       return request.output.empty() ? Status::ok() : bad(request, "a barrier takes no data");
+    case Collective::kGather:
+    case Collective::kScatter:
+    case Collective::kAllToAll:
+    case Collective::kUnevenAllGather:
+      return bad(request, "is made of messages");
   }
   return bad(request, "unknown operation");
 }

@@ -238,6 +238,7 @@ void add_hub_frames(const Corpus& corpus) {
       {FrameType::kMissing, encode_missing("connect", "worker 1")},
       {FrameType::kFail, encode_text("ValueError")},
       {FrameType::kUnreachable, encode(Unreachable{std::chrono::seconds(7), 2, 1, {0}})},
+      {FrameType::kLeaveGroup, encode(LeaveGroup{{GroupId{5}, 1}, 7})},
       {FrameType::kAbortGroup, encode(AbortGroup{{GroupId{5}, 1}, "the user's reason"})},
       {FrameType::kLeave, {}},
       {FrameType::kClosing, encode_text("worker 0 left")},

@@ -151,6 +151,39 @@ void wait_for_one_that_left(Runtime& runtime) {
 
 TEST(Leaving, WhoWaitsForARankThatLeftHearsAtOnce) { on_every_place(3, wait_for_one_that_left); }
 
+/// The first operation of a group: no server knows yet who is in it.
+void wait_in_a_new_group_for_one_that_left(Runtime& runtime) {
+  const std::vector<std::uint32_t> everybody{0, 1, 2};
+  runtime.add_group(kPair, everybody);
+  expect_world_goes_on(runtime);
+  if (runtime.rank() == 1) return;
+  std::vector<float> values(kCount, 1.0f);
+  expect_has(end_within(3, runtime.submit(in_group(kPair, values))), Code::kPeerLost, {"1", "has left the"});
+}
+
+TEST(Leaving, WhoWaitsInANewGroupHearsAtOnce) { on_every_place(3, wait_in_a_new_group_for_one_that_left); }
+
+/// Rank 1 leaves a group and stays in the job: what it has called there ends well, what it has not ends at once.
+void leave_a_group(Runtime& runtime) {
+  const std::vector<std::uint32_t> everybody{0, 1, 2};
+  runtime.add_group(kPair, everybody);
+  std::vector<float> joined(10 * kCount, 1.0f), alone(kCount, 1.0f), later(8, 1.0f), message(8);
+  const auto work = runtime.submit(in_group(kPair, joined));
+  if (runtime.rank() == 1) {
+    const auto received = runtime.receive({kPair, 0, 3, std::as_writable_bytes(std::span(message))});
+    runtime.leave_group(kPair);
+    expect_has(end_within(3, received), Code::kCancelled, {"left the group"});
+  } else {
+    expect_has(end_within(3, runtime.submit(in_group(kPair, alone))), Code::kPeerLost, {"has left the group"});
+    expect_has(end_within(3, runtime.submit(in_group(kPair, later))), Code::kPeerLost, {"has left the group"});
+  }
+  finish(work);
+  EXPECT_EQ(joined.back(), 3.0f);
+  expect_world_goes_on(runtime);
+}
+
+TEST(Leaving, AGroupEndsWhatTheOthersCallThereAlone) { on_every_place(3, leave_a_group); }
+
 /// It goes as soon as its own part is done, while the others are still getting theirs.
 void join_and_go(Runtime& runtime) {
   std::vector<float> large(10 * kCount, 1.0f), small(4, 1.0f), given(kCount, static_cast<float>(runtime.rank()));

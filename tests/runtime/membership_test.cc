@@ -209,6 +209,22 @@ TEST(Membership, EverySurvivorSeesTheSameEventsInTheSameOrder) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(five[i].index, one[i].index);
 }
 
+TEST(Membership, WhoLeavesAGroupStaysInTheJobAndTheOthersHearHowFarItCame) {
+  Job job(3, 0);
+  job.join_all();
+  job.receive(2, FrameType::kLeaveGroup, encode(LeaveGroup{{GroupId{7}, 2}, 41}));
+  for (const ConnectionId other : {1, 3}) {
+    const auto events = job.events(other);
+    ASSERT_EQ(events.size(), 1u) << other;
+    EXPECT_EQ(events[0].kind, HubEvent::Kind::kGroupLeft);
+    EXPECT_EQ(events[0].index, 1u);
+    EXPECT_EQ(events[0].group, (UsedGroup{GroupId{7}, 2}));
+    EXPECT_EQ(events[0].calls, 41u);
+  }
+  EXPECT_TRUE(job.events(2).empty());
+  EXPECT_FALSE(decode_leave_group(encode(LeaveGroup{{GroupId{0}, 0}, 1})));
+}
+
 TEST(Membership, WhoAbortsAGroupStaysInTheJobAndTheOthersHear) {
   Job job(3, 1);
   job.join_all();

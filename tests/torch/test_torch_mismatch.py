@@ -1,0 +1,25 @@
+"""Ranks that call different collectives, or leave with something pending: errors that say so, in seconds."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import run_ranks
+
+PLACES = {"memory": {}, "network": {"HERRING_INTRA_NODE": "off"}}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_pair_of_collectives_is_named(size: int, place: str) -> None:
+    run_ranks(size, "cases_mismatch:every_pair", env=PLACES[place])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_who_comes_late_is_no_mismatch(place: str) -> None:
+    run_ranks(3, "cases_mismatch:late_is_no_mismatch", env=PLACES[place])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("case", ["receive", "apart", "composed", "one"])
+def test_destroying_does_not_wait_for_what_never_ends(case: str, place: str) -> None:
+    run_ranks(2, "cases_mismatch:destroy_in_time", case, env=PLACES[place])
