@@ -155,7 +155,9 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& 
 }
 
 Backend::WorkPtr Backend::start(WorkInfo info, Step step) {
-  info.ticket = std::make_shared<Pending::Ticket>(pending_);
+  // A receive that nobody waits for has no end that shutdown() could wait for.
+  const bool receives = info.op_type == c10d::OpType::RECV || info.op_type == c10d::OpType::RECVANYSOURCE;
+  if (!receives) info.ticket = std::make_shared<Pending::Ticket>(pending_);
   const c10::intrusive_ptr<Work> work = Work::start(std::move(info), std::move(step), process_->runtime);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalescing_->push_back(work);

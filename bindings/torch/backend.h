@@ -154,10 +154,9 @@ class Backend final : public c10d::Backend {
   /// A collective made of messages has a tag of its own.
   CollectiveTag next_collective(Collective kind, const at::Tensor& memory, std::int64_t root, const char* title);
   /// `memory` is contiguous and of a wire dtype.
-  void add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory,
-                Step& step) const;
-  void add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag,
-                   const at::Tensor& memory, Step& step) const;
+  void add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory, Step& step) const;
+  void add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag, const at::Tensor& memory,
+                   Step& step) const;
   /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
   void add_exchange(const WorkInfo& info, Collective kind, const Tensors& outputs, const Tensors& inputs, Step& step) {
     exchange(info, kind, inputs.front()).add(outputs, inputs, step);

@@ -129,8 +129,7 @@ void Backend::add_send(const WorkInfo& info, int member, const CollectiveTag& ta
 
 void Backend::add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag,
                           const at::Tensor& memory, Step& step) const {
-  step.receives.push_back(
-      message_from(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
+  step.receives.push_back(message_from(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
 }
 
 void Backend::check_message(const Tensors& tensors, int peer, int tag, const char* title) const {
@@ -297,7 +296,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   info.inputs = {input};
   info.outputs = {output};
   Step step;
-  add_exchange(info, Collective::kAllToAll, slices(target.memory, output, receives), slices(source.memory, input, sends), step);
+  add_exchange(info, Collective::kAllToAll, slices(target.memory, output, receives),
+               slices(source.memory, input, sends), step);
   append(step, [source, target] { target.copy_back(); });
   return start(std::move(info), std::move(step));
 }

@@ -59,7 +59,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
   step.requests.push_back(all_gather_request(info, records, record));
   // Tags are given out in the order of calls, which is the same on all ranks; the order in which steps end is not.
   Exchange of_indices = exchange(info, Collective::kUnevenAllGather, record);
-  Exchange of_values = exchange(info, Collective::kUnevenAllGather, wire_view(mine.values().resolve_conj().resolve_neg().contiguous(), info.title));
+  Exchange of_values = exchange(info, Collective::kUnevenAllGather,
+                                wire_view(mine.values().resolve_conj().resolve_neg().contiguous(), info.title));
   step.then = [=, op = options.reduceOp, title = info.title]() -> Step {
     Tensors indices, values, own_indices, own_values;
     const at::Tensor my_indices = mine.indices().contiguous();

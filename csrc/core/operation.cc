@@ -17,8 +17,7 @@ std::string to_string(const OpKey& key) {
 std::string to_string(const OpDescriptor& descriptor) {
   std::string text(name(descriptor.collective));
   if (is_made_of_messages(descriptor.collective)) {
-    const bool has_root =
-        descriptor.collective == Collective::kGather || descriptor.collective == Collective::kScatter;
+    const bool has_root = descriptor.collective == Collective::kGather || descriptor.collective == Collective::kScatter;
     text += '(' + std::string(name(descriptor.dtype));
     return text + (has_root ? ", root " + std::to_string(descriptor.root) : "") + ')';
   }

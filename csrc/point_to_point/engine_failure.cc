@@ -23,7 +23,7 @@ std::string tag_text(std::uint64_t tag) {
   constexpr int kCollectiveShift = 56;
   const bool is_monitored = (tag & kMonitoredBit) != 0;
   const auto collective = static_cast<Collective>(tag >> kCollectiveShift & 0x3F);
-  const std::string what = is_monitored                       ? "monitored_barrier"
+  const std::string what = is_monitored                      ? "monitored_barrier"
                            : is_made_of_messages(collective) ? std::string(name(collective))
                                                              : "gather, scatter or all_to_all";
   return "the tag of " + what + " call " + std::to_string(tag & ((std::uint64_t{1} << kCollectiveShift) - 1)) +

@@ -73,11 +73,11 @@ struct Composed {
 /// size; messages to the same rank with the same tag are received in the order in which they were sent.
 struct Send {
   GroupId group;
-  std::uint32_t to = 0;                  ///< Rank in the group; may be this one.
-  std::uint64_t tag = 0;                 ///< With the top bit: not met by receives of any tag.
-  std::span<const std::byte> data;       ///< Borrowed until the Work is done.
-  std::optional<Duration> timeout = {};  ///< Else Config::timeout_s.
-  std::optional<DataType> dtype = {};    ///< Where both sides say one, it must be the same.
+  std::uint32_t to = 0;                             ///< Rank in the group; may be this one.
+  std::uint64_t tag = 0;                            ///< With the top bit: not met by receives of any tag.
+  std::span<const std::byte> data;                  ///< Borrowed until the Work is done.
+  std::optional<Duration> timeout = {};             ///< Else Config::timeout_s.
+  std::optional<DataType> dtype = {};               ///< Where both sides say one, it must be the same.
   std::shared_ptr<const Composed> collective = {};  ///< That it belongs to: all of its messages have one tag.
 };
 

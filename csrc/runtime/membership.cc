@@ -262,14 +262,14 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
       return violation(index, "a bad Unreachable");
     case FrameType::kAbortGroup:
       if (const auto body = decode_abort_group(frame.body); body && started_ && index < options_.workers) {
-        return tell_others(index, {HubEvent::Kind::kGroupAborted, static_cast<std::uint32_t>(index), body->reason,
-                                   body->group});
+        return tell_others(
+            index, {HubEvent::Kind::kGroupAborted, static_cast<std::uint32_t>(index), body->reason, body->group});
       }
       return violation(index, "a bad AbortGroup");
     case FrameType::kLeaveGroup:
       if (const auto body = decode_leave_group(frame.body); body && started_ && index < options_.workers) {
-        return tell_others(index, {HubEvent::Kind::kGroupLeft, static_cast<std::uint32_t>(index), "", body->group,
-                                   body->calls});
+        return tell_others(
+            index, {HubEvent::Kind::kGroupLeft, static_cast<std::uint32_t>(index), "", body->group, body->calls});
       }
       return violation(index, "a bad LeaveGroup");
     case FrameType::kLeave:

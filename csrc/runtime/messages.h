@@ -87,11 +87,11 @@ struct MessagesOptions {
   const Placement* placement = nullptr;  ///< Outlives it.
   std::uint32_t rank = 0;
   std::uint64_t job_id = 0;
-  std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null: the host's other ranks are on the network.
-  std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where everybody is on this host.
-  std::function<void(const Unreachable&)> on_unreachable;  ///< Workers that do not answer on the network.
-  std::function<void()> before_complete;                   ///< Before operations end for their callers ...
-  std::function<void(bool ok)> on_complete;                ///< ... and after each of them.
+  std::shared_ptr<intra_node::Neighborhood> neighborhood;      ///< Null: the host's other ranks are on the network.
+  std::unique_ptr<transport::Endpoint> endpoint;               ///< Null where everybody is on this host.
+  std::function<void(const Unreachable&)> on_unreachable;      ///< Workers that do not answer on the network.
+  std::function<void()> before_complete;                       ///< Before operations end for their callers ...
+  std::function<void(bool ok)> on_complete;                    ///< ... and after each of them.
   std::function<void(const WaitingCollective&)> on_long_wait;  ///< Once for each.
   std::function<void(const OpKey&)> on_collective_end;         ///< All of its messages have ended.
 };

@@ -62,11 +62,11 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;         ///< As Request's; may be empty.
-  bool has_backup = false;  ///< As Request's, where the job has backup workers.
+  std::string name;          ///< As Request's; may be empty.
+  bool has_backup = false;   ///< As Request's, where the job has backup workers.
   bool is_counted = false;   ///< Its number is the group's own count of calls.
   bool is_declared = false;  ///< Stands for a collective that is made of messages; no caller waits for it.
-  Roster roster;            ///< Who is in, once that is known.
+  Roster roster;             ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.

@@ -25,7 +25,8 @@ void Progress::declare(const WaitingCollective& waiting) {
 /// Whatever ends it beside these, the messages end with it or tell better why.
 void Progress::declared_end(const PendingOperation& operation, const Status& status) {
   const OpKey key{operation.group->id, operation.op, 0};
-  if (status.code() == Code::kMismatch || !check_left(operation).is_ok()) refused_collectives_.emplace_back(key, status);
+  if (status.code() == Code::kMismatch || !check_left(operation).is_ok())
+    refused_collectives_.emplace_back(key, status);
 }
 
 bool Progress::settle_collectives(Instant now) {

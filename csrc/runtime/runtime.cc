@@ -153,7 +153,8 @@ class Runtime::Impl {
   /// of their own.
   void report_left(Group& group) const {
     if (group.id == GroupId{0} || group.has_own_keys || !group.closed.is_ok() || group.route.ranks.size() < 2) return;
-    if (!std::exchange(group.is_left, true)) options.hub->report_group_left({group.id, group.use}, group.next_op.load());
+    if (!std::exchange(group.is_left, true))
+      options.hub->report_group_left({group.id, group.use}, group.next_op.load());
   }
 
   /// True where this rank is in the group and has not closed it before.

@@ -71,8 +71,7 @@ class ServerProcess::Impl {
 
   /// True where there is nobody left to serve.
   bool take(const HubEvent& event) {
-    const bool is_of_group =
-        event.kind == HubEvent::Kind::kGroupAborted || event.kind == HubEvent::Kind::kGroupLeft;
+    const bool is_of_group = event.kind == HubEvent::Kind::kGroupAborted || event.kind == HubEvent::Kind::kGroupLeft;
     if (is_of_group) return false;  // Its workers tell the lanes.
     const std::string who = to_string(event.member);
     if (event.kind == HubEvent::Kind::kHubLost) {
