@@ -72,9 +72,8 @@ Progress::Progress(ProgressOptions options)
       bounce_registration_ = options_.endpoint->register_memory(network_config_.bounce);
     }
     network_ = std::make_unique<worker::Engine>(network_config_);
-    const PumpOptions pump_options = make_pump_options(options_, lane_links());
     pump_ = std::make_unique<Pump<worker::Engine>>(
-        *network_, *options_.endpoint, pump_options,
+        *network_, *options_.endpoint, make_pump_options(options_, lane_links()),
         [](const ReduceAction&) {},  // The worker's engine never asks for a reduction.
         [this](const CompleteAction& action) { network_completions_.push_back(action); });
     traffic_.resize(network_config_.lanes.size());
@@ -99,8 +98,7 @@ Progress::Progress(ProgressOptions options)
     ++(ok ? counters_.ops_completed : counters_.ops_failed);
     settle(1);
   };
-  message_options.on_long_wait = [this](const WaitingCollective& waiting) { declare(waiting); };
-  message_options.on_collective_end = [this](const OpKey& key) { ended_collectives_.push_back(key); };
+  watch_collectives(message_options);
   messages_ = std::make_unique<Messages>(std::move(message_options));
   seat_ = std::make_shared<DriverSeat>(this, options_.endpoint == nullptr);
   try {

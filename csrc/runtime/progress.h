@@ -244,6 +244,7 @@ class Progress final : public Driver {
   bool begin_held(Instant now);
   void end(const std::shared_ptr<PendingOperation>& operation, const Status& status);
   void end_held(const std::shared_ptr<PendingOperation>& operation, const Status& status);
+  void watch_collectives(MessagesOptions& options);
   void declare(const WaitingCollective& waiting);
   void declared_end(const PendingOperation& operation, const Status& status);
   bool settle_collectives(Instant now);

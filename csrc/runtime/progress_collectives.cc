@@ -9,6 +9,11 @@
 
 namespace herring::runtime {
 
+void Progress::watch_collectives(MessagesOptions& options) {
+  options.on_long_wait = [this](const WaitingCollective& waiting) { declare(waiting); };
+  options.on_collective_end = [this](const OpKey& key) { ended_collectives_.push_back(key); };
+}
+
 void Progress::declare(const WaitingCollective& waiting) {
   if (waiting.group->route.path == GroupRoute::Path::kAlone) return;
   auto operation = std::make_shared<PendingOperation>();
