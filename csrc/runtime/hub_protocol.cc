@@ -25,7 +25,7 @@ std::string to_string(const HubEvent& event) {
     case HubEvent::Kind::kGroupAborted:
       return "rank " + std::to_string(event.member.rank) + " aborted the group: " + event.reason;
     case HubEvent::Kind::kGroupLeft:
-      return "rank " + std::to_string(event.member.rank) + " has left the group";
+      return to_string(event.member) + " has left the group";
     case HubEvent::Kind::kLost:
       break;
   }

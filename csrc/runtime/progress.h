@@ -43,12 +43,15 @@ struct Group {
   std::uint32_t use = 0;  ///< As UsedGroup's.
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
-  /// Who has left it, and after how many calls without a name. Only the thread in the progress seat.
-  std::vector<std::pair<std::uint32_t, std::uint64_t>> left;
+  struct Left {
+    std::uint64_t calls;  ///< So many without a name came before.
+    std::string text;     ///< Who, and how.
+  };
+  std::vector<Left> left;     ///< Only the thread in the progress seat.
   bool has_own_keys = false;  ///< Its operations are not counted here. Guarded by the runtime.
   bool is_left = false;       ///< The others know that nothing more is called here. Guarded by the runtime.
   Status closed;              ///< Why nothing can be called in it any more. Guarded by the runtime.
-  NameUses name_uses;  ///< Guarded by the runtime.
+  NameUses name_uses;         ///< Guarded by the runtime.
 };
 
 /// One submitted operation on its way. After submit() it belongs to the progress thread.
@@ -62,11 +65,11 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;          ///< As Request's; may be empty.
-  bool has_backup = false;   ///< As Request's, where the job has backup workers.
-  bool is_counted = false;   ///< Its number is the group's own count of calls.
-  bool is_declared = false;  ///< Stands for a collective that is made of messages; no caller waits for it.
-  Roster roster;             ///< Who is in, once that is known.
+  std::string name;            ///< As Request's; may be empty.
+  bool has_backup = false;     ///< As Request's, where the job has backup workers.
+  bool is_counted = false;     ///< Its number is the group's own count of calls.
+  bool is_declared = false;    ///< Stands for a collective that is made of messages; no caller waits for it.
+  Roster roster;               ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.

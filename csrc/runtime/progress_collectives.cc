@@ -21,7 +21,6 @@ void Progress::declare(const WaitingCollective& waiting) {
   operation->op = waiting.call->number;
   operation->descriptor = waiting.call->descriptor;
   operation->deadline = waiting.deadline;
-  operation->is_key_used_once = true;
   operation->is_counted = true;
   operation->is_declared = true;
   declarations_.push_back(std::move(operation));

@@ -132,10 +132,9 @@ void Progress::group_aborted(Instant now, const HubEvent& event) {
 
 Status Progress::check_left(const PendingOperation& operation) const {
   if (!operation.is_counted) return Status::ok();
-  for (const auto& [rank, calls] : operation.group->left) {
+  for (const auto& [calls, text] : operation.group->left) {
     if (operation.op < calls) continue;
-    return Status(Code::kPeerLost, "rank " + std::to_string(rank) + " has left the group and cannot take part in " +
-                                       to_string(operation.descriptor));
+    return Status(Code::kPeerLost, text + " and cannot take part in " + to_string(operation.descriptor));
   }
   return Status::ok();
 }
@@ -144,7 +143,7 @@ Status Progress::check_left(const PendingOperation& operation) const {
 void Progress::group_left(Instant now, const HubEvent& event) {
   const std::shared_ptr<Group> group = options_.find_group(event.group);
   if (group == nullptr || std::ranges::find(group->route.ranks, event.member.rank) == group->route.ranks.end()) return;
-  group->left.emplace_back(event.member.rank, event.calls);
+  group->left.push_back({event.calls, to_string(event)});
   for (const auto& operation : std::vector(held_)) {
     if (operation->group != group) continue;
     if (const Status gone = check_left(*operation); !gone.is_ok()) end_held(operation, gone);

@@ -175,7 +175,7 @@ def destroyed_while_pending() -> None:
     dist.destroy_process_group()
     assert time.monotonic() - started < 2, time.monotonic() - started
     if work is not None:
-        with expect_error(RuntimeError, "worker 1", "has left the job"):
+        with expect_error(RuntimeError, "worker 1", "has left the group"):
             work.wait()
 
 
