@@ -311,7 +311,8 @@ bool HubClient::Impl::on_event(const Frame& frame) {
     changed_.notify_all();
     return true;
   }
-  events_.push_back({event->kind, member(event->index), std::move(event->reason), options_.holder, event->group});
+  events_.push_back(
+      {event->kind, member(event->index), std::move(event->reason), options_.holder, event->group, event->calls});
   events_waiting_.raise();
   return true;
 }
