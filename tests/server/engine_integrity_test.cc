@@ -1,4 +1,5 @@
 #include <limits>
+#include <set>
 
 #include "server/engine_bench.h"
 
@@ -64,6 +65,32 @@ TEST(ServerEngine, NamesWhoseInputIsNotFiniteAndSendsNoResultOfIt) {
   }
   bench.sent_all();
   EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+}
+
+/// Who gives up again and again and reads no answer costs a lane what has room, and no more.
+TEST(ServerEngine, AnswersToAWorkerThatNeverReadsAreBounded) {
+  Bench bench(2);
+  bench.config.max_ops_per_worker = 100;
+  bench.build();
+  const std::uint64_t tag = bench.send(1, bench.announce(1, 1));
+  std::vector<SendAction> on_way;
+  for (bench.op = 2; bench.op < 10'002; ++bench.op) {
+    bench.cancel(1, tag, 0, 0, "enough");
+    for (const SendAction& error : bench.sends(wire::MessageType::kError)) on_way.push_back(error);
+  }
+  EXPECT_EQ(on_way.size(), 64u);
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 10'000u - 64 - 100);
+  // Who reads them in the end gets those that there was room for, each once.
+  std::set<std::uint64_t> answered;
+  while (!on_way.empty()) {
+    answered.insert(on_way.back().header.op);
+    const Token token = on_way.back().token;
+    on_way.pop_back();
+    bench.engine->on_sent(bench.now, token, Status::ok());
+    bench.collect();
+    for (const SendAction& error : bench.sends(wire::MessageType::kError)) on_way.push_back(error);
+  }
+  EXPECT_EQ(answered.size(), 164u);
 }
 
 }  // namespace
