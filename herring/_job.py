@@ -327,6 +327,7 @@ def _fixed_meeting(
         raise InvalidArgumentError(
             f"HERRING_SERVERS is {config.servers}, but server processes could not find the workers: "
             "set MASTER_ADDR and MASTER_PORT (or HERRING_HUB) for all of them"
+            + (f". {placement.note}" if placement.note else "")
         )
     if not placement.is_mpi:
         raise InvalidArgumentError(

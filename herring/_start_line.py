@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from herring._context import Session
 
 _LOGGER = logging.getLogger("herring")
-_FORMAT = logging.Formatter("%(name)s[rank 0] %(levelname)s: %(message)s")
 
 
 def announce(session: Session) -> None:
@@ -22,14 +21,13 @@ def announce(session: Session) -> None:
 
 
 def text_of(session: Session) -> str:
-    """ "rank 0 of 4 workers on 2 hosts (RANK and WORLD_SIZE), 2 servers: tcp (libfabric 2.5, eth0) via 2 servers"."""
+    """ "rank 0 of 4 workers on 2 hosts (RANK and WORLD_SIZE), 2 server processes: tcp (...) through 2 servers"."""
     job, client = session.job, session.job.client
     hosts = len({member.host_identity for member in client.workers}) or 1
     servers = len(client.servers)
-    return (
-        f"rank {job.rank} of {_count(job.size, 'worker')} on {_count(hosts, 'host')} (from {job.placement.source}), "
-        f"{_count(servers, 'server process', 'server processes')}: {session.runtime.description()}"
-    )
+    who = f"rank {job.rank} of {_count(job.size, 'worker')} on {_count(hosts, 'host')} ({job.placement.source})"
+    servers_text = _count(servers, "server process", "server processes") if servers else "no server processes"
+    return f"{who}, {servers_text}: {session.runtime.description()}"
 
 
 def _count(number: int, one: str, more: str = "") -> str:
@@ -47,5 +45,5 @@ def _say(level: int, text: str) -> None:
     record = _LOGGER.makeRecord(_LOGGER.name, level, __file__, 0, text, (), None)
     # Not to stay: a handler of ours would repeat what the user's handlers say, once they are there.
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_FORMAT)
+    handler.setFormatter(logging.Formatter(f"herring[rank 0] {record.levelname.lower()}: %(message)s"))
     handler.handle(record)
