@@ -225,7 +225,7 @@ def _sagemaker(env: Environment) -> Detected | None:
     own, hosts = env.get("SM_CURRENT_HOST"), _json_list(env, "SM_HOSTS")
     if not own or len(hosts) < 2:
         return None
-    if (groups := _sagemaker_groups(env)) and len(groups[0]) < len(hosts):
+    if (groups := _sagemaker_groups(env, "worker")) and len(groups[0]) < len(hosts):
         hosts = groups[0]
     hosts = sorted(hosts, key=_by_number)
     if own not in hosts:
@@ -236,7 +236,7 @@ def _sagemaker(env: Environment) -> Detected | None:
     )
 
 
-def _sagemaker_groups(env: Environment) -> tuple[list[str], list[str]] | None:
+def _sagemaker_groups(env: Environment, role: Role) -> tuple[list[str], list[str]] | None:
     """The hosts of this process's instance group and of the other one; None where there is one group only."""
     try:
         said = json.loads(env.get("SM_RESOURCE_CONFIG") or "{}")
@@ -244,12 +244,12 @@ def _sagemaker_groups(env: Environment) -> tuple[list[str], list[str]] | None:
         own = groups.pop(said["current_group_name"])
     except (ValueError, KeyError, TypeError):
         return None
-    if len(groups) > 1:
+    if len(groups) > 1 and role == "worker":
         raise InvalidArgumentError(
             f"SageMaker has started {len(groups) + 1} instance groups: which of them work and which serve is not "
             "known. Use one for workers and one for servers, " + _BY_HAND
         )
-    return (own, *groups.values()) if groups else None  # type: ignore[return-value]
+    return (own, next(iter(groups.values()))) if len(groups) == 1 else None
 
 
 def _json_list(env: Environment, name: str) -> list[str]:
@@ -330,7 +330,7 @@ def _server(env: Environment) -> Detected:
     if _slurm.is_step(env) and "OMPI_COMM_WORLD_RANK" not in env and "MPI_LOCALRANKID" not in env:
         size, hub = _of_slurms_workers(env, size)
         rank, peers, source = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS"), "SLURM_PROCID"
-    elif (groups := _sagemaker_groups(env)) is not None:
+    elif (groups := _sagemaker_groups(env, "server")) is not None:
         own, others = (sorted(each, key=_by_number) for each in groups)
         host = env.get("SM_CURRENT_HOST", "")
         rank, peers, source = (own.index(host) if host in own else None), len(own), "SM_CURRENT_HOST"

@@ -71,11 +71,19 @@ def tasks_on(node: int, text: str) -> int | None:
 
 
 def is_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process as a task. A batch script and salloc's shell have no step; a script's
-    SLURM_PROCID is 0."""
+    """Whether srun started this process as a task. A batch script and salloc's shell have no step.
+
+    A script's SLURM_PROCID is 0, and one that was submitted from within a step inherits that step's SLURM_STEP_*.
+    """
+    if env.get("SLURM_PROCID", "0") != "0":
+        return True
     if "SLURM_PROCID" not in env:
         return False
-    return any(name in env for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID")) or env["SLURM_PROCID"] != "0"
+    if "SLURM_STEP_NUM_TASKS" not in env:
+        return "SLURM_STEP_ID" in env
+    tasks, listed, own = env["SLURM_STEP_NUM_TASKS"], env.get("SLURM_STEP_NODELIST"), env.get("SLURMD_NODENAME")
+    is_elsewhere = bool(own and listed) and own not in hosts_of(listed or "")
+    return env.get("SLURM_NTASKS", tasks) == tasks and not is_elsewhere
 
 
 def group_hosts(env: Mapping[str, str], group: int) -> str:

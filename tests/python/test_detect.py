@@ -48,6 +48,7 @@ def place(found: Detected) -> tuple[int | None, ...]:
         ("nothing", (0, 1, 0, 1), None),
         ("sbatch", (0, 1, 0, 1), None),
         ("salloc", (0, 1, 0, 1), None),
+        ("sbatch_in_step", (0, 1, 0, 1), None),
     ],
 )
 def test_a_workers_place(name: str, expected: tuple[int | None, ...], hub: Master | None) -> None:
@@ -97,6 +98,12 @@ def test_a_batch_script_itself_is_a_job_of_one_and_says_so(name: str) -> None:
     assert not found.is_launched
     assert "4 tasks" in found.note
     assert "start with srun" in found.note
+
+
+@pytest.mark.parametrize("tasks", ["1", "4"])
+def test_a_batch_script_does_not_take_its_submitters_step_for_its_own(tasks: str) -> None:
+    """It inherits SLURM_STEP_*: it would wait for three tasks that are none of its job."""
+    assert not detect(recorded("sbatch_in_step", SLURM_NTASKS=tasks)).is_launched
 
 
 def test_a_pods_index_alone_is_a_job_of_one_and_says_so() -> None:
