@@ -32,8 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     server = commands.add_parser(
         "server",
         help="run a server process",
-        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
-        "and HERRING_SERVERS, the same as the workers have; processes may start in any order.",
+        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT "
+        "(or HERRING_HUB) and HERRING_SERVERS, the same as the workers have, or as the scheduler says; processes may "
+        "start in any order. WORLD_SIZE, where set, is checked.",
     )
     server.add_argument(
         "--rank",

@@ -255,9 +255,9 @@ def join_as_server(
     workers: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ServerJob:
-    """Joins as server `rank` of HERRING_SERVERS, where not given as the scheduler counts; `workers` likewise.
+    """Joins as server `rank` of HERRING_SERVERS, where not given as the scheduler counts.
 
-    Finds the hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as
+    Where neither `workers` nor WORLD_SIZE nor the scheduler says how many workers there are, the hub does. Finds the hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as
     join_as_worker does.
     """
     env = os.environ if environment is None else environment
@@ -272,15 +272,13 @@ def join_as_server(
             f"server rank {rank} is not from 0 to {config.servers - 1} (HERRING_SERVERS={config.servers})"
         )
     workers = found.size if workers is None else workers
-    if workers is None:
-        raise InvalidArgumentError("WORLD_SIZE is not set; a server needs the number of workers there")
     meeting = from_hub_setting(config.hub, config.secret) if config.hub else _scheduled(found.hub, env, config.secret)
     if meeting is None:
         raise InvalidArgumentError(
             "a server finds its job through MASTER_ADDR and MASTER_PORT, or HERRING_HUB: set one"
         )
     config = config.with_secret(meeting.secret)
-    return ServerJob(config, rank, _join(config, "server", rank, workers, meeting, deadline), deadline)
+    return ServerJob(config, rank, _join(config, "server", rank, workers or 0, meeting, deadline), deadline)
 
 
 def find_server_rank(config: _core.Config, environment: Mapping[str, str] | None = None) -> int:

@@ -77,6 +77,11 @@ std::size_t Membership::index_of(const Member& member) const {
   return member.role == Role::kWorker ? member.rank : std::size_t{options_.workers} + member.rank;
 }
 
+bool Membership::fits(const Join& join) const {
+  const bool is_told = join.workers == 0 && join.member.role == Role::kServer;
+  return (is_told || join.workers == options_.workers) && join.servers == options_.servers;
+}
+
 std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   if (closing_) return Refuse{RefuseCode::kClosing, "the hub is closing"};
   if (!doubt_.empty()) return Refuse{RefuseCode::kOtherJob, doubt_};
@@ -85,7 +90,7 @@ std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
     return Refuse{RefuseCode::kStarted, "the job of this hub has already started with all its " +
                                             sizes_text(options_.workers, options_.servers)};
   }
-  if (join.workers != options_.workers || join.servers != options_.servers) {
+  if (!fits(join)) {
     return Refuse{RefuseCode::kSizes, to_string(join.member) + " was started for " +
                                           sizes_text(join.workers, join.servers) + ", but worker 0 for " +
                                           sizes_text(options_.workers, options_.servers) +
@@ -154,11 +159,11 @@ void Membership::end_in_doubt(const std::string& text) {
 
 void Membership::join(ConnectionId connection, const Join& join, Instant now) {
   auto refuse = reason_to_refuse(join);
-  const bool fits = join.workers == options_.workers && join.servers == options_.servers;
   if (const auto rival = rival_of(join); rival && doubt_.empty()) {
     refuse = Refuse{RefuseCode::kOtherJob, two_jobs_text(join.member, *rival, now)};
     // With other sizes none of its processes was let in, nor will be.
-    if (fits && options_.doubt_for > Duration::zero() && (!started_ || now - options_.opened < options_.doubt_for)) {
+    if (fits(join) && options_.doubt_for > Duration::zero() &&
+        (!started_ || now - options_.opened < options_.doubt_for)) {
       end_in_doubt(refuse->text);
     }
   }

@@ -39,7 +39,7 @@ def test_worker_0_alone_says_who_how_many_and_how(job):
 
 def test_server_processes_are_counted(job):
     job.start_worker(starts, 0, 1, env={"HERRING_SERVERS": "1"})
-    job.start(serves, env={**job.master(), "HERRING_SERVERS": "1", "WORLD_SIZE": "1", "SLURM_PROCID": "0", **STEP})
+    job.start(serves, env={**job.master(), "HERRING_SERVERS": "1", "SLURM_PROCID": "0", **STEP})
     first, server = job.finish()
     assert ", 1 server process: " in lines(first)[0]
     assert server.result == 0
@@ -108,7 +108,10 @@ def places():
     [
         ({}, ["nothing says which server this is", "--rank"]),
         ({"JOB_COMPLETION_INDEX": "2"}, ["server rank 2 is not from 0 to 1"]),
-        ({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "5"}, ["HERRING_SERVERS is 2, but 5 processes"]),
+        (
+            {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_NTASKS": "5"},
+            ["HERRING_SERVERS is 2, but 5 processes"],
+        ),
     ],
 )
 def test_a_server_that_cannot_count_itself_says_what_to_do(job, env, words):
