@@ -258,7 +258,7 @@ def join_as_server(
     """Joins as server `rank` of HERRING_SERVERS, where not given as the scheduler counts.
 
     Where neither `workers` nor WORLD_SIZE nor the scheduler says how many workers there are, the hub does. Finds the
-    hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as join_as_worker does.
+    hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as join_as_worker.
     """
     env = os.environ if environment is None else environment
     config = _core.read_config() if config is None else config
