@@ -159,6 +159,7 @@ class Hub:
         master_port: int = 0,
         doubt_for: float = 0.0,
         settle: float = 0.0,
+        launch: str = "",
     ) -> None: ...
     @property
     def port(self) -> int: ...
@@ -183,6 +184,7 @@ class HubClient:
         config: Config,
         timeout: float,
         master_port: int = 0,
+        launch: str = "",
     ) -> None: ...
     @property
     def job_id(self) -> int: ...
@@ -306,7 +308,15 @@ class ElasticRuntime(Runtime):
     """A worker of a job that may lose and gain processes (csrc/elastic/elastic_runtime.h)."""
 
     def __init__(
-        self, *, config: Config, host: str, port: int, rank: int, fabric_search: Sequence[str], timeout: float
+        self,
+        *,
+        config: Config,
+        host: str,
+        port: int,
+        rank: int,
+        fabric_search: Sequence[str],
+        timeout: float,
+        workers: int = 0,
     ) -> None: ...
     @property
     def generation(self) -> int: ...

@@ -15,7 +15,7 @@ from herring import _core
 from herring._detect import Detected, Master, detect
 from herring._errors import HerringTimeoutError, InvalidArgumentError, MismatchError, UnavailableError
 from herring._fabric import fabric_search
-from herring._placement import Placement, find_placement
+from herring._placement import Placement, find_placement, launch_id
 from herring._rendezvous import (
     Meeting,
     Store,
@@ -193,6 +193,7 @@ def join_elastic(config: _core.Config, *, rank: int | None = None, size: int | N
         rank=placement.rank,
         fabric_search=fabric_search(),
         timeout=config.join_timeout_s,
+        workers=placement.size,
     )
     return ElasticJob(config, placement, runtime)
 
@@ -243,8 +244,13 @@ def join_as_worker(
     elif fixed is None:
         fixed = Meeting.from_text(_mpi_broadcast("", placement.size, deadline))
     config = config.with_secret(fixed.secret)
+    launch = _launch(fixed, config, placement, env)
     return WorkerJob(
-        config, placement, None, _join(config, "worker", placement.rank, placement.size, fixed, deadline), deadline
+        config,
+        placement,
+        None,
+        _join(config, "worker", placement.rank, placement.size, fixed, deadline, launch),
+        deadline,
     )
 
 
@@ -362,6 +368,7 @@ def _lead(
         # A process of this job that has not come by then never comes: worker 0 would have given up.
         doubt_for=config.join_timeout_s,
         settle=_SETTLE_S if fixed is not None and fixed.is_derived else 0.0,
+        launch=_launch(fixed, config, placement, env),
     )
     try:
         if fixed is None and placement.size > 1:
@@ -372,7 +379,7 @@ def _lead(
             else:
                 _mpi_broadcast(text, placement.size, deadline)
         here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
-        client = _join(config, "worker", 0, placement.size, here, deadline)
+        client = _join(config, "worker", 0, placement.size, here, deadline, _launch(fixed, config, placement, env))
         return WorkerJob(config, placement, hub, client, deadline)
     except (HerringTimeoutError, MismatchError):
         # The others learn from the hub who is missing, at their own deadline, which may be a little later than ours; or
@@ -385,8 +392,20 @@ def _lead(
         raise
 
 
+def _launch(fixed: Meeting | None, config: _core.Config, placement: Placement, env: Mapping[str, str]) -> str:
+    """Tells jobs apart where no secret does. One job may have workers of several launches; it has a secret then."""
+    has_secret = config.secret and not (fixed is not None and fixed.is_derived)
+    return "" if has_secret else launch_id(placement, env)
+
+
 def _join(
-    config: _core.Config, role: str, rank: int, workers: int, meeting: Meeting, deadline: float
+    config: _core.Config,
+    role: str,
+    rank: int,
+    workers: int,
+    meeting: Meeting,
+    deadline: float,
+    launch: str = "",
 ) -> _core.HubClient:
     return _core.HubClient(
         host=meeting.host,
@@ -397,6 +416,7 @@ def _join(
         config=config,
         timeout=max(deadline - time.monotonic(), 0.0),
         master_port=meeting.master_port,
+        launch=launch,
     )
 
 

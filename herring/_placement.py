@@ -31,6 +31,12 @@ class Placement:
     note: str = ""
 
 
+_TORCHRUN_JOB = "TORCHELASTIC_RUN_ID"  # "none" where torchrun was given none.
+_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+_MPI_SOURCES = ("OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE", "PMI_RANK and PMI_SIZE", "MPI")
+_MAX_LAUNCH_LINE = 200
+
+
 def find_placement(
     rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Placement:
@@ -49,6 +55,28 @@ def find_placement(
     return _checked(
         _from_mpi(found) if found.rank is None or found.size is None else _of(found, found.rank, found.size)
     )
+
+
+def launch_id(placement: Placement, environment: Mapping[str, str] | None = None) -> str:
+    """What the launcher calls its job, as lines NAME=value, the innermost first; empty where it gives it no name.
+
+    The same on all workers of one launch, on all its hosts. MPI's counts only where the rank is MPI's too: with RANK
+    set by hand, each worker may have an mpirun or srun of its own.
+    """
+    env = os.environ if environment is None else environment
+    found = []
+    names = _MPI_JOBS if placement.source in _MPI_SOURCES else (_TORCHRUN_JOB,)
+    for name in names:
+        value = env.get(name, "")
+        if value and not (name == _TORCHRUN_JOB and value == "none"):
+            found.append(f"{name}={value}")
+            break
+    # The components of a heterogeneous job have numbers of their own, and one in common.
+    for name in ("SLURM_HET_JOB_ID", "SLURM_JOB_ID"):
+        if env.get(name):
+            found.append(f"SLURM_JOB_ID={env[name]}")
+            break
+    return "\n".join(line for line in found if len(line) <= _MAX_LAUNCH_LINE)
 
 
 def _note(env: Mapping[str, str], size: int) -> str:

@@ -55,8 +55,9 @@ struct PyRendezvous {
 
 std::unique_ptr<PyElasticRuntime> join_elastic(const PyConfig& config, std::string host, std::uint16_t port,
                                                std::uint32_t rank, std::vector<std::string> fabric_search,
-                                               double timeout) {
-  const elastic::Home home = make_home(config, std::move(host), port, rank, std::move(fabric_search));
+                                               double timeout, std::uint32_t workers) {
+  elastic::Home home = make_home(config, std::move(host), port, rank, std::move(fabric_search));
+  home.workers = workers;
   const Instant deadline = deadline_after(timeout);
   return std::make_unique<PyElasticRuntime>(
       call_interruptibly([home, deadline] { return std::make_shared<ElasticRuntime>(home, deadline); }),
@@ -127,7 +128,7 @@ bool wait_until_over(const PyRendezvous& self) {
 void bind_elastic(py::module_& module) {
   py::class_<PyElasticRuntime, PyRuntime>(module, "ElasticRuntime")
       .def(py::init(&join_elastic), py::kw_only(), py::arg("config"), py::arg("host"), py::arg("port"), py::arg("rank"),
-           py::arg("fabric_search"), py::arg("timeout"))
+           py::arg("fabric_search"), py::arg("timeout"), py::arg("workers") = 0)
       .def_property_readonly("generation", [](const PyElasticRuntime& self) { return self.get()->generation(); })
       .def_property_readonly("job_id", [](const PyElasticRuntime& self) { return self.get()->job_id(); })
       .def_property_readonly("workers", [](const PyElasticRuntime& self) { return self.get()->members(); })

@@ -32,7 +32,7 @@ struct PyHub {
 
 std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16_t> ports, std::uint32_t workers,
                                 std::uint64_t job_id, const PyConfig& config, std::string meet_host,
-                                std::uint16_t master_port, double doubt_for, double settle) {
+                                std::uint16_t master_port, double doubt_for, double settle, std::string launch) {
   const Config& settings = config.result.config;
   const auto nanoseconds = [](double seconds) {
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
@@ -48,7 +48,8 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.dead_after = nanoseconds(settings.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
   options.lead =
-      Member{Role::kWorker, 0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name()};
+      Member{Role::kWorker,    0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
+             std::move(launch)};
   options.meet_host = std::move(meet_host);
   options.master_port = master_port;
   options.doubt_for = nanoseconds(std::min(doubt_for, 1e9));
@@ -64,13 +65,14 @@ Role parse_role(const std::string& role) {
 
 std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> ports, const std::string& role,
                                   std::uint32_t rank, std::uint32_t workers, const PyConfig& config, double timeout,
-                                  std::uint16_t master_port) {
+                                  std::uint16_t master_port, std::string launch) {
   runtime::HubClientOptions options;
   options.host = std::move(host);
   options.ports = std::move(ports);
   options.secret = config.result.config.secret;
-  options.self = Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
-                        host_name()};
+  options.self =
+      Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
+             std::move(launch)};
   options.workers = workers;
   options.servers = config.result.config.servers;
   options.master_port = master_port;
@@ -107,7 +109,7 @@ void bind_hub(py::module_& module) {
   py::class_<PyHub>(module, "Hub")
       .def(py::init(&make_hub), py::kw_only(), py::arg("listen_host"), py::arg("ports"), py::arg("workers"),
            py::arg("job_id"), py::arg("config"), py::arg("meet_host") = "", py::arg("master_port") = 0,
-           py::arg("doubt_for") = 0.0, py::arg("settle") = 0.0)
+           py::arg("doubt_for") = 0.0, py::arg("settle") = 0.0, py::arg("launch") = "")
       .def_property_readonly("port", [](const PyHub& self) { return self.owned.get()->port(); })
       .def("counters",
            [](const PyHub& self) {
@@ -127,7 +129,8 @@ void bind_hub(py::module_& module) {
 
   py::class_<PyHubClient>(module, "HubClient")
       .def(py::init(&join), py::kw_only(), py::arg("host"), py::arg("ports"), py::arg("role"), py::arg("rank"),
-           py::arg("workers"), py::arg("config"), py::arg("timeout"), py::arg("master_port") = 0)
+           py::arg("workers"), py::arg("config"), py::arg("timeout"), py::arg("master_port") = 0,
+           py::arg("launch") = "")
       .def_property_readonly("job_id", [](const PyHubClient& self) { return self.owned.get()->job_id(); })
       .def_property_readonly("workers", [](const PyHubClient& self) { return self.owned.get()->workers(); })
       .def_property_readonly("servers", [](const PyHubClient& self) { return self.owned.get()->servers(); })

@@ -63,6 +63,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
   options.dead_after = seconds(home.config.dead_after_s);
   options.enter.role = runtime::Role::kWorker;
   options.enter.rank = home.self.rank;
+  options.enter.workers = home.workers;
   options.enter.pid = home.self.pid;
   options.enter.host = home.self.host_name;
   options.enter.is_elastic = elastic;

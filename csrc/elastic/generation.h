@@ -18,9 +18,10 @@ namespace herring::elastic {
 /// Where this process finds the job.
 struct Home {
   Config config;
-  std::string host;        ///< Of the rendezvous, and of the hubs.
-  std::uint16_t port = 0;  ///< Of the rendezvous.
-  runtime::Member self;    ///< Its rank is a wish.
+  std::string host;           ///< Of the rendezvous, and of the hubs.
+  std::uint16_t port = 0;     ///< Of the rendezvous.
+  runtime::Member self;       ///< Its rank is a wish.
+  std::uint32_t workers = 0;  ///< Of how many its launcher says that it is; 0 or 1: it does not.
   std::vector<std::string> fabric_search;
 };
 

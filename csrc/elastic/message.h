@@ -23,7 +23,7 @@ struct OperationId {
 /// Numbers are part of the wire format and are never reused.
 enum class MessageKind : std::uint8_t {
   // To the rendezvous.
-  kEnter = 1,      ///< The first: role, rank (a wish), pid, host, is_elastic.
+  kEnter = 1,      ///< The first: role, rank (a wish), pid, host, is_elastic, workers.
   kReady = 2,      ///< Has left `generation` and waits for the next; at_boundary: others may come in.
   kBroken = 3,     ///< Cannot go on in `generation`: text.
   kCompleted = 4,  ///< These operations are complete here; `operations` with `counts` (members of the group).

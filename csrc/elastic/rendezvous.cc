@@ -107,17 +107,14 @@ void Rendezvous::enter(ConnectionId connection, const Message& message, Instant 
   Member member{next_id_++, connection, message, State::kNew, 0, false, false, false, now};
   std::string refusal;
   if (ended_) refusal = "the job of this rendezvous is over";
-  if (current_.number > 0 && message.role == Role::kWorker && !(elastic_ && message.is_elastic)) {
+  if (const Member* rival = ended_ ? nullptr : rival_of(message)) {
+    refusal = two_jobs_text(message, *rival);
+    const bool is_young = current_.number == 0 || now - current_.formed < options_.start_within;
+    if (is_young) end(false, refusal + ". This job has ended, because some of its processes may be the other job's");
+  } else if (current_.number > 0 && message.role == Role::kWorker && !(elastic_ && message.is_elastic)) {
     refusal = "the job has started and takes in no workers: it is not elastic (HERRING_ELASTIC)";
   }
-  if (!refusal.empty()) {
-    Message answer;
-    answer.kind = MessageKind::kEnd;
-    answer.text = refusal;
-    send(member, std::move(answer));
-    actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
-    return;
-  }
+  if (!refusal.empty()) return refuse(connection, refusal);
   if (members_.empty()) {
     next_ping_ = now + options_.heartbeat;
     last_tick_ = now;
@@ -126,6 +123,37 @@ void Rendezvous::enter(ConnectionId connection, const Message& message, Instant 
   id_of_[connection] = member.id;
   members_.emplace(member.id, std::move(member));
   consider(now);
+}
+
+void Rendezvous::refuse(ConnectionId connection, const std::string& text) {
+  Message answer;
+  answer.kind = MessageKind::kEnd;
+  answer.text = text;
+  actions_.push_back({Action::Kind::kSend, connection, std::move(answer), 0, 0, 0});
+  actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
+}
+
+/// Who has the place that this worker was launched for. One of the two is of another job: launchers give each place
+/// once, and who has died is not here any more. Once an elastic job has begun there are no places.
+const Rendezvous::Member* Rendezvous::rival_of(const Message& newcomer) const {
+  const auto has_place = [this](const Message& enter) {
+    return enter.role == Role::kWorker && enter.workers > 1 && enter.workers == options_.workers;
+  };
+  if (!has_place(newcomer) || (current_.number > 0 && elastic_)) return nullptr;
+  for (const auto& [id, member] : members_) {
+    if (has_place(member.enter) && member.enter.rank == newcomer.rank) return &member;
+  }
+  return nullptr;
+}
+
+std::string Rendezvous::two_jobs_text(const Message& newcomer, const Member& rival) const {
+  const auto named = [](const Message& enter) {
+    return "worker " + std::to_string(enter.rank) + " (pid " + std::to_string(enter.pid) + " on " + enter.host + ")";
+  };
+  return "two processes came for one place: " + named(newcomer) + " and " + named(rival.enter) +
+         ", which is here with " + std::to_string(members_.size()) +
+         " processes. Two jobs that have one HERRING_RENDEZVOUS and one secret cannot be told apart: give each a "
+         "HERRING_RENDEZVOUS of its own, and set HERRING_SECRET, another one for each job";
 }
 
 void Rendezvous::heard(ConnectionId connection, Instant now) {

@@ -103,6 +103,9 @@ class Rendezvous final {
   };
 
   void enter(ConnectionId connection, const Message& message, Instant now);
+  void refuse(ConnectionId connection, const std::string& text);
+  std::string two_jobs_text(const Message& newcomer, const Member& rival) const;
+  const Member* rival_of(const Message& newcomer) const;
   void ready(Member& member, const Message& message, Instant now);
   void broken(const Member& member, const Message& message, Instant now);
   void completed(const Message& message);

@@ -42,6 +42,28 @@ struct Connection {
   Instant close_by = Instant::max();
 };
 
+/// Empty where it does not answer as one of ours does.
+std::string what_is_at(const std::string& host, std::uint16_t port, const std::string& secret) {
+  const Instant until = Clock::now() + kLinger;
+  std::string why;
+  UniqueFd fd = connect_to(host, port, until, why);
+  if (!fd) return {};
+  FrameSocket socket(std::move(fd));
+  Hello hello;
+  random_bytes(hello.nonce);
+  socket.send(FrameType::kHello, make_body(encode(hello)));
+  Frame frame;
+  bool open = socket.flush();
+  while (socket.next(frame) == FrameReader::Result::kNeedMore) {
+    if (!open || !wait_for(socket.fd(), POLLIN, until)) return {};
+    open = socket.receive();
+  }
+  const auto challenge = frame.type == FrameType::kChallenge ? decode_challenge(frame.body) : std::nullopt;
+  if (!challenge) return {};
+  const bool is_same = equal_constant_time(hub_proof(secret, transcript(hello, *challenge)), challenge->proof);
+  return std::string("another job's rendezvous is there, with ") + (is_same ? "the same secret" : "another secret");
+}
+
 std::uint64_t random_job_id() {
   std::array<std::byte, 8> bytes{};
   random_bytes(bytes);
@@ -56,7 +78,7 @@ class RendezvousServer::Impl final {
  public:
   explicit Impl(const RendezvousServerOptions& given) : options(given), rendezvous(given.job) {
     raise_file_limit(std::size_t{options.job.workers} + options.job.servers);
-    door.emplace(listen_on(options.listen_host, {options.port}, port));
+    door.emplace(listen_alone());
     thread = start_thread("herring-rendez", [this] { run(); });
   }
 
@@ -64,6 +86,21 @@ class RendezvousServer::Impl final {
     stop.raise();
     thread.join();
     hubs.clear();
+  }
+
+  /// What has the place is named: a rendezvous cannot go to another port, because all know it by this one.
+  UniqueFd listen_alone() {
+    try {
+      return listen_on(options.listen_host, {options.port}, port);
+    } catch (const Error& error) {
+      if (error.status().code() == Code::kInvalidArgument) throw;
+    }
+    const std::string host = options.listen_host.empty() ? "127.0.0.1" : options.listen_host;
+    const std::string found = what_is_at(host, options.port, options.secret);
+    throw Error(found.empty() ? Code::kTransport : Code::kMismatch,
+                "no rendezvous can be opened at " + host + ":" + std::to_string(options.port) + ": " +
+                    (found.empty() ? "another program has the port" : found) +
+                    ". Give each job a HERRING_RENDEZVOUS of its own");
   }
 
   void run() {

@@ -8,8 +8,6 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint64_t kNamedBit = std::uint64_t{1} << 63;
-
 std::optional<std::uint64_t> offset_in(std::span<const std::byte> memory, std::span<const std::byte> arena) {
   const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
   const auto base = reinterpret_cast<std::uintptr_t>(arena.data());
@@ -51,11 +49,7 @@ void Engine::Impl::submit(Instant now, const LocalOperation& operation) {
     return refuse(Status(Code::kInvalidArgument, to_string(operation.descriptor) + ": operation " +
                                                      std::to_string(operation.key.op) + " is in use already"));
   }
-  const LocalKey key{operation.key, occurrence_of_next(operation.key)};
-  if ((operation.key.op & kNamedBit) != 0 && !operation.is_key_used_once) {
-    ++occurrences_[operation.key];
-    stats_.keys_remembered = occurrences_.size();
-  }
+  const OpKey key = operation.key;
   if (!good.is_ok()) return refuse(good);
   if (const auto dead = tombstones_.find(key); dead != tombstones_.end()) return refuse(dead->second);
 
@@ -193,7 +187,7 @@ void Engine::Impl::reduce(Exchange& exchange) {
   exchange.network_pending = true;
   const std::span<std::byte> slot =
       exchange.way == Way::kSlots ? slot_of(exchange, exchange.me, config_) : std::span<std::byte>();
-  actions_.push_back(NetworkAction{exchange.key.key, slot});
+  actions_.push_back(NetworkAction{exchange.key, slot});
 }
 
 void Engine::Impl::share(Exchange& exchange) {
@@ -258,7 +252,7 @@ void Engine::Impl::complete(Exchange& exchange, const Status& status) {
     for (std::uint32_t rank = 0; rank < config_.local_size; ++rank) send_dones(rank);
   }
   // Last: what others wait for is on its way when the caller hears of it, and may leave.
-  actions_.push_back(CompleteLocal{exchange.key.key, status});
+  actions_.push_back(CompleteLocal{exchange.key, status});
   try_retire(exchange);
 }
 
@@ -304,24 +298,14 @@ bool Engine::Impl::is_untroubled() const {
          std::ranges::none_of(lost_, [](const auto& why) { return why.has_value(); });
 }
 
-Exchange* Engine::Impl::find(const LocalKey& key) {
+Exchange* Engine::Impl::find(const OpKey& key) {
   const auto found = exchanges_.find(key);
   return found == exchanges_.end() ? nullptr : found->second.get();
 }
 
-/// The occurrence of `key` that the next submit() will be.
-std::uint32_t Engine::Impl::occurrence_of_next(const OpKey& key) const {
-  if ((key.op & kNamedBit) == 0) return 0;
-  const auto found = occurrences_.find(key);
-  return found == occurrences_.end() ? 0 : found->second;
-}
-
 Exchange* Engine::Impl::find_active(const OpKey& key) {
-  const std::uint32_t next = occurrence_of_next(key);
-  Exchange* exchange = find({key, next > 0 ? next - 1 : 0});
-  if (exchange == nullptr || exchange->stage == Stage::kEarly) return nullptr;
-  // What may come again is over for its submitter while others still read.
-  return exchange->is_active() || next == 0 ? exchange : nullptr;
+  Exchange* exchange = find(key);
+  return exchange == nullptr || exchange->stage == Stage::kEarly ? nullptr : exchange;
 }
 
 bool Engine::Impl::is_member(const Exchange& exchange, std::uint32_t rank) const {

@@ -23,7 +23,7 @@ struct ByteSpan {  ///< A range of a part, in bytes.
 
 /// One part of one operation among the group's ranks on this host.
 struct LocalOperation {
-  OpKey key;
+  OpKey key;  ///< No other operation of the job has it, before or after.
   OpDescriptor descriptor;
   std::vector<std::uint32_t> members;      ///< Local ranks taking part, in the fixed order of summation; has this rank.
   std::vector<std::uint32_t> world_ranks;  ///< Their ranks in the job, for messages to people.
@@ -34,7 +34,6 @@ struct LocalOperation {
   std::uint32_t average_over = 1;  ///< 1 where the network hop averages afterwards.
   bool network = false;            ///< After the local reduction: NetworkAction, then distribute its result.
   bool announced = false;          ///< A Shortcut has sent this rank's Ready (shortcut.h).
-  bool is_key_used_once = false;   ///< No other operation will have this key: it need not be remembered.
   Duration timeout{};
 };
 
@@ -94,7 +93,6 @@ struct EngineStats {
   std::uint64_t bytes_reduced = 0;  ///< Read by reductions.
   std::uint64_t staging_bytes = 0;  ///< In use now.
   std::uint64_t messages_rejected = 0;
-  std::uint64_t keys_remembered = 0;  ///< Of operations that are over, because they may come again.
 };
 
 /// How an all-reduce goes, for the member with index i:

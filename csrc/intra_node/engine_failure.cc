@@ -84,11 +84,11 @@ void Engine::Impl::on_peer_lost(Instant now, std::uint32_t local_rank, const std
   if (local_rank >= config_.local_size || local_rank == config_.local_rank || lost_[local_rank]) return;
   lost_[local_rank] = why;
   pending_dones_[local_rank].clear();
-  std::vector<LocalKey> keys;
+  std::vector<OpKey> keys;
   for (const auto& [key, exchange] : exchanges_) {
     if (exchange->stage != Stage::kEarly && is_member(*exchange, local_rank)) keys.push_back(key);
   }
-  for (const LocalKey& key : keys) {
+  for (const OpKey& key : keys) {
     Exchange* exchange = find(key);
     if (exchange == nullptr) continue;
     const auto member = static_cast<std::uint32_t>(std::ranges::find(exchange->operation.members, local_rank) -
@@ -104,13 +104,13 @@ void Engine::Impl::on_peer_lost(Instant now, std::uint32_t local_rank, const std
 
 void Engine::Impl::on_peer_left(Instant now, std::uint32_t local_rank, const std::string& why) {
   if (local_rank >= config_.local_size || local_rank == config_.local_rank) return;
-  std::vector<LocalKey> keys;
+  std::vector<OpKey> keys;
   for (const auto& [key, exchange] : exchanges_) {
     // Where members disagree, that is what their users should hear.
     const bool waits = exchange->stage == Stage::kGathering && exchange->mismatch_deadline == Instant::max();
     if (waits && is_member(*exchange, local_rank) && !exchange->said[local_rank].ready) keys.push_back(key);
   }
-  for (const LocalKey& key : keys) {
+  for (const OpKey& key : keys) {
     Exchange* exchange = find(key);
     if (exchange == nullptr || exchange->stage != Stage::kGathering) continue;
     exchange->said[local_rank].released = true;
@@ -120,11 +120,11 @@ void Engine::Impl::on_peer_left(Instant now, std::uint32_t local_rank, const std
 
 void Engine::Impl::on_tick(Instant now) {
   if (now < next_deadline_) return;
-  std::vector<LocalKey> due;
+  std::vector<OpKey> due;
   for (const auto& [key, exchange] : exchanges_) {
     if (exchange->is_active() && now >= std::min(exchange->deadline, exchange->mismatch_deadline)) due.push_back(key);
   }
-  for (const LocalKey& key : due) {
+  for (const OpKey& key : due) {
     if (Exchange* exchange = find(key)) expire(now, *exchange);
   }
   next_deadline_ = Instant::max();
@@ -147,7 +147,7 @@ void Engine::Impl::expire(Instant now, Exchange& exchange) {
   fail(now, exchange, Status(Code::kTimeout, timeout_text(exchange)));
 }
 
-void Engine::Impl::remember_failure(const LocalKey& key, const Status& status) {
+void Engine::Impl::remember_failure(const OpKey& key, const Status& status) {
   if (!tombstones_.emplace(key, status).second) return;
   tombstone_order_.push_back(key);
   if (tombstone_order_.size() <= kMaxTombstones) return;

@@ -66,7 +66,7 @@ class Engine::Impl {
   void send(std::uint32_t to, const LocalMessage& message);
   void send_to_all(const LocalMessage& message);
   void send_dones(std::uint32_t to);
-  void send_error(std::uint32_t to, const LocalKey& key, const Status& status, bool reply);
+  void send_error(std::uint32_t to, const OpKey& key, const Status& status, bool reply);
 
   // What goes wrong (engine_failure.cc).
   bool check_agreement(Instant now, Exchange& exchange);
@@ -75,27 +75,25 @@ class Engine::Impl {
   void report_failure(Exchange& exchange);
   void let_go(Exchange& exchange, std::uint32_t rank);
   void expire(Instant now, Exchange& exchange);
-  void remember_failure(const LocalKey& key, const Status& status);
+  void remember_failure(const OpKey& key, const Status& status);
 
-  Exchange* find(const LocalKey& key);
+  Exchange* find(const OpKey& key);
   Exchange* find_active(const OpKey& key);
-  std::uint32_t occurrence_of_next(const OpKey& key) const;
   bool is_member(const Exchange& exchange, std::uint32_t rank) const;
   void wake_at(Instant deadline) { next_deadline_ = std::min(next_deadline_, deadline); }
   void emit(std::size_t first);
 
   EngineConfig config_;
   EngineStats stats_;
-  std::unordered_map<LocalKey, std::unique_ptr<Exchange>> exchanges_;
-  std::unordered_map<OpKey, std::uint32_t> occurrences_;  // Named operations: how often they were submitted.
-  std::size_t early_ = 0;                                 // Exchanges in Stage::kEarly.
-  std::vector<std::size_t> early_bytes_;                  // Their data, by rank.
+  std::unordered_map<OpKey, std::unique_ptr<Exchange>> exchanges_;
+  std::size_t early_ = 0;                 // Exchanges in Stage::kEarly.
+  std::vector<std::size_t> early_bytes_;  // Their data, by rank.
   std::size_t active_ = 0;
   std::size_t quarantined_ = 0;
-  std::vector<std::optional<std::string>> lost_;      // By rank: why.
-  std::vector<std::vector<LocalKey>> pending_dones_;  // By rank: go along with the next message there.
-  std::unordered_map<LocalKey, Status> tombstones_;
-  std::deque<LocalKey> tombstone_order_;
+  std::vector<std::optional<std::string>> lost_;   // By rank: why.
+  std::vector<std::vector<OpKey>> pending_dones_;  // By rank: go along with the next message there.
+  std::unordered_map<OpKey, Status> tombstones_;
+  std::deque<OpKey> tombstone_order_;
   // Finished, but actions that were not carried out yet refer to them; the second batch was taken already.
   std::vector<std::unique_ptr<Exchange>> retired_;
   std::vector<std::unique_ptr<Exchange>> retired_and_taken_;

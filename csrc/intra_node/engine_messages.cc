@@ -55,10 +55,6 @@ void Engine::Impl::on_ready(Instant now, std::uint32_t from, const LocalMessage&
 
 /// Room for an operation that we have not called yet; nothing (and the sender is told) where there is too much of that.
 Exchange* Engine::Impl::open_early(std::uint32_t from, const LocalMessage& message) {
-  if (message.key.occurrence < occurrence_of_next(message.key.key)) {
-    ++stats_.messages_rejected;
-    return nullptr;
-  }
   if (early_ >= kMaxEarly || early_bytes_[from] + message.data.size() > kMaxEarlyBytes) {
     ++stats_.messages_rejected;
     const Status status(Code::kUnavailable, to_string(message.descriptor) + ": a rank of this host is " +
@@ -97,7 +93,7 @@ void Engine::Impl::on_reduced(std::uint32_t from, const LocalMessage& message) {
 }
 
 void Engine::Impl::on_done(std::uint32_t from, const LocalMessage& message) {
-  for (const LocalKey& key : message.keys) {
+  for (const OpKey& key : message.keys) {
     Exchange* exchange = find(key);
     if (exchange != nullptr && exchange->stage != Stage::kEarly && is_member(*exchange, from)) {
       let_go(*exchange, from);
@@ -127,7 +123,7 @@ void Engine::Impl::on_error(Instant now, std::uint32_t from, const LocalMessage&
       }
       exchanges_.erase(message.key);
     }
-    if (message.key.occurrence >= occurrence_of_next(message.key.key)) remember_failure(message.key, status);
+    remember_failure(message.key, status);
     return send_error(from, message.key, status, true);
   }
   switch (exchange->stage) {
@@ -166,7 +162,7 @@ void Engine::Impl::send_dones(std::uint32_t to) {
   if (!lost_[to]) actions_.push_back(SendLocal{to, encode(done)});
 }
 
-void Engine::Impl::send_error(std::uint32_t to, const LocalKey& key, const Status& status, bool reply) {
+void Engine::Impl::send_error(std::uint32_t to, const OpKey& key, const Status& status, bool reply) {
   LocalMessage error;
   error.kind = MessageKind::kError;
   error.key = key;

@@ -231,7 +231,7 @@ Status check_finite(const Exchange& exchange, const EngineConfig& config) {
       break;
     }
   }
-  return found.empty() ? Status::ok() : not_finite_status(descriptor, exchange.key.key, found);
+  return found.empty() ? Status::ok() : not_finite_status(descriptor, exchange.key, found);
 }
 
 void reduce_inline(const Exchange& exchange, LocalActions& out) {
@@ -332,14 +332,14 @@ std::string mismatch_text(const Exchange& exchange) {
     said.push_back(to_string(mine ? exchange.operation.descriptor : exchange.of(i).descriptor));
     texts_differ |= said.back() != to_string(exchange.operation.descriptor);
   }
-  std::string text = "ranks disagree about " + to_string(exchange.key.key) + ": ";
+  std::string text = "ranks disagree about " + to_string(exchange.key) + ": ";
   for (std::uint32_t i = 0; i < exchange.size(); ++i) {
     const bool mine = i == exchange.me;
     text += (i > 0 ? "; rank " : "rank ") + std::to_string(exchange.operation.world_ranks[i]) + ": " + said[i];
     if (texts_differ || (!mine && !exchange.of(i).ready)) continue;
     const OpDescriptor& d = mine ? exchange.operation.descriptor : exchange.of(i).descriptor;
     text += " with " + std::to_string(d.part_bytes) + " of " + std::to_string(d.op_bytes) + " bytes in part " +
-            std::to_string(exchange.key.key.part);
+            std::to_string(exchange.key.part);
   }
   if (!texts_differ) text += " (are the HERRING_* settings and the groups the same on all ranks?)";
   return text;

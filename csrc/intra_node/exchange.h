@@ -43,7 +43,7 @@ struct Said {
 };
 
 struct Exchange {
-  LocalKey key;
+  OpKey key;
   LocalOperation operation;
   std::vector<Said> said;  ///< By local rank.
   Stage stage = Stage::kEarly;

@@ -10,7 +10,7 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint8_t kVersion = 2;
+constexpr std::uint8_t kVersion = 3;
 constexpr std::uint8_t kReplyFlag = 1;
 constexpr std::size_t kMaxTextBytes = 1024;
 
@@ -22,7 +22,7 @@ struct Head {
   std::uint32_t group;
   std::uint64_t op;
   std::uint32_t part;
-  std::uint32_t occurrence;
+  std::uint32_t reserved;
   std::uint32_t count;
   std::uint32_t zero;
 };
@@ -55,8 +55,7 @@ struct PackedKey {
   std::uint64_t op;
   std::uint32_t group;
   std::uint32_t part;
-  std::uint32_t occurrence;
-  std::uint32_t zero;
+  std::uint64_t zero;
 };
 static_assert(sizeof(PackedKey) == 24);
 
@@ -137,7 +136,7 @@ std::optional<LocalMessage> decode_to_all(std::span<const std::byte> bytes) {
   const auto head = read<Head>(tail);
   if (head.version != kVersion || head.kind != static_cast<std::uint8_t>(MessageKind::kReady)) return std::nullopt;
   LocalMessage message;
-  message.key = {{{head.group}, head.op, head.part}, head.occurrence};
+  message.key = {{head.group}, head.op, head.part};
   const auto data = bytes.subspan(sizeof(ReadyToAll::head), bytes.size() - sizeof(ReadyToAll));
   if (!decode_ready(head, tail.subspan(sizeof(Head)), data, message)) return std::nullopt;
   return message;
@@ -148,7 +147,7 @@ bool decode_done(const Head& head, std::span<const std::byte> rest, LocalMessage
   message.keys.reserve(head.count);
   for (; !rest.empty(); rest = rest.subspan(sizeof(PackedKey))) {
     const auto packed = read<PackedKey>(rest);
-    message.keys.push_back({{{packed.group}, packed.op, packed.part}, packed.occurrence});
+    message.keys.push_back({{packed.group}, packed.op, packed.part});
   }
   return true;
 }
@@ -168,10 +167,9 @@ Head head_of(const LocalMessage& message) {
   Head head{};
   head.version = kVersion;
   head.kind = static_cast<std::uint8_t>(message.kind);
-  head.group = message.key.key.group.value;
-  head.op = message.key.key.op;
-  head.part = message.key.key.part;
-  head.occurrence = message.key.occurrence;
+  head.group = message.key.group.value;
+  head.op = message.key.op;
+  head.part = message.key.part;
   return head;
 }
 
@@ -220,8 +218,8 @@ std::vector<std::byte> encode(const LocalMessage& message) {
     case MessageKind::kDone: {
       head.count = static_cast<std::uint32_t>(message.keys.size());
       Writer writer(head, message.keys.size() * sizeof(PackedKey));
-      for (const LocalKey& key : message.keys) {
-        writer.put(PackedKey{key.key.op, key.key.group.value, key.key.part, key.occurrence, 0});
+      for (const OpKey& key : message.keys) {
+        writer.put(PackedKey{key.op, key.group.value, key.part, 0});
       }
       return writer.take();
     }
@@ -244,7 +242,7 @@ std::optional<LocalMessage> decode(std::span<const std::byte> bytes) {
   if (head.version != kVersion) return std::nullopt;
   LocalMessage message;
   message.kind = static_cast<MessageKind>(head.kind);
-  message.key = {{{head.group}, head.op, head.part}, head.occurrence};
+  message.key = {{head.group}, head.op, head.part};
   const auto rest = bytes.subspan(sizeof(Head));
   bool good = false;
   switch (message.kind) {

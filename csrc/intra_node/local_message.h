@@ -11,7 +11,7 @@
 #include "core/operation.h"
 #include "core/status.h"
 
-/// What the engines of one host say to each other. Version 2, native byte order (one machine), a head of 32 bytes:
+/// What the engines of one host say to each other. Version 3, native byte order (one machine), a head of 32 bytes:
 ///
 ///   offset  size
 ///        0     1  version
@@ -21,12 +21,12 @@
 ///        4     4  group
 ///        8     8  op
 ///       16     4  part
-///       20     4  occurrence of this key (0, except for named operations, whose keys come again)
+///       20     4  0
 ///       24     4  keys that follow (Done), else 0
 ///       28     4  0
 ///
 /// then Ready: layout u64, offset u64, descriptor (88 bytes, see the codec), and for kInline the data.
-///      Reduced: nothing.  Done: keys of 24 bytes (op u64, group u32, part u32, occurrence u32, 0).  Error: text.
+///      Reduced: nothing.  Done: keys of 24 bytes (op u64, group u32, part u32, 0 u64).  Error: text.
 ///
 /// A Ready that every member gets alike (ReadyToAll) is turned round, so that a small one is told from others and read
 /// by its first cache line: version and kind (1 byte each), 6 zero bytes, a digest of the Ready without its data (u64),
@@ -51,16 +51,9 @@ enum class Location : std::uint8_t {
   kInline = 3,   ///< In the message.
 };
 
-/// An OpKey, and which of its uses: a named operation's key is used again every step.
-struct LocalKey {
-  OpKey key;
-  std::uint32_t occurrence = 0;
-  friend constexpr auto operator<=>(const LocalKey&, const LocalKey&) = default;
-};
-
 struct LocalMessage {
   MessageKind kind = MessageKind::kReady;
-  LocalKey key;
+  OpKey key;
   // Ready
   OpDescriptor descriptor;
   std::uint64_t layout = 0;  ///< Hash of members, ranges and way; must be equal on all members.
@@ -68,7 +61,7 @@ struct LocalMessage {
   std::uint64_t offset = 0;
   std::span<const std::byte> data;  ///< Borrowed.
   // Done
-  std::vector<LocalKey> keys;
+  std::vector<OpKey> keys;
   // Error
   Code code = Code::kOk;
   bool reply = false;  ///< Answers an Error; is not answered.
@@ -88,10 +81,3 @@ std::vector<std::byte> encode(const LocalMessage& message);
 std::optional<LocalMessage> decode(std::span<const std::byte> bytes);
 
 }  // namespace herring::intra_node
-
-template <>
-struct std::hash<herring::intra_node::LocalKey> {
-  std::size_t operator()(const herring::intra_node::LocalKey& key) const noexcept {
-    return std::hash<herring::OpKey>{}(key.key) ^ (key.occurrence * std::size_t{0x9E3779B97F4A7C15});
-  }
-};

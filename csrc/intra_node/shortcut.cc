@@ -12,7 +12,7 @@ ReadyToAll make_ready(const OpKey& key, const OpDescriptor& descriptor, std::spa
   const bool has_bytes = descriptor.part_bytes > 0;
   LocalMessage ready;
   ready.kind = MessageKind::kReady;
-  ready.key = {key, 0};
+  ready.key = key;
   ready.descriptor = descriptor;
   ready.layout = layout_hash(members, average_over, descriptor.root, has_bytes ? Way::kInline : Way::kNothing);
   ready.location = has_bytes ? Location::kInline : Location::kNone;

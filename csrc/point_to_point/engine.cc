@@ -222,8 +222,9 @@ void Engine::Impl::add_awaited(std::uint32_t link, std::vector<PeerId>& workers)
   for (const auto& [id, receive] : receives_) {
     if (receive->is_matched) {
       add(receive->met.source);
-    } else if (receive->operation.sources.size() == 1) {
-      add(receive->operation.sources.front());
+    } else {
+      // Any of them may be the one whose message does not get through.
+      for (const PeerId source : receive->operation.sources) add(source);
     }
   }
 }

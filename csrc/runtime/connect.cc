@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/process_endpoint.h"
+#include "runtime/progress_options.h"
 #include "runtime/routed_endpoint.h"
 #include "wire/action.h"
 
@@ -85,8 +86,7 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
   options.job_id = hub.job_id();
   options.max_head_bytes = kMaxHeadBytes;
   options.is_pooled = [](Tag tag) { return tag == kControlTag; };
-  const Duration dead_after = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.dead_after_s));
-  options.give_up_after = std::max<Duration>(4 * dead_after, std::chrono::seconds(10));
+  options.give_up_after = std::max<Duration>(4 * dead_after(config), std::chrono::seconds(10));
   options.name_of = [workers](PeerId peer) { return peer_name(workers, peer); };
   options.counters = counters;
   options.on_damage = [logger = std::make_shared<Logger>(logger_options(config, peer_name(workers, self)))](

@@ -27,6 +27,9 @@ struct Member {
   std::uint32_t pid = 0;
   std::string host_identity;  ///< intra_node::host_identity(): equal means shared memory works.
   std::string host_name;      ///< For messages to people.
+  /// What launched it calls its job, by variable: "SLURM_JOB_ID=12\n..." . Told where it joins, and not in rosters; may
+  /// be empty.
+  std::string launch = {};
   friend bool operator==(const Member&, const Member&) = default;
 };
 /// "worker 3 (pid 812 on node-b)"

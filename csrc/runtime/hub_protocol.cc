@@ -135,6 +135,7 @@ std::vector<std::byte> encode(const Join& join) {
   BodyWriter writer;
   writer.u8(static_cast<std::uint8_t>(join.member.role)).u32(join.member.rank).u32(join.workers).u32(join.servers);
   writer.u32(join.member.pid).text(join.member.host_identity, kMaxIdentity).text(join.member.host_name, kMaxIdentity);
+  writer.text(join.member.launch, kMaxIdentity);
   return writer.take();
 }
 
@@ -149,6 +150,7 @@ std::optional<Join> decode_join(std::span<const std::byte> body) {
   join.member.pid = reader.u32();
   join.member.host_identity = reader.text(kMaxIdentity);
   join.member.host_name = reader.words(kMaxIdentity);
+  join.member.launch = reader.text(kMaxIdentity);
   if (!reader.done() || (role != 1 && role != 2)) return std::nullopt;
   return join;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/text.h"
 
 namespace herring::runtime::control {
 namespace {
@@ -23,6 +24,29 @@ std::string ranks_text(std::string_view role, const std::vector<std::uint32_t>& 
     i = last + 1;
   }
   return text;
+}
+
+/// Where the launchers of two workers say that they are of two jobs: how each calls its own. The first variable that
+/// both have decides: a launcher may run under another one, and they need not nest alike.
+std::optional<std::pair<std::string, std::string>> different_launches(std::string_view one, std::string_view other) {
+  const auto entries = [](std::string_view text) {
+    std::vector<std::pair<std::string, std::string>> result;
+    while (!text.empty()) {
+      const std::string_view line = text.substr(0, text.find('\n'));
+      text.remove_prefix(std::min(line.size() + 1, text.size()));
+      const std::size_t equals = line.find('=');
+      if (equals != line.npos) result.emplace_back(line.substr(0, equals), line.substr(equals + 1));
+    }
+    return result;
+  };
+  const auto others = entries(other);
+  for (const auto& [name, value] : entries(one)) {
+    const auto found = std::ranges::find(others, name, &std::pair<std::string, std::string>::first);
+    if (found == others.end()) continue;
+    if (value == found->second) return std::nullopt;
+    return std::pair(printable(name + "=" + value), printable(name + "=" + found->second));
+  }
+  return std::nullopt;
 }
 
 std::string sizes_text(std::uint32_t workers, std::uint32_t servers) {
@@ -108,6 +132,18 @@ std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   return std::nullopt;
 }
 
+/// Launchers number their jobs: two workers that have different numbers are of two jobs, and neither is in doubt.
+std::optional<Refuse> Membership::other_launch(const Member& newcomer) const {
+  if (!options_.lead || newcomer.role != Role::kWorker || closing_ || is_over()) return std::nullopt;
+  const auto found = different_launches(options_.lead->launch, newcomer.launch);
+  if (!found) return std::nullopt;
+  return Refuse{RefuseCode::kOtherJob,
+                to_string(newcomer) + " was launched with " + found->second + ", and " + to_string(*options_.lead) +
+                    ", whose hub this is, with " + found->first +
+                    ": they are two jobs. Give each a MASTER_PORT of its own; if they are to be one job, set "
+                    "HERRING_SECRET to the same value in all its processes"};
+}
+
 /// Some worker is gone: whoever comes now is of the next job at this port, and waits for that one's hub.
 bool Membership::is_over() const {
   const auto workers = slots_.begin() + options_.workers;
@@ -159,7 +195,9 @@ void Membership::end_in_doubt(const std::string& text) {
 
 void Membership::join(ConnectionId connection, const Join& join, Instant now) {
   auto refuse = reason_to_refuse(join);
-  if (const auto rival = rival_of(join); rival && doubt_.empty()) {
+  if (const auto other = other_launch(join.member); other && doubt_.empty()) {
+    refuse = other;
+  } else if (const auto rival = rival_of(join); rival && doubt_.empty()) {
     refuse = Refuse{RefuseCode::kOtherJob, two_jobs_text(join.member, *rival, now)};
     // With other sizes none of its processes was let in, nor will be.
     if (fits(join) && options_.doubt_for > Duration::zero() &&

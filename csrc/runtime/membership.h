@@ -108,6 +108,7 @@ class Membership final {
   bool fits(
       const control::Join& join) const;  ///< Of this job's sizes; a server may leave the workers' number to the hub.
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
+  std::optional<Refuse> other_launch(const Member& newcomer) const;
   std::optional<Member> rival_of(const Join& join) const;
   std::string two_jobs_text(const Member& newcomer, const Member& rival, Instant now) const;
   void end_in_doubt(const std::string& text);

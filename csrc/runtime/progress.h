@@ -24,6 +24,7 @@
 #include "runtime/hub.h"
 #include "runtime/local_writes.h"
 #include "runtime/messages.h"
+#include "runtime/name_uses.h"
 #include "runtime/operation_order.h"
 #include "runtime/overdue.h"
 #include "runtime/pending.h"
@@ -42,9 +43,8 @@ struct Group {
   std::uint32_t use = 0;  ///< As UsedGroup's.
   GroupRoute route;
   std::atomic<std::uint64_t> next_op{0};
-  Status closed;  ///< Why nothing can be called in it any more. Guarded by the runtime.
-  /// With failover: how often each name was used. Guarded by the runtime.
-  std::unordered_map<std::uint64_t, std::uint64_t> name_uses;
+  Status closed;       ///< Why nothing can be called in it any more. Guarded by the runtime.
+  NameUses name_uses;  ///< Guarded by the runtime.
 };
 
 /// One submitted operation on its way. After submit() it belongs to the progress thread.
@@ -58,10 +58,9 @@ struct PendingOperation {
   std::shared_ptr<PendingWork> work;
   bool is_waited_for = false;  ///< As Request's.
   bool announced = false;      ///< As intra_node::LocalOperation's.
-  bool is_key_used_once = false;
-  std::string name;         ///< As Request's; may be empty.
-  bool has_backup = false;  ///< As Request's, where the job has backup workers.
-  Roster roster;            ///< Who is in, once that is known.
+  std::string name;            ///< As Request's; may be empty.
+  bool has_backup = false;     ///< As Request's, where the job has backup workers.
+  Roster roster;               ///< Who is in, once that is known.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.

@@ -206,7 +206,6 @@ void Progress::submit_local(Instant now, Part& part) {
     }
   }
   operation.announced = whole.announced;
-  operation.is_key_used_once = whole.is_key_used_once;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
   part.operation->staged |= !options_.neighborhood->contains(part.memory);
   part.local = true;

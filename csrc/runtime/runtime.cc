@@ -51,8 +51,8 @@ std::uint64_t name_key(std::string_view name) {
   return hash | kNamedKey;
 }
 
-// With failover and with backup workers no key is used twice: an operation that has ended on this rank may still be
-// moving from a lost server on another, or a late one may not have come to it.
+// No key is used twice: an operation that has ended on this rank may still be read by a neighbour, be moving from a
+// lost server on another, or a late one may not have come to it.
 std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
   return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedKey;
 }
@@ -212,8 +212,7 @@ class Runtime::Impl {
       if (!apart.is_ok()) return apart;
     }
     admitted.group = found->second;
-    admitted.op = key_of(*found->second, request);
-    return Status::ok();
+    return number(*found->second, request, admitted.op);
   }
 
   /// The caller holds the lock.
@@ -234,7 +233,6 @@ class Runtime::Impl {
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
     operation->announced = announced;
-    operation->is_key_used_once = request.key || uses_keys_once();
     order->enter({operation, &operation->call});
     progress->submit(std::move(operation));
     return work;
@@ -263,14 +261,32 @@ class Runtime::Impl {
     return Status(Code::kInvalidArgument, "group " + std::to_string(id.value) + " does not exist on this rank");
   }
 
-  /// The caller holds the lock.
-  std::uint64_t key_of(Group& group, const Request& request) const {
-    if (request.key) return *request.key;
-    if (!request.name) return group.next_op++;
-    const std::uint64_t key = name_key(*request.name);
-    return uses_keys_once() ? use_key(key, group.name_uses[key]++) : key;
+  /// What the operation is known by. The caller holds the lock.
+  Status number(Group& group, const Request& request, std::uint64_t& op) const {
+    if (request.key || !request.name) {
+      op = request.key ? *request.key : group.next_op++;
+      return Status::ok();
+    }
+    const std::uint64_t name = name_key(*request.name);
+    const auto use = group.name_uses.next(name);
+    if (!use) {
+      return Status(Code::kInvalidArgument,
+                    "\"" + *request.name + "\": " + std::to_string(group.name_uses.size()) +
+                        " different names were used, and there is no room for more; name a tensor by what it is, not "
+                        "by the step, so that its name comes again");
+    }
+    if (*use == 0 && group.name_uses.size() == NameUses::kManyNames) warn_of_names(*request.name);
+    op = use_key(name, *use);
+    return Status::ok();
   }
-  bool uses_keys_once() const { return placement.failover || placement.backup_workers > 0; }
+
+  void warn_of_names(const std::string& name) const {
+    Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
+    logger.log(LogLevel::kWarning, std::to_string(NameUses::kManyNames) + " different names were used, the last is \"" +
+                                       name +
+                                       "\"; each takes memory for as long as the job lives, and there is room for " +
+                                       std::to_string(NameUses::kMaxNames) + ": name tensors so that names come again");
+  }
 
   /// Ok, or why the message is none; the group's route otherwise.
   Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,

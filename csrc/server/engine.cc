@@ -168,6 +168,10 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     workers_[sent.peer.value].credit_on_way = false;
     credit(sent.peer, workers_[sent.peer.value]);
   }
+  if (sent.is_answer) {
+    --workers_[sent.peer.value].answers_on_way;
+    answer_cancels(sent.peer, workers_[sent.peer.value]);
+  }
   if (sent.is_settled) {
     workers_[sent.peer.value].settled_on_way = false;
     flush_settled(sent.peer, true);
@@ -292,12 +296,12 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
   actions_.emplace_back(std::move(action));
 }
 
-void Engine::Impl::send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results,
-                              const Status& status) {
+void Engine::Impl::send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results, const Status& status,
+                              bool is_answer) {
   wire::Header header = header_to(key, wire::MessageType::kError);
   header.tag = tag;
   header.count = results;
-  send(to, kControlTag, header, wire::encode_reason(status), {}, {0, kNone, to, false});
+  send(to, kControlTag, header, wire::encode_reason(status), {}, {0, kNone, to, false, false, false, is_answer});
 }
 
 void Engine::Impl::take_actions(Actions& out) {

@@ -8,6 +8,8 @@ namespace {
 
 /// How many Cancels of one worker may wait for the announce that they overtook.
 constexpr std::size_t kMaxHeldCancels = 1024;
+/// Answers to one worker's Cancels that may be on their way; more wait as their key and tag.
+constexpr std::uint32_t kMaxAnswers = 64;
 
 }  // namespace
 
@@ -78,9 +80,25 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
     return;
   }
   // Over on this side, with all Results sent. Where the worker has an Error of ours already it waits for nothing.
-  if (header.chunk == 0) {
-    send_error(peer, key_of(header), header.tag, wire::kAllResults,
-               Status(Code::kCancelled, "this server had finished its share of the operation"));
+  if (header.chunk != 0) return;
+  // Each of its announces is given up once at most, so a correct worker never has so many without an answer.
+  if (worker.answers_waiting.size() >= config_.max_ops_per_worker) {
+    ++stats_.messages_rejected;
+    return;
+  }
+  worker.answers_waiting.emplace_back(key_of(header), header.tag);
+  answer_cancels(peer, worker);
+}
+
+/// A worker that gives up and does not read the answers gets no more of them than have room.
+void Engine::Impl::answer_cancels(PeerId peer, WorkerState& worker) {
+  if (worker.lost) worker.answers_waiting.clear();
+  while (!worker.answers_waiting.empty() && worker.answers_on_way < kMaxAnswers) {
+    const auto [key, tag] = worker.answers_waiting.front();
+    worker.answers_waiting.pop_front();
+    ++worker.answers_on_way;
+    send_error(peer, key, tag, wire::kAllResults,
+               Status(Code::kCancelled, "this server had finished its share of the operation"), true);
   }
 }
 

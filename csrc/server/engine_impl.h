@@ -177,9 +177,11 @@ struct WorkerState {
   std::uint32_t uncredited = 0;
   std::uint64_t credited = 0;  // Sent to it so far, beside those that it began with.
   bool credit_on_way = false;
-  std::uint32_t ops = 0;      // Announced, not finished.
-  std::uint32_t eager = 0;    // Of those, eager.
-  std::uint32_t granted = 0;  // Chunks granted, not arrived.
+  std::uint32_t answers_on_way = 0;                           // To its Cancels of what was over here ...
+  std::deque<std::pair<Key, std::uint64_t>> answers_waiting;  // ... and those that wait for these: key and tag.
+  std::uint32_t ops = 0;                                      // Announced, not finished.
+  std::uint32_t eager = 0;                                    // Of those, eager.
+  std::uint32_t granted = 0;                                  // Chunks granted, not arrived.
 
   // With failover.
   std::uint64_t next_grant = 0;
@@ -207,6 +209,7 @@ struct Send {
   bool is_result = false;
   bool is_settled = false;
   bool is_credit = false;
+  bool is_answer = false;
 };
 
 /// Ranks that a contributor of a group stands for, learnt from operations that became ready: names who is missing
@@ -249,7 +252,8 @@ class Engine::Impl {
   wire::Header header_to(const Key& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
-  void send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results, const Status& status);
+  void send_error(PeerId to, const Key& key, std::uint64_t tag, std::uint32_t results, const Status& status,
+                  bool is_answer = false);
 
   // engine_announce.cc
   void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
@@ -300,6 +304,7 @@ class Engine::Impl {
   // engine_failure.cc
   void fail(Instant now, Op& op, const Status& why);
   void handle_cancel(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void answer_cancels(PeerId peer, WorkerState& worker);
   void give_up_unannounced(Instant now, const wire::Header& header, const Status& why);
   void drain(Instant now, Op& op, bool force);
   void drain_chunk(Op& op, Chunk& chunk, bool force);

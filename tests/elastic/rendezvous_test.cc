@@ -24,12 +24,16 @@ class RendezvousTest : public testing::Test {
     for (std::uint32_t rank = 0; rank < servers; ++rank) enter(100 + rank, runtime::Role::kServer, rank, false);
   }
 
-  void enter(ConnectionId connection, runtime::Role role, std::uint32_t rank, bool is_elastic) {
+  void enter(ConnectionId connection, runtime::Role role, std::uint32_t rank, bool is_elastic,
+             std::uint32_t workers = 0) {
     Message message;
     message.kind = Kind::kEnter;
     message.role = role;
     message.rank = rank;
     message.is_elastic = is_elastic;
+    message.workers = workers;
+    message.pid = 100 + static_cast<std::uint32_t>(connection);
+    message.host = "node";
     say(connection, message);
   }
 
@@ -294,6 +298,58 @@ TEST_F(RendezvousTest, WhoAsksHearsWhoIsMissing) {
   EXPECT_EQ(last(1).kind, Kind::kMissing);
   EXPECT_EQ(last(1).text, "waiting for worker 3 and server 0; 4 of 6 are here");
   EXPECT_EQ(last(1).generation, 0U);
+}
+
+/// Two jobs at one HERRING_RENDEZVOUS: none begins with the other's workers.
+TEST_F(RendezvousTest, ASecondProcessForOnePlaceEndsTheStartOfBoth) {
+  Rendezvous::Options options;
+  options.workers = 2;
+  rendezvous_.emplace(options);
+  enter(1, runtime::Role::kWorker, 0, true, 2);
+  enter(2, runtime::Role::kWorker, 0, true, 2);
+  for (const ConnectionId connection : {1, 2}) {
+    ASSERT_EQ(last(connection).kind, Kind::kEnd);
+    EXPECT_FALSE(last(connection).is_elastic);
+    for (const char* part :
+         {"worker 0 (pid 102 on node)", "worker 0 (pid 101 on node)", "HERRING_RENDEZVOUS of its own"}) {
+      EXPECT_NE(last(connection).text.find(part), std::string::npos) << last(connection).text;
+    }
+  }
+  enter(3, runtime::Role::kWorker, 1, true, 2);
+  EXPECT_EQ(last(3).kind, Kind::kEnd) << "it cannot be told whose it is";
+}
+
+TEST_F(RendezvousTest, WhoTakesTheDeadOnesPlaceIsNoRival) {
+  Rendezvous::Options options;
+  options.workers = 2;
+  rendezvous_.emplace(options);
+  enter(1, runtime::Role::kWorker, 0, true, 2);
+  lose(1);
+  enter(2, runtime::Role::kWorker, 0, true, 2);
+  enter(3, runtime::Role::kWorker, 1, true, 2);
+  EXPECT_EQ(last(2).kind, Kind::kGo);
+  enter(4, runtime::Role::kWorker, 1, true, 2);
+  EXPECT_EQ(last(3).kind, Kind::kNewcomers) << "an elastic job that has begun grows";
+}
+
+TEST_F(RendezvousTest, AJobWhosePlacesAreTakenRefusesAnothersWorkers) {
+  for (const Duration age : {Duration(1s), Duration(200s)}) {
+    SCOPED_TRACE(age / 1s);
+    said_.clear();
+    Rendezvous::Options options;
+    options.workers = 2;
+    rendezvous_.emplace(options);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) enter(1 + rank, runtime::Role::kWorker, rank, false, 2);
+    ASSERT_EQ(last(1).kind, Kind::kGo);
+    answering_ = {1, 2};
+    pass(age);
+    enter(9, runtime::Role::kWorker, 1, false, 2);
+    ASSERT_EQ(last(9).kind, Kind::kEnd);
+    EXPECT_NE(last(9).text.find("worker 1 (pid 109 on node) and worker 1 (pid 102 on node)"), std::string::npos)
+        << last(9).text;
+    // A young job may have been joined by the other's processes; an old one goes on.
+    EXPECT_EQ(rendezvous_->has_ended(), age < 100s);
+  }
 }
 
 TEST_F(RendezvousTest, GenerationsThatBreakWithoutALossEndTheJob) {

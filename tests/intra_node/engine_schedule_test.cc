@@ -125,12 +125,12 @@ Plan random_plan(std::mt19937& random, std::uint32_t ranks, std::uint32_t number
   return plan;
 }
 
-/// Some keys are names, used again and again: operations on all ranks, one after the other.
+/// Some keys are those of names: operations on all ranks, one after the other.
 std::vector<Plan> random_plans(std::mt19937& random, std::uint32_t ranks, std::uint32_t count) {
   std::vector<Plan> plans;
   for (std::uint32_t i = 0; i < count; ++i) {
     plans.push_back(random_plan(random, ranks, i));
-    if (plans.back().members.size() == ranks && random() % 2 == 0) plans.back().key.op = kNamed | random() % 2;
+    if (plans.back().members.size() == ranks && random() % 2 == 0) plans.back().key.op = kNamed | i;
   }
   return plans;
 }

@@ -106,33 +106,29 @@ TEST_F(FiniteTest, NamesTheRankAndTheElementOnEveryRank) {
   expect_idle();
 }
 
-// A job that names its operations, with server failover, gives each use of a name a key of its own: to remember these
-// took gigabytes a day.
-TEST_F(EngineTest, RemembersNoKeyThatIsUsedOnce) {
+// A job that names its operations gives each use of a name a key of its own: nothing is remembered of those that are
+// over, which once took gigabytes a day.
+TEST_F(EngineTest, KeysOfNamesAreLikeAnyOther) {
   constexpr std::uint64_t kNamed = std::uint64_t{1} << 63;
   std::array<std::vector<float>, 3> values;
   for (std::uint64_t use = 0; use < 100; ++use) {
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
       values[rank].assign(use % 2 == 0 ? 8 : 100, static_cast<float>(rank + 1));
       LocalOperation once = operation(rank, values[rank], kNamed | use);
-      once.is_key_used_once = true;
       cluster_.submit(rank, once);
     }
     cluster_.run(random_);
     for (std::uint32_t rank = 0; rank < 3; ++rank) {
       EXPECT_TRUE(status(rank, kNamed | use).is_ok());
       EXPECT_EQ(values[rank].back(), 6.0f);
-      EXPECT_EQ(cluster_.rank(rank).engine->stats().keys_remembered, 0u);
     }
   }
   // One is given up while it waits, and the others hear of it: as with any other key.
   LocalOperation left = operation(0, values[0], kNamed | 1000);
-  left.is_key_used_once = true;
   cluster_.submit(0, left);
   cluster_.rank(0).engine->abort(cluster_.now(), left.key, Status(Code::kCancelled, "given up"));
   cluster_.take(0);
   LocalOperation late = operation(1, values[1], kNamed | 1000);
-  late.is_key_used_once = true;
   cluster_.run(random_);
   cluster_.submit(1, late);
   cluster_.run(random_);
@@ -368,7 +364,7 @@ TEST_F(EngineTest, DropsWhateverIsNotAMessage) {
                                  MessageKind::kReadyToAll}) {
     LocalMessage message;
     message.kind = kind;
-    message.key = {{{0}, 1, 0}, 0};
+    message.key = {{0}, 1, 0};
     message.descriptor = operation(0, a_).descriptor;
     message.location = Location::kInPlace;
     message.keys = {message.key};
@@ -421,7 +417,7 @@ TEST_F(EngineTest, BoundsWhatItRemembersOfOthers) {
   message.descriptor.part_bytes = 0;
   message.descriptor.collective = Collective::kBarrier;
   for (std::uint32_t op = 0; op < 70000; ++op) {
-    message.key.key.op = op;
+    message.key.op = op;
     cluster_.rank(0).engine->on_message(cluster_.now(), 1, encode(message));
   }
   cluster_.take(0);

@@ -27,7 +27,7 @@ import herring
 
 what, broken = sys.argv[1], sys.argv[2]
 rank = int(os.environ["RANK"])
-if what == "messages":
+if what != "sums":
     import torch, herring.torch
     import torch.distributed as dist
 
@@ -37,6 +37,17 @@ else:
 results = []
 
 def step(number):
+    if what == "any":
+        if rank == 0:
+            part = torch.zeros(3)
+            dist.recv(part)
+            return part[0].item()
+        if number >= 3:
+            time.sleep(8)
+            dist.barrier()
+        elif rank == 1:
+            dist.send(torch.full((3,), float(number)), 0)
+        return 0.0
     if what == "messages":
         parts = torch.empty(2, 70000)
         dist.all_to_all_single(parts, torch.full((2, 70000), float(number + rank)))
@@ -88,13 +99,13 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_n
 
 
 def run(
-    tmp_path: Path, servers: int, broken: str, what: str = "sums", **settings: str
+    tmp_path: Path, servers: int, broken: str, what: str = "sums", workers: int = 2, **settings: str
 ) -> tuple[list[dict[str, Any]], str]:
     """What the two workers said, by rank, and everything that was printed."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     env = {**clean_environment(), "HERRING_DEAD_AFTER_S": str(DEAD_AFTER_S), "HERRING_HEARTBEAT_S": "0.3", **settings}
-    options = ["--workers", "2", "--servers", str(servers), "--timeout", "60"]
+    options = ["--workers", str(workers), "--servers", str(servers), "--timeout", "60"]
     process = subprocess.run(
         [sys.executable, str(EMULATE), *options, "--", sys.executable, str(script), what, broken],
         env=env,
@@ -105,7 +116,7 @@ def run(
         timeout=120,
     )
     said = [json.loads(line[2:]) for line in process.stdout.splitlines() if line.startswith("@@")]
-    assert len(said) == 2, process.stdout
+    assert len(said) == workers, process.stdout
     return sorted(said, key=lambda one: int(one["rank"])), process.stdout
 
 
@@ -140,3 +151,13 @@ def test_every_rank_is_told_which_two_do_not_reach_each_other(
         assert one["seconds"] < 2 * DEAD_AFTER_S + 1.5, output
         assert all(end in one["error"] for end in ends), one["error"]
         assert "cannot reach it" in one["error"], one["error"]
+
+
+def test_a_receive_from_anybody_watches_all_who_may_send(tmp_path: Path) -> None:
+    """What worker 1 would send could not arrive, and worker 1 itself waits for nothing over that link."""
+    pytest.importorskip("torch")
+    said, output = run(tmp_path, 0, "10.77.0.1", "any", workers=3)
+    assert "error" in said[0], output
+    assert said[0]["seconds"] < 2 * DEAD_AFTER_S + 1.5, output
+    for one in said:
+        assert all(part in one["error"] for part in ("worker 1", "worker 0", "cannot reach it")), one["error"]

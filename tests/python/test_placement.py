@@ -3,7 +3,7 @@
 import pytest
 
 from herring import InvalidArgumentError
-from herring._placement import find_placement
+from herring._placement import find_placement, launch_id
 
 
 def test_torchrun_variables():
@@ -71,3 +71,24 @@ def test_bad_values_are_named(env, names):
 def test_half_of_the_arguments_is_an_error():
     with pytest.raises(InvalidArgumentError, match="give both"):
         find_placement(rank=1, environment={})
+
+
+MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-7@1"}
+BY_HAND = {"RANK": "0", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({**BY_HAND, "TORCHELASTIC_RUN_ID": "train"}, "TORCHELASTIC_RUN_ID=train"),
+        ({**BY_HAND, "TORCHELASTIC_RUN_ID": "none"}, ""),
+        ({**BY_HAND, "SLURM_JOB_ID": "12"}, "SLURM_JOB_ID=12"),
+        ({**BY_HAND, "SLURM_JOB_ID": "13", "SLURM_HET_JOB_ID": "12"}, "SLURM_JOB_ID=12"),
+        ({**MPI, "SLURM_JOB_ID": "12"}, "PMIX_NAMESPACE=prterun-a-7@1\nSLURM_JOB_ID=12"),
+        # Each rank in an srun of its own: one job, several namespaces.
+        ({**BY_HAND, "PMIX_NAMESPACE": "slurm.pmix.12.3", "SLURM_JOB_ID": "12"}, "SLURM_JOB_ID=12"),
+        (BY_HAND, ""),
+    ],
+)
+def test_what_the_launcher_calls_its_job(env, expected):
+    assert launch_id(find_placement(environment=env), env) == expected

@@ -5,11 +5,16 @@ What a user would lose: gradients of another job in the own sums, with no error 
 
 import itertools
 import os
+import shutil
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import clean_environment
 
 import herring
 
@@ -37,10 +42,10 @@ def take_part(name, gates, steps=200, join_timeout_s=8):
     return [sorted(sums), "", "", time.monotonic() - begun, os.getpid()]
 
 
-def play(job, tmp_path, order, pauses, **arguments):
+def play(job, tmp_path, order, pauses, env=lambda _: {}, **arguments):
     """The processes go in this order, so many seconds after the one before; what became of each, by name."""
     for name in order:
-        job.start_worker(take_part, int(name[1]), 2, {"name": name, "gates": str(tmp_path), **arguments})
+        job.start_worker(take_part, int(name[1]), 2, {"name": name, "gates": str(tmp_path), **arguments}, env(name[0]))
     deadline = time.monotonic() + GATE_S
     while not all((tmp_path / f"{name}.here").exists() for name in order):
         assert time.monotonic() < deadline, "a process did not start"
@@ -51,10 +56,10 @@ def play(job, tmp_path, order, pauses, **arguments):
     return dict(zip(order, [outcome.result for outcome in job.finish(timeout=90)], strict=True))
 
 
-def both_are_named(text, ends):
+def both_are_named(text, ends, remedy="MASTER_PORT of its own"):
     """A process of either job, by its pid, and what to do."""
     pids = [{f"pid {end[4]} " for name, end in ends.items() if name[0] == job} for job in "AB"]
-    return all(any(pid in text for pid in side) for side in pids) and "MASTER_PORT of its own" in text
+    return all(any(pid in text for pid in side) for side in pids) and remedy in text
 
 
 @pytest.mark.parametrize("order", ["A0 B0 B1 A1", "B0 A0 A1 B1", "A0 B0 A1 B1", "A1 B1 A0 B0"])
@@ -108,3 +113,108 @@ def test_a_port_can_be_used_again_at_once(job, tmp_path):
         for name in itertools.chain(tmp_path.glob("*.go"), tmp_path.glob("*.here")):
             name.unlink()
         job._processes.clear()
+
+
+@pytest.mark.parametrize("order", ["A0 B1 A1 B0", "A0 B0 B1 A1", "B1 A0 A1 B0"])
+def test_launchers_that_number_their_jobs_tell_them_apart(job, tmp_path, order):
+    """Two Slurm jobs whose scripts have one MASTER_PORT. Here not even worker 1 of B that comes first is let in."""
+    ids = {"A": "12", "B": "13"}
+    ends = play(job, tmp_path, order.split(), [0.3] * 3, env=lambda name: {"SLURM_JOB_ID": ids[name]}, steps=300)
+    for name in ("A0", "A1"):
+        assert ends[name][:2] == [[2.0], ""], ends[name]
+    for name in ("B0", "B1"):
+        sums, error, text, seconds, _ = ends[name]
+        assert (sums, error) == ([], "MismatchError"), text
+        assert all(f"SLURM_JOB_ID={number}" in text for number in ids.values()), text
+        assert both_are_named(text, ends), text
+        assert seconds < 6
+
+
+def test_one_job_of_two_launches_has_a_secret(job, tmp_path):
+    """Two allocations, one job: HERRING_SECRET says so."""
+    for rank in range(2):
+        env = {"SLURM_JOB_ID": str(12 + rank), "HERRING_SECRET": "of both"}
+        Path(tmp_path, f"A{rank}.go").touch()
+        job.start_worker(take_part, rank, 2, {"name": f"A{rank}", "gates": str(tmp_path), "steps": 3}, env)
+    assert [outcome.result[:2] for outcome in job.finish()] == [[[2.0], ""]] * 2
+
+
+def say_launch(steps=3):
+    """What the launcher calls its job, as every worker of one must see it alike."""
+    from herring._placement import find_placement, launch_id
+
+    herring.init()
+    for _ in range(steps):
+        assert herring.allreduce(np.ones(1), op="sum")[0] == herring.size()
+    print("launch", launch_id(find_placement()).replace("\n", " "), flush=True)
+    herring.shutdown()
+    return True
+
+
+@pytest.mark.parametrize(
+    ("prefix", "variable"),
+    [
+        pytest.param(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"], "PMIX_NAMESPACE=", id="mpirun"),
+        pytest.param(
+            ["torchrun", "--no-python", "--nproc-per-node=2", "--rdzv-id=7", "--rdzv-backend=c10d"],
+            "TORCHELASTIC_RUN_ID=7",
+            id="torchrun",
+        ),
+        pytest.param(["herringrun", "-np", "2"], "", id="herringrun"),
+    ],
+)
+def test_a_launcher_calls_its_job_alike_for_all_ranks(job, prefix, variable):
+    program = shutil.which(prefix[0], path=str(Path(sys.executable).parent)) or shutil.which(prefix[0])
+    if program is None:
+        pytest.skip(f"{prefix[0]} is not installed")
+    if prefix[0] == "torchrun":
+        prefix = [*prefix, f"--rdzv-endpoint=127.0.0.1:{job.port}"]
+    env = job.master() if prefix[0] == "mpirun" else {}
+    job.start(say_launch, env=env, prefix=(program, *prefix[1:]))
+    (outcome,) = job.finish()
+    said = [line.split("launch ", 1)[1].strip() for line in outcome.output.splitlines() if "launch" in line]
+    assert len(said) == 2, outcome.output
+    assert said[0] == said[1]
+    assert said[0].startswith(variable), said
+
+
+def rendezvous(port, workers=2):
+    return subprocess.Popen(
+        [sys.executable, "-m", "herring._cli", "rendezvous", "--workers", str(workers)],
+        env={**clean_environment(), "HERRING_RENDEZVOUS": f"127.0.0.1:{port}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("is_elastic", [True, False], ids=["elastic", "not_elastic"])
+def test_two_jobs_at_one_rendezvous(job, tmp_path, is_elastic):
+    """A second rendezvous says what has its place; two workers for one place end the start of both jobs."""
+    first = rendezvous(job.port)
+    try:
+        with socket.socket() as probe:
+            deadline = time.monotonic() + 20
+            while probe.connect_ex(("127.0.0.1", job.port)) != 0:
+                assert time.monotonic() < deadline, "the rendezvous did not start"
+                time.sleep(0.05)
+        second = rendezvous(job.port)
+        text = second.communicate(timeout=30)[1]
+        assert second.returncode != 0
+        assert "another job's rendezvous is there, with the same secret" in text, text
+        assert "HERRING_RENDEZVOUS of its own" in text, text
+
+        env = {"HERRING_RENDEZVOUS": f"127.0.0.1:{job.port}", "HERRING_INTERFACE": "lo"}
+        if is_elastic:
+            env["HERRING_ELASTIC"] = "on"
+        ends = play(job, tmp_path, ["A0", "B0", "A1", "B1"], [0.3] * 3, env=lambda _: env)
+        for name, (sums, error, _, _, _) in ends.items():
+            assert sums == [], f"{name} got a sum"
+            assert error, f"{name} ended without an error"
+        for name in ("A0", "B0"):
+            assert both_are_named(ends[name][2], ends, "HERRING_RENDEZVOUS of its own"), ends[name]
+        first.communicate(timeout=20)
+        assert first.returncode != 0
+    finally:
+        first.kill()
+        first.communicate()

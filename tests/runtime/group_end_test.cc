@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "runtime/job.h"
+#include "runtime/places.h"
 
 namespace herring::runtime {
 namespace {
@@ -17,30 +18,6 @@ using namespace testing;
 
 constexpr GroupId kPair{7};
 constexpr std::size_t kCount = 200'000;  // Several parts.
-
-struct Place {
-  const char* what;
-  JobShape shape;
-};
-
-std::vector<Place> places(std::uint32_t workers) {
-  std::vector<Place> all{{"shared memory", {.workers = workers}}};
-  if (!has_fabric()) return all;
-  all.push_back({"servers", {.workers = workers, .servers = 2}});
-  all.push_back({"several hosts", {.workers = workers, .hosts = workers}});
-  all.push_back({"two hosts", {.workers = workers, .hosts = 2}});
-  Config failover;
-  failover.failover = Switch::kOn;
-  all.push_back({"failover", {.workers = workers, .servers = 2, .config = failover}});
-  return all;
-}
-
-void on_every_place(std::uint32_t workers, const Body& body) {
-  for (const Place& place : places(workers)) {
-    SCOPED_TRACE(place.what);
-    expect_clean(run_job(place.shape, body));
-  }
-}
 
 Status end_within(double limit_s, const std::shared_ptr<Work>& work) {
   const bool ended = work->wait(in_seconds(limit_s));

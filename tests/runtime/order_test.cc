@@ -14,6 +14,7 @@
 #include "runtime/job.h"
 #include "runtime/memory_in_use.h"
 #include "runtime/operation_order.h"
+#include "runtime/places.h"
 
 namespace herring::runtime {
 namespace {
@@ -21,29 +22,6 @@ namespace {
 using namespace testing;
 
 constexpr std::size_t kCount = 200'000;  // Several parts.
-
-struct Place {
-  const char* what;
-  JobShape shape;
-};
-
-std::vector<Place> places(std::uint32_t workers) {
-  std::vector<Place> all{{"shared memory", {.workers = workers}}};
-  if (!has_fabric()) return all;
-  all.push_back({"servers", {.workers = workers, .servers = 2}});
-  all.push_back({"several hosts", {.workers = workers, .hosts = 2}});
-  Config failover;
-  failover.failover = Switch::kOn;
-  all.push_back({"failover", {.workers = workers, .servers = 2, .config = failover}});
-  return all;
-}
-
-void on_every_place(std::uint32_t workers, const Body& body) {
-  for (const Place& place : places(workers)) {
-    SCOPED_TRACE(place.what);
-    expect_clean(run_job(place.shape, body));
-  }
-}
 
 Status end_of(const std::shared_ptr<Work>& work) {
   EXPECT_TRUE(work->wait(in_seconds(60))) << "an operation never ended";

@@ -99,6 +99,45 @@ TEST_F(TwoJobs, AJobOfAnotherSizeEndsNobody) {
   EXPECT_TRUE(job.membership.started());
 }
 
+/// Two Slurm jobs whose scripts have one MASTER_PORT: neither is in doubt, and none of B's is let in.
+TEST_F(TwoJobs, LaunchersThatNumberTheirJobsTellThemApart) {
+  const auto launched = [](Member member, const std::string& launch) {
+    member.launch = launch;
+    return member;
+  };
+  Membership::Options of_a = options(job.now);
+  of_a.lead = launched(Job::worker(0), "TORCHELASTIC_RUN_ID=train\nSLURM_JOB_ID=12");
+  job.membership = Membership(of_a);
+  job.join(1, *of_a.lead);
+  job.join(2, launched(of_b(Job::worker(1)), "SLURM_JOB_ID=13"));
+  EXPECT_EQ(job.refusal(2).code, RefuseCode::kOtherJob) << "worker 1 of B has come before that of A";
+  expect_both_named(job.refusal(2).text, "pid 100 on node)", "pid 1101 on node-b)");
+  EXPECT_NE(job.refusal(2).text.find("SLURM_JOB_ID=12"), std::string::npos);
+  EXPECT_NE(job.refusal(2).text.find("SLURM_JOB_ID=13"), std::string::npos);
+  job.join(3, launched(of_b(Job::worker(0)), "TORCHELASTIC_RUN_ID=other\nSLURM_JOB_ID=12"));
+  EXPECT_EQ(job.refusal(3).code, RefuseCode::kOtherJob);
+  EXPECT_TRUE(job.events(1).empty());
+  job.join(4, launched(Job::worker(1), "TORCHELASTIC_RUN_ID=train"));
+  job.pass(400ms, {1, 4});
+  EXPECT_TRUE(job.membership.started());
+}
+
+/// Workers and servers of one job may be launched by two programs, or by hand beside one.
+TEST_F(TwoJobs, WhatHasNoLauncherOfTheSameKindIsTaken) {
+  Membership::Options with_server = options(job.now);
+  with_server.servers = 1;
+  with_server.lead->launch = "SLURM_JOB_ID=12";
+  job.membership = Membership(with_server);
+  Member server = Job::server(0);
+  server.launch = "SLURM_JOB_ID=13";
+  job.membership.join(1, Join{*with_server.lead, 2, 1}, job.now);
+  job.membership.join(2, Join{server, 2, 1}, job.now);
+  job.membership.join(3, Join{Job::worker(1), 2, 1}, job.now);
+  job.collect();
+  job.pass(400ms, {1, 2, 3});
+  EXPECT_TRUE(job.membership.started());
+}
+
 /// The same job, started again at the same port while the hub of its first life closes.
 TEST_F(TwoJobs, AJobThatIsOverIsNoRival) {
   job.join(2, Job::worker(1));

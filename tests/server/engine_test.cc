@@ -1,5 +1,7 @@
 #include "server/engine_bench.h"
 
+#include <set>
+
 namespace herring::server {
 namespace {
 
@@ -440,6 +442,32 @@ TEST(ServerEngine, AnnouncesBeyondTheCreditsAreDroppedAndTheirWorkerIsNamed) {
   bench.op = 1;
   bench.send(0, bench.announce(0, 1));
   EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 2u);
+}
+
+/// Who gives up again and again and reads no answer costs a lane what has room, and no more.
+TEST(ServerEngine, AnswersToAWorkerThatNeverReadsAreBounded) {
+  Bench bench(2);
+  bench.config.max_ops_per_worker = 100;
+  bench.build();
+  const std::uint64_t tag = bench.send(1, bench.announce(1, 1));
+  std::vector<SendAction> on_way;
+  for (bench.op = 2; bench.op < 10'002; ++bench.op) {
+    bench.cancel(1, tag, 0, 0, "enough");
+    for (const SendAction& error : bench.sends(wire::MessageType::kError)) on_way.push_back(error);
+  }
+  EXPECT_EQ(on_way.size(), 64u);
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 10'000u - 64 - 100);
+  // Who reads them in the end gets those that there was room for, each once.
+  std::set<std::uint64_t> answered;
+  while (!on_way.empty()) {
+    answered.insert(on_way.back().header.op);
+    const Token token = on_way.back().token;
+    on_way.pop_back();
+    bench.engine->on_sent(bench.now, token, Status::ok());
+    bench.collect();
+    for (const SendAction& error : bench.sends(wire::MessageType::kError)) on_way.push_back(error);
+  }
+  EXPECT_EQ(answered.size(), 164u);
 }
 
 TEST(ServerEngine, CreditsGoOnWhenTheLastOnesAreSent) {
