@@ -13,7 +13,17 @@ from collections.abc import Iterator
 from typing import Any
 
 NAME = "herring"
-_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# Any of them tells that a launcher other than torchrun is in sight; which it is, herring._detect finds out.
+_LAUNCHERS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "SLURM_PROCID",
+    "PET_NNODES",
+    "SM_CURRENT_HOST",
+    "JOB_COMPLETION_INDEX",
+    "VC_TASK_INDEX",
+)
 
 
 def autoload() -> None:
@@ -29,7 +39,7 @@ def register() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-    if "RANK" not in os.environ and any(name in os.environ for name in _MPI_VARIABLES):
+    if "RANK" not in os.environ and any(name in os.environ for name in _LAUNCHERS):
         _prepare_env_rendezvous()
 
 
@@ -41,7 +51,7 @@ def _create(options: Any, group_options: Any) -> Any:
 
 
 def _prepare_env_rendezvous() -> None:
-    """Under mpirun, init_process_group("herring") finds no RANK where the script does not import herring.torch.
+    """Under mpirun or srun, init_process_group("herring") finds no RANK where the script does not import herring.torch.
 
     It is set then, and for that backend only: any other one gets torch's own rendezvous, and its error.
     """
@@ -55,7 +65,7 @@ def _prepare_env_rendezvous() -> None:
         if _asks_for_herring(sys._getframe(1)):
             from herring.torch._launch import prepare_environment
 
-            prepare_environment()
+            prepare_environment(is_asked=True)
         yield from original(url, **arguments)
 
     handlers["env"] = env

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.egg_info import egg_info
 
 ROOT = Path(__file__).resolve().parent
+# What works in the source folder on purpose: an editable install, a source distribution, commands given by hand.
+IN_SOURCE_FOLDER = {"editable_wheel", "sdist", "develop", "build_ext", "build"}
 
 # Runs in the target environment's interpreter with -I, which pip's build isolation does not reach: argv is the folder
 # that holds the package `herring` and the folder that takes the binding. Loaded by path: importing herring.torch would
@@ -30,6 +37,33 @@ sys.modules[spec.name] = module
 spec.loader.exec_module(module)
 print(module.build_into(Path(target), sys.executable))
 """
+
+
+@functools.cache
+def scratch() -> str | None:
+    """A folder that goes with this process, for what a plain `pip install` would leave in the source folder, which may
+    not be writable, or another user's. None for commands that work there."""
+    if IN_SOURCE_FOLDER & set(sys.argv):
+        return None
+    folder = tempfile.mkdtemp(prefix="herring-build-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+class Build(build):
+    """As setuptools', outside of the source folder for a plain install."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.build_base = scratch() or self.build_base
+
+
+class EggInfo(egg_info):
+    """Likewise."""
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.egg_base = scratch() or self.egg_base
 
 
 class CMakeBuild(build_ext):
@@ -109,4 +143,7 @@ class CMakeBuild(build_ext):
 
 
 # The extension only tells setuptools that the wheel is not pure; CMake knows its sources.
-setup(ext_modules=[Extension("herring._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[Extension("herring._core", sources=[])],
+    cmdclass={"build": Build, "build_ext": CMakeBuild, "egg_info": EggInfo},
+)

@@ -1,7 +1,7 @@
 """Herring: gradient averaging through servers, for any array library on the CPU.
 
 >>> import herring
->>> herring.init()                              # under herringrun, torchrun or mpirun; alone, a job of one
+>>> herring.init()                              # under herringrun, torchrun, mpirun, srun; alone, a job of one
 >>> mean = herring.allreduce(gradient)          # numpy in, numpy out; torch in, torch out
 >>> herring.shutdown()                          # or at exit
 
@@ -103,8 +103,8 @@ def init(
     """Joins the job; returns when every process of it is here and connected.
 
     Args:
-        rank, size: This worker's place; else from RANK and WORLD_SIZE (torchrun, herringrun), else from MPI's variables
-            (mpirun), else a job of this one process.
+        rank, size: This worker's place; else as the launcher says (torchrun, herringrun, mpirun, srun, others:
+            docs/launching.md), else a job of this one process.
         timeout: Seconds until an operation fails, else the setting timeout_s (600).
         settings: Any setting of docs/configuration.md, in lower case without HERRING_: servers=2, chunk_bytes="64KB".
             They win over the environment.

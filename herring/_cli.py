@@ -17,6 +17,11 @@ from herring.bench import _options, _replay_options
 __all__ = ["main"]
 
 
+def _rank_or_auto(text: str) -> int | None:
+    """None stands for auto."""
+    return None if text == "auto" else int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
@@ -27,10 +32,17 @@ def _parser() -> argparse.ArgumentParser:
     server = commands.add_parser(
         "server",
         help="run a server process",
-        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT, WORLD_SIZE "
-        "and HERRING_SERVERS, the same as the workers have; processes may start in any order.",
+        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT "
+        "(or HERRING_HUB) and HERRING_SERVERS, the same as the workers have, or as the scheduler says; processes may "
+        "start in any order. WORLD_SIZE, where set, is checked.",
     )
-    server.add_argument("--rank", type=int, required=True, help="0 to HERRING_SERVERS - 1, each once")
+    server.add_argument(
+        "--rank",
+        type=_rank_or_auto,
+        required=True,
+        metavar="R",
+        help="0 to HERRING_SERVERS - 1, each once; auto: as the launcher counts (srun, mpirun, a pod's index)",
+    )
     server.add_argument("--quiet", action="store_true", help="do not print what was served at the end")
 
     rendezvous = commands.add_parser(
@@ -69,11 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _server(args: argparse.Namespace) -> int:
-    from herring._job import is_elastic, join_as_server, join_elastic_as_server, read_settings
+    from herring._job import find_server_rank, is_elastic, join_as_server, join_elastic_as_server, read_settings
 
     config = read_settings({})
-    job = None if is_elastic(config) else join_as_server(args.rank, config)
-    process = join_elastic_as_server(args.rank, config) if job is None else job.start()
+    rank = find_server_rank(config) if args.rank is None else args.rank
+    job = None if is_elastic(config) else join_as_server(rank, config)
+    process = join_elastic_as_server(rank, config) if job is None else job.start()
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -86,9 +99,9 @@ def _server(args: argparse.Namespace) -> int:
         process.run()
     except HerringError as error:
         if stopped.is_set():
-            print(f"herring server {args.rank}: stopped by a signal", file=sys.stderr)
+            print(f"herring server {rank}: stopped by a signal", file=sys.stderr)
             return 1
-        print(f"herring server {args.rank}: {error}", file=sys.stderr)
+        print(f"herring server {rank}: {error}", file=sys.stderr)
         return 1
     finally:
         counters = process.counters()
@@ -100,7 +113,7 @@ def _server(args: argparse.Namespace) -> int:
         bound = counters["memory_bound_bytes"] / 1e6
         # In one write: other servers end at the same moment.
         sys.stderr.write(
-            f"herring server {args.rank}: {counters['ops']} operations, {received:.2f} MB received, "
+            f"herring server {rank}: {counters['ops']} operations, {received:.2f} MB received, "
             f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most\n"
         )
     return 0

@@ -16,6 +16,7 @@ from herring._errors import HerringError, InvalidArgumentError, ShutdownError
 from herring._job import ElasticJob, WorkerJob, is_elastic, join_as_worker, join_elastic, read_settings
 from herring._membership import listeners
 from herring._rendezvous import Store
+from herring._start_line import announce
 
 _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -113,6 +114,7 @@ class Process:
                 listeners.listen_to(self._session.elastic)
             self._ended = False
             self._install_hooks()
+            announce(self._session)
             return self._session
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from herring import _core
+from herring._detect import Detected, Master, detect
 from herring._errors import HerringTimeoutError, InvalidArgumentError, MismatchError, UnavailableError
 from herring._fabric import fabric_search
 from herring._placement import Placement, find_placement, launch_id
@@ -20,6 +21,7 @@ from herring._rendezvous import (
     Store,
     from_hub_setting,
     from_master,
+    from_port,
     listening_address,
     meeting_address,
     published_address,
@@ -240,7 +242,7 @@ def join_as_worker(
     if fixed is None and store is not None:
         fixed = read_store(store, generation, deadline)
     elif fixed is None:
-        fixed = Meeting.from_text(_mpi_broadcast("", deadline))
+        fixed = Meeting.from_text(_mpi_broadcast("", placement.size, deadline))
     config = config.with_secret(fixed.secret)
     launch = _launch(fixed, config, placement, env)
     return WorkerJob(
@@ -253,37 +255,63 @@ def join_as_worker(
 
 
 def join_as_server(
-    rank: int,
+    rank: int | None = None,
     config: _core.Config | None = None,
     *,
     workers: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ServerJob:
-    """Joins as server `rank` of HERRING_SERVERS; `workers` is WORLD_SIZE where not given.
+    """Joins as server `rank` of HERRING_SERVERS, where not given as the scheduler counts.
 
-    Finds the hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT. Raises as join_as_worker does.
+    Where neither `workers` nor WORLD_SIZE nor the scheduler says how many workers there are, the hub does. Finds the
+    hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as join_as_worker.
     """
     env = os.environ if environment is None else environment
     config = _core.read_config() if config is None else config
     deadline = time.monotonic() + config.join_timeout_s
     if config.servers == 0:
         raise InvalidArgumentError("HERRING_SERVERS is 0: set it to the number of servers, here and for the workers")
+    found = detect(env, "server")
+    rank = _server_rank(found, config.servers) if rank is None else rank
     if not 0 <= rank < config.servers:
         raise InvalidArgumentError(
             f"server rank {rank} is not from 0 to {config.servers - 1} (HERRING_SERVERS={config.servers})"
         )
-    if workers is None:
-        text = env.get("WORLD_SIZE", "")
-        if not text.isdigit() or int(text) < 1:
-            raise InvalidArgumentError(f"WORLD_SIZE is {text!r}; a server needs the number of workers there")
-        workers = int(text)
-    meeting = from_hub_setting(config.hub, config.secret) if config.hub else from_master(env, config.secret)
+    workers = found.size if workers is None else workers
+    meeting = from_hub_setting(config.hub, config.secret) if config.hub else _scheduled(found.hub, env, config.secret)
     if meeting is None:
         raise InvalidArgumentError(
             "a server finds its job through MASTER_ADDR and MASTER_PORT, or HERRING_HUB: set one"
         )
     config = config.with_secret(meeting.secret)
-    return ServerJob(config, rank, _join(config, "server", rank, workers, meeting, deadline), deadline)
+    return ServerJob(config, rank, _join(config, "server", rank, workers or 0, meeting, deadline), deadline)
+
+
+def find_server_rank(config: _core.Config, environment: Mapping[str, str] | None = None) -> int:
+    """The rank of this server as the scheduler counts (`herring server --rank auto`). Raises InvalidArgumentError."""
+    found = detect(os.environ if environment is None else environment, "server")
+    return _server_rank(found, None if config.rendezvous else config.servers)
+
+
+def _server_rank(found: Detected, servers: int | None) -> int:
+    """`servers` is None where a rendezvous knows how many there are."""
+    if found.rank is None:
+        raise InvalidArgumentError(
+            "nothing says which server this is (srun's SLURM_PROCID, a pod's JOB_COMPLETION_INDEX or VC_TASK_INDEX, "
+            "mpirun's variables, SageMaker's hosts): give --rank, 0 to HERRING_SERVERS - 1"
+        )
+    if servers is not None and found.peers not in (None, servers):
+        raise InvalidArgumentError(
+            f"HERRING_SERVERS is {servers}, but {found.peers} processes were started together with this server (from "
+            f"{found.source}): start as many servers as that, by a launcher's call of their own"
+        )
+    return found.rank
+
+
+def _scheduled(hub: Master | None, env: Mapping[str, str], secret: str) -> Meeting | None:
+    """MASTER_ADDR and MASTER_PORT, else what the scheduler says in their place."""
+    meeting = from_master(env, secret)
+    return from_port(hub.host, hub.port, secret) if meeting is None and hub is not None else meeting
 
 
 def _fixed_meeting(
@@ -294,13 +322,16 @@ def _fixed_meeting(
         return from_hub_setting(config.hub, config.secret)
     if config.servers == 0 and (store is not None or placement.size == 1):
         return None
-    meeting = from_master(env, config.secret)
+    meeting = _scheduled(placement.hub, env, config.secret)
     if meeting is not None:
         return meeting
+    if placement.no_hub:
+        raise InvalidArgumentError(f"worker {placement.rank} of {placement.size}: {placement.no_hub}")
     if config.servers > 0:
         raise InvalidArgumentError(
             f"HERRING_SERVERS is {config.servers}, but server processes could not find the workers: "
             "set MASTER_ADDR and MASTER_PORT (or HERRING_HUB) for all of them"
+            + (f". {placement.note}" if placement.note else "")
         )
     if not placement.is_mpi:
         raise InvalidArgumentError(
@@ -346,7 +377,7 @@ def _lead(
             if store is not None:
                 store.set(store_key(generation), text)
             else:
-                _mpi_broadcast(text, deadline)
+                _mpi_broadcast(text, placement.size, deadline)
         here = Meeting(listen_host or "127.0.0.1", (hub.port,), config.secret)
         client = _join(config, "worker", 0, placement.size, here, deadline, _launch(fixed, config, placement, env))
         return WorkerJob(config, placement, hub, client, deadline)
@@ -389,10 +420,10 @@ def _join(
     )
 
 
-def _mpi_broadcast(text: str, deadline: float) -> str:
+def _mpi_broadcast(text: str, size: int, deadline: float) -> str:
     from herring._mpi import broadcast_text
 
     try:
-        return broadcast_text(text, deadline)
+        return broadcast_text(text, size, deadline)
     except UnavailableError as error:
         raise UnavailableError(f"{error}; or set MASTER_ADDR and MASTER_PORT for every process") from error

@@ -22,13 +22,19 @@ def world() -> Any:
     return MPI.COMM_WORLD
 
 
-def broadcast_text(text: str, deadline: float) -> str:
-    """Rank 0's `text` (at most 1 kB), on every rank.
+def broadcast_text(text: str, size: int, deadline: float) -> str:
+    """Rank 0's `text` (at most 1 kB), on every rank of `size`.
 
-    `deadline` is on time.monotonic(). Raises HerringTimeoutError past it. Bytes and not pickled objects: nothing that
-    arrives is executed.
+    `deadline` is on time.monotonic(). Raises HerringTimeoutError past it, UnavailableError where MPI's world is another
+    than the launcher's (Open MPI 5 under `srun --mpi=pmi2`: every task alone). Bytes and not pickled objects: nothing
+    that arrives is executed.
     """
     comm = world()
+    if comm.Get_size() != size:
+        raise UnavailableError(
+            f"the launcher says that there are {size} processes, but MPI knows {comm.Get_size()}: this MPI library "
+            "does not understand this launcher; start with the mpirun that belongs to it"
+        )
     buffer = bytearray(_TEXT_BYTES)
     if comm.Get_rank() == 0:
         encoded = text.encode()

@@ -1,11 +1,13 @@
-"""Which rank of how many this process is: told by the caller, else by whatever launched it."""
+"""Which rank of how many this process is: told by the caller, else by whatever launched it (herring._detect)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from herring._detect import Detected, Master, detect, is_launched_by_mpi, number
 from herring._errors import InvalidArgumentError
 
 
@@ -14,7 +16,8 @@ class Placement:
     """This worker's place in the job.
 
     `local_rank` and `local_size` are the launcher's count on this host, None where it does not say; `source` says for
-    people where the values come from; `is_mpi` tells that MPI can carry the bootstrap.
+    people where the values come from; `is_mpi` tells that MPI can carry the bootstrap. `hub`, `no_hub` and `note` are
+    as in Detected.
     """
 
     rank: int
@@ -23,15 +26,9 @@ class Placement:
     local_size: int | None
     source: str
     is_mpi: bool = False
-
-
-# (rank, size, local rank, local size), in the order in which they are looked for. torchrun and herringrun first: they
-# may themselves run under mpirun or srun.
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
+    hub: Master | None = None
+    no_hub: str = ""
+    note: str = ""
 
 
 _TORCHRUN_JOB = "TORCHELASTIC_RUN_ID"  # "none" where torchrun was given none.
@@ -43,24 +40,21 @@ _MAX_LAUNCH_LINE = 200
 def find_placement(
     rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None
 ) -> Placement:
-    """Explicit arguments, else RANK/WORLD_SIZE, else MPI's variables, else a job of one process.
+    """Explicit arguments, else what the launcher says, else a job of one process.
 
-    Raises InvalidArgumentError where only half of a pair is given or a value is out of range.
+    Raises InvalidArgumentError where only half of a pair is given, a value is out of range, or a scheduler does not say
+    enough.
     """
     env = os.environ if environment is None else environment
-    is_mpi = any(name in env for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"))
     if rank is not None or size is not None:
         if rank is None or size is None:
             raise InvalidArgumentError(f"rank is {rank} and size is {size}: give both, or neither")
-        return _checked(
-            Placement(rank, size, _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE"), "arguments", is_mpi)
-        )
-    for launcher in _LAUNCHERS:
-        if launcher[0] in env or (launcher == _LAUNCHERS[0] and launcher[1] in env):
-            return _checked(_from_variables(env, launcher, is_mpi))
-    if "PMIX_RANK" in env:
-        return _checked(_from_mpi())
-    return Placement(0, 1, 0, 1, "a single process: no launcher's variables are set")
+        local = number(env, "LOCAL_RANK"), number(env, "LOCAL_WORLD_SIZE")
+        return _checked(Placement(rank, size, *local, "arguments", is_launched_by_mpi(env), note=_note(env, size)))
+    found = detect(env)
+    return _checked(
+        _from_mpi(found) if found.rank is None or found.size is None else _of(found, found.rank, found.size)
+    )
 
 
 def launch_id(placement: Placement, environment: Mapping[str, str] | None = None) -> str:
@@ -85,34 +79,32 @@ def launch_id(placement: Placement, environment: Mapping[str, str] | None = None
     return "\n".join(line for line in found if len(line) <= _MAX_LAUNCH_LINE)
 
 
-def _from_variables(env: Mapping[str, str], names: tuple[str, str, str, str], is_mpi: bool) -> Placement:
-    rank_name, size_name, local_rank_name, local_size_name = names
-    rank, size = _number(env, rank_name), _number(env, size_name)
-    if rank is None or size is None:
-        missing = rank_name if rank is None else size_name
-        raise InvalidArgumentError(
-            f"{missing} is not set, but {rank_name} and {size_name} go together: set both, or neither"
-        )
-    local_rank, local_size = _number(env, local_rank_name), _number(env, local_size_name)
-    return Placement(rank, size, local_rank, local_size, f"{rank_name} and {size_name}", is_mpi)
+def _note(env: Mapping[str, str], size: int) -> str:
+    with contextlib.suppress(InvalidArgumentError):
+        return detect(env).note if size == 1 else ""
+    return ""
 
 
-def _from_mpi() -> Placement:
+def _of(found: Detected, rank: int, size: int) -> Placement:
+    return Placement(
+        rank,
+        size,
+        found.local_rank,
+        found.local_size,
+        found.source,
+        found.is_mpi,
+        found.hub,
+        found.no_hub,
+        found.note,
+    )
+
+
+def _from_mpi(found: Detected) -> Placement:
     """PMIx tells the rank through the environment but not the size."""
     from herring._mpi import world
 
     comm = world()
-    return Placement(comm.Get_rank(), comm.Get_size(), None, None, "MPI", is_mpi=True)
-
-
-def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidArgumentError(f"{name} is {text!r}; it must be a whole number") from None
+    return _of(found, comm.Get_rank(), comm.Get_size())
 
 
 def _checked(placement: Placement) -> Placement:

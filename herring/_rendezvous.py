@@ -9,10 +9,12 @@ In this order:
    tries them in turn; the handshake tells which is the hub of this job. The secret is ``HERRING_SECRET``; without it
    one made of MASTER_PORT, which protects from nobody but keeps apart two jobs whose ports overlap. Two jobs with the
    same MASTER_PORT and secret refuse each other (docs/reliability.md, "Two jobs at one port").
-4. MPI, where mpirun launched the job: worker 0 broadcasts ``host:port:secret``.
-5. A job of one process: loopback, any port.
+4. What the scheduler says of worker 0's host (Slurm, Kubeflow Trainer, SageMaker), with a port made of the job's
+   number: as with 3.
+5. MPI, where mpirun launched the job: worker 0 broadcasts ``host:port:secret``.
+6. A job of one process: loopback, any port.
 
-With 2 and 4 the secret is ``HERRING_SECRET`` where that is set, else random.
+With 2 and 5 the secret is ``HERRING_SECRET`` where that is set, else random.
 """
 
 from __future__ import annotations
@@ -103,7 +105,11 @@ def from_master(environment: Mapping[str, str], secret: str) -> Meeting | None:
     if not host or not port:
         missing = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise InvalidArgumentError(f"{missing} is not set, but MASTER_ADDR and MASTER_PORT go together: set both")
-    number = _port(port, "MASTER_PORT")
+    return from_port(host, _port(port, "MASTER_PORT"), secret)
+
+
+def from_port(host: str, number: int, secret: str) -> Meeting:
+    """Worker 0's host and the ports derived from what is, or stands for, MASTER_PORT."""
     return Meeting(host, derived_ports(number), secret or f"MASTER_PORT={number}", number, not secret)
 
 

@@ -102,6 +102,7 @@ struct HubClientOptions {
   std::string secret;
   Member self;
   std::uint32_t workers = 1;  ///< What this process believes; the hub refuses who disagrees, saying both numbers.
+                              ///< 0, for servers only: it is told.
   std::uint32_t servers = 0;
   std::uint16_t master_port = 0;    ///< What `ports` were derived from; 0: from nothing.
   std::string holder = "worker 0";  ///< In whose process the hub is, for errors.

@@ -96,6 +96,7 @@ class HubClient::Impl final {
   bool connected_ = false;
   std::string closing_reason_;
   std::vector<Member> roster_;
+  std::uint32_t roster_total_ = 0;
 
   // Written by the thread before started_, read-only after.
   std::uint64_t job_id_ = 0;
@@ -283,14 +284,18 @@ bool HubClient::Impl::handle(const Frame& frame) {
 
 bool HubClient::Impl::on_roster(const Frame& frame) {
   auto roster = decode_roster(frame.body);
-  const std::size_t total = std::size_t{options_.workers} + options_.servers;
+  if (roster && roster_.empty()) roster_total_ = roster->total;
+  // A server that was not told the number of workers learns it here.
+  const std::size_t total = options_.workers == 0 ? roster_total_ : std::size_t{options_.workers} + options_.servers;
   if (!roster || roster->total != total || roster->first != roster_.size() || !workers_.empty()) return false;
+  if (total <= options_.servers) return false;
+  const std::size_t workers = total - options_.servers;
   for (auto& entry : roster->members) roster_.push_back(std::move(entry));
   if (roster_.size() < total) return true;
   for (std::uint32_t i = 0; i < total; ++i) {
-    const bool is_worker = i < options_.workers;
+    const bool is_worker = i < workers;
     roster_[i].role = is_worker ? Role::kWorker : Role::kServer;
-    roster_[i].rank = is_worker ? i : i - options_.workers;
+    roster_[i].rank = is_worker ? i : static_cast<std::uint32_t>(i - workers);
     (is_worker ? workers_ : servers_).push_back(std::move(roster_[i]));
   }
   job_id_ = roster->job_id;
@@ -302,8 +307,9 @@ bool HubClient::Impl::on_roster(const Frame& frame) {
 
 bool HubClient::Impl::on_event(const Frame& frame) {
   auto event = decode_event(frame.body);
-  if (!event || event->index >= options_.workers + options_.servers) return false;
+  if (!event) return false;
   const std::lock_guard lock(mutex_);
+  if (!workers_.empty() && event->index >= workers_.size() + servers_.size()) return false;
   if (leaving_) return true;
   if (workers_.empty()) {
     const bool other_job = event->kind == HubEvent::Kind::kFailed;  // Nothing else fails before the start.

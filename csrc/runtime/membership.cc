@@ -82,13 +82,13 @@ bool Membership::is_over() const {
 
 void Membership::join(ConnectionId connection, const Join& join, Instant now) {
   auto refuse = reason_to_refuse(join);
-  const bool fits = join.workers == options_.workers && join.servers == options_.servers;
   if (const auto other = other_launch(join.member); other && doubt_.empty()) {
     refuse = other;
   } else if (const auto rival = rival_of(join); rival && doubt_.empty()) {
     refuse = Refuse{RefuseCode::kOtherJob, two_jobs_text(join.member, *rival, now)};
     // With other sizes none of its processes was let in, nor will be.
-    if (fits && options_.doubt_for > Duration::zero() && (!started_ || now - options_.opened < options_.doubt_for)) {
+    if (fits(join) && options_.doubt_for > Duration::zero() &&
+        (!started_ || now - options_.opened < options_.doubt_for)) {
       end_in_doubt(refuse->text);
     }
   }

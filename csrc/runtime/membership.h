@@ -105,6 +105,8 @@ class Membership final {
     std::vector<bool> brought;
   };
 
+  bool fits(
+      const control::Join& join) const;  ///< Of this job's sizes; a server may leave the workers' number to the hub.
   std::optional<Refuse> reason_to_refuse(const Join& join) const;
   std::optional<Refuse> other_launch(const Member& newcomer) const;
   std::optional<Member> rival_of(const Join& join) const;

@@ -38,6 +38,11 @@ std::string sizes_text(std::uint32_t workers, std::uint32_t servers) {
 
 }  // namespace
 
+bool Membership::fits(const Join& join) const {
+  const bool is_told = join.workers == 0 && join.member.role == Role::kServer;
+  return (is_told || join.workers == options_.workers) && join.servers == options_.servers;
+}
+
 std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   if (closing_) return Refuse{RefuseCode::kClosing, "the hub is closing"};
   if (!doubt_.empty()) return Refuse{RefuseCode::kOtherJob, doubt_};
@@ -46,7 +51,7 @@ std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
     return Refuse{RefuseCode::kStarted, "the job of this hub has already started with all its " +
                                             sizes_text(options_.workers, options_.servers)};
   }
-  if (join.workers != options_.workers || join.servers != options_.servers) {
+  if (!fits(join)) {
     return Refuse{RefuseCode::kSizes, to_string(join.member) + " was started for " +
                                           sizes_text(join.workers, join.servers) + ", but worker 0 for " +
                                           sizes_text(options_.workers, options_.servers) +

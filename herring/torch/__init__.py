@@ -1,11 +1,11 @@
 """torch.distributed on Herring: the backend "herring" for CPU tensors, and DistributedDataParallel.
 
 >>> import herring.torch
->>> torch.distributed.init_process_group("herring")          # under herringrun, torchrun or mpirun
+>>> torch.distributed.init_process_group("herring")          # under herringrun, torchrun, mpirun or srun
 >>> model = herring.torch.parallel.DistributedDataParallel(model)
 
-Importing this registers the backend (as installing Herring does for `import torch`), and under mpirun sets what torch
-reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) where it is unset.
+Importing this registers the backend (as installing Herring does for `import torch`), and under mpirun and srun sets
+what torch reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) where it is unset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gives a process started by mpirun the variables that torch's env:// expects, so that the same script runs."""
+"""Gives a process started by mpirun, srun or another scheduler the variables that torch's env:// expects."""
 
 from __future__ import annotations
 
@@ -6,28 +6,46 @@ import os
 import socket
 import time
 
+from herring._detect import detect
 from herring._errors import InvalidArgumentError
 from herring._placement import Placement, find_placement
 
-MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _MPI_LIMIT_S = 120.0
 
 
-def prepare_environment() -> None:
-    """Under mpirun sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where unset.
+def prepare_environment(*, is_asked: bool = False) -> None:
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, where unset.
 
-    The master's address comes from rank 0 through mpi4py: then every rank must call this. Does nothing under torchrun,
-    or where nothing launched this process. Raises UnavailableError where mpi4py is needed and missing.
+    Under mpirun the master's address comes from rank 0 through mpi4py: then every rank must call this. Does nothing
+    under torchrun, or where nothing launched this process. Raises UnavailableError where mpi4py is needed and missing;
+    InvalidArgumentError, where a group `is_asked` for, if the variables contradict each other or do not suffice. Else
+    they are left alone: a script that starts its ranks by itself sets some of them.
     """
-    if "RANK" in os.environ or not is_launched_by_mpi():
+    if "RANK" in os.environ:
         return
-    # As MPI says it: what else is set may be half of a pair, for children that the script starts by itself.
-    placement = find_placement(
-        environment={k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "LOCAL_RANK")}
-    )
-    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        address, port = _agree_on_master(placement)
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, port
+    try:
+        if not detect(os.environ).is_launched:
+            return
+        placement = find_placement()
+        _set(placement)
+    except InvalidArgumentError:
+        if is_asked:
+            raise
+
+
+def _set(placement: Placement) -> None:
+    has_master = "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ
+    if not has_master and placement.hub is not None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = placement.hub.host, str(placement.hub.port)
+    elif not has_master and (placement.is_mpi and not placement.no_hub):
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = _agree_on_master(placement)
+    elif not has_master and placement.size == 1:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(_free_port("127.0.0.1"))
+    elif not has_master:
+        raise InvalidArgumentError(
+            f"worker {placement.rank} of {placement.size} (from {placement.source}): "
+            + (placement.no_hub or "set MASTER_ADDR (worker 0's host) and MASTER_PORT for all of them")
+        )
     values = {
         "RANK": placement.rank,
         "WORLD_SIZE": placement.size,
@@ -39,9 +57,12 @@ def prepare_environment() -> None:
             os.environ.setdefault(name, str(value))
 
 
-def is_launched_by_mpi() -> bool:
-    """Whether mpirun (or another MPI launcher) started this process."""
-    return any(name in os.environ for name in MPI_VARIABLES)
+def is_launched() -> bool:
+    """Whether a launcher started this process as one of a job, be it that it does not say enough."""
+    try:
+        return detect(os.environ).is_launched
+    except InvalidArgumentError:
+        return True
 
 
 def _agree_on_master(placement: Placement) -> tuple[str, str]:
@@ -52,7 +73,7 @@ def _agree_on_master(placement: Placement) -> tuple[str, str]:
         address = _own_address(placement)
         text = f"{address} {_free_port(address)}"
     if placement.size > 1:
-        text = broadcast_text(text, time.monotonic() + _MPI_LIMIT_S)
+        text = broadcast_text(text, placement.size, time.monotonic() + _MPI_LIMIT_S)
     address, separator, port = text.partition(" ")
     if not separator or not port.isdigit():
         raise InvalidArgumentError(f"rank 0 published the master's address as {text!r}")

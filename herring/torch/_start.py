@@ -8,8 +8,11 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from herring.torch._launch import is_launched_by_mpi, prepare_environment
+from herring._detect import number
+from herring.torch._launch import is_launched, prepare_environment
 from herring.torch._register import NAME, register
+
+__all__ = ["ensure_initialized", "is_launched", "local_rank"]
 
 
 def ensure_initialized(*args: Any, **kwargs: Any) -> None:
@@ -20,25 +23,21 @@ def ensure_initialized(*args: Any, **kwargs: Any) -> None:
     if dist.is_initialized():
         return
     register()
-    prepare_environment()
+    places = ("init_method", "store", "rank", "world_size")
+    is_placed = len(args) > 1 or any(name in kwargs for name in places)
+    prepare_environment(is_asked=not is_placed)
     if not args and "backend" not in kwargs:
         kwargs["backend"] = NAME
-    places = ("init_method", "store", "rank", "world_size")
-    if len(args) <= 1 and not any(name in kwargs for name in places) and "RANK" not in os.environ:
+    if not is_placed and "RANK" not in os.environ:
         kwargs.update(store=HashStore(), rank=0, world_size=1)
     dist.init_process_group(*args, **kwargs)
 
 
-def is_launched() -> bool:
-    """Whether a launcher started this process as one of a job."""
-    return "RANK" in os.environ or is_launched_by_mpi()
-
-
 def local_rank() -> int:
     """This process's rank on its host: the launcher's LOCAL_RANK, else what the runtime found, else 0."""
-    text = os.environ.get("LOCAL_RANK")
-    if text is not None:
-        return int(text)
+    told = number(os.environ, "LOCAL_RANK")
+    if told is not None:
+        return told
     from herring._context import process
 
     session = process.session()

@@ -20,11 +20,8 @@ import herring
 
 RUNNER = Path(__file__).with_name("runner.py")
 RESULT_MARK = "@@result "
-LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_")
-LAUNCHER_NAMES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_HET_JOB_ID"),
-)
+LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_", "SLURM", "TORCHELASTIC_", "PET_", "SM_")
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
 
 
 def clean_environment() -> dict[str, str]:

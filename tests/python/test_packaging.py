@@ -42,6 +42,24 @@ def test_a_source_distribution_has_every_file_of_the_checkout_and_nothing_built(
     assert "# Herring" in info, "the README is the package's description"
 
 
+@pytest.mark.parametrize("hook", ["get_requires_for_build_wheel()", "prepare_metadata_for_build_wheel(sys.argv[1])"])
+def test_a_plain_install_writes_nothing_into_the_source_folder(tmp_path: Path, hook: str) -> None:
+    """It may be read-only, or another user's. `make test-install` sees the whole of it."""
+    checkout, target = tmp_path / "checkout", tmp_path / "metadata"
+    target.mkdir()
+    for name in tracked():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, checkout / name)
+    before = set(checkout.rglob("*"))
+    code = f"import sys; from setuptools import build_meta; print(build_meta.{hook})"
+    command = [sys.executable, "-c", code, str(target)]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True, timeout=120)
+    assert set(checkout.rglob("*")) == before
+    if "metadata" in hook:
+        (info,) = target.glob("*.dist-info/METADATA")
+        assert "Name: herring" in info.read_text()
+
+
 def test_the_unbuilt_package_of_a_source_folder_says_what_to_do(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "herring", tmp_path / "herring", ignore=shutil.ignore_patterns("*.so", "__pycache__", "lib"))
     (tmp_path / "csrc").mkdir()

@@ -257,7 +257,8 @@ def test_servers_without_a_place_say_what_to_set(bare_environment):
     [
         ({}, 0, {}, "HERRING_SERVERS is 0"),
         ({"servers": 2}, 2, {"WORLD_SIZE": "1"}, "server rank 2"),
-        ({"servers": 2}, 0, {}, "WORLD_SIZE"),
+        ({"servers": 2}, 0, {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"servers": 2}, 0, {}, "MASTER_ADDR"),
         ({"servers": 2}, 0, {"WORLD_SIZE": "1"}, "MASTER_ADDR"),
     ],
 )

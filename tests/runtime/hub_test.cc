@@ -31,6 +31,28 @@ TEST(Hub, MembersJoinInAnyOrderAndKnowEachOther) {
   EXPECT_TRUE(eventually([&] { return hub.counters().joined == 5; }));
 }
 
+TEST(Hub, AServerThatWasNotToldTheNumberOfWorkersLearnsIt) {
+  Hub hub(hub_options(3, 2));
+  std::vector<std::unique_ptr<HubClient>> members(5);
+  in_parallel(5, [&](std::size_t i) {
+    const auto role = i < 3 ? Role::kWorker : Role::kServer;
+    const auto rank = static_cast<std::uint32_t>(i < 3 ? i : i - 3);
+    members[i] = std::make_unique<HubClient>(member_options(hub.port(), role, rank, i == 4 ? 0 : 3, 2), in(20s));
+  });
+  for (const auto& member : members) {
+    ASSERT_TRUE(member);
+    ASSERT_EQ(member->workers().size(), 3u);
+    ASSERT_EQ(member->servers().size(), 2u);
+    EXPECT_EQ(member->servers()[1].rank, 1u);
+  }
+}
+
+TEST(Hub, AWorkerHasToKnowTheNumberOfWorkers) {
+  Hub hub(hub_options(2));
+  const Status unknown = thrown_by([&] { HubClient(member_options(hub.port(), Role::kWorker, 1, 0), in(10s)); });
+  EXPECT_EQ(unknown.code(), Code::kInvalidArgument);
+}
+
 TEST(Hub, TheHubMayComeLast) {
   const std::uint16_t port = free_port();
   std::promise<void> begun;

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
+import socket
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -54,6 +57,27 @@ def test_under_mpirun(tmp_path: Path) -> None:
     output = _run(_mpirun(2, SCRIPT, *_arguments()), tmp_path)
     ended = _ended(output)
     assert sorted(ended) == [0, 1], output
+    assert ended[0] == ended[1]
+
+
+def _free_slurm_job() -> int:
+    """A job's number whose port is free: 20000 + the number."""
+    for number in range(os.getpid() % 5000, 10000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 20000 + number)):
+            return number
+    raise OSError("no port is free")
+
+
+def test_under_srun(tmp_path: Path) -> None:
+    """Neither RANK nor MASTER_ADDR; the variables are those of a real step (tests/python/environments/srun.env)."""
+    step = {"SLURM_JOB_ID": str(_free_slurm_job()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node7"}
+    count = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    command = [sys.executable, SCRIPT, *_arguments()]
+    tasks = [
+        clean_environment({**step, **count, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}) for rank in range(2)
+    ]
+    ended = _ended("".join(run_children([(command, env) for env in tasks], 120)))
+    assert sorted(ended) == [0, 1]
     assert ended[0] == ended[1]
 
 

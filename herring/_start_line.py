@@ -1,0 +1,49 @@
+"""One line when a job starts: who, how many, which transport, how many servers. Worker 0 says it, through logging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from herring._context import Session
+
+_LOGGER = logging.getLogger("herring")
+
+
+def announce(session: Session) -> None:
+    """Says the line where this is worker 0; nothing with HERRING_LOG=error."""
+    if session.job.rank != 0 or session.config.log_level == "error":
+        return
+    note = session.job.placement.note
+    _say(logging.WARNING if note else logging.INFO, "; ".join([text_of(session), *([note] if note else [])]))
+
+
+def text_of(session: Session) -> str:
+    """ "rank 0 of 4 workers on 2 hosts (RANK and WORLD_SIZE), 2 server processes: tcp (...) through 2 servers"."""
+    job, client = session.job, session.job.client
+    hosts = len({member.host_identity for member in client.workers}) or 1
+    servers = len(client.servers)
+    who = f"rank {job.rank} of {_count(job.size, 'worker')} on {_count(hosts, 'host')} ({job.placement.source})"
+    servers_text = _count(servers, "server process", "server processes") if servers else "no server processes"
+    return f"{who}, {servers_text}: {session.runtime.description()}"
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
+
+
+def _say(level: int, text: str) -> None:
+    """As logging is set up; where it is not, on stderr, unless the logger's own level forbids it."""
+    if _LOGGER.hasHandlers():
+        _LOGGER.log(level, text)
+        return
+    is_off = _LOGGER.disabled or logging.root.manager.disable >= level or _LOGGER.level > level
+    if is_off or sys.stderr is None:
+        return
+    record = _LOGGER.makeRecord(_LOGGER.name, level, __file__, 0, text, (), None)
+    # Not to stay: a handler of ours would repeat what the user's handlers say, once they are there.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"herring[rank 0] {record.levelname.lower()}: %(message)s"))
+    handler.handle(record)
