@@ -15,26 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from surroundings import clean_environment
 
 import herring
 
 RUNNER = Path(__file__).with_name("runner.py")
 RESULT_MARK = "@@result "
-LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_", "SLURM", "TORCHELASTIC_", "PET_", "SM_")
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what a launcher or a user has set for Herring."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
-    }
-    # The children import the same herring as this process, installed or not.
-    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
-    env["OMP_NUM_THREADS"] = "1"
-    return env
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from surroundings import clean_environment
 
 HERRINGRUN = [sys.executable, "-m", "herring._launch"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import clean_environment
+from surroundings import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATE = ROOT / "benchmarks" / "emulate_cluster.py"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import clean_environment
+from surroundings import clean_environment
 
 import herring
 

@@ -1,0 +1,24 @@
+"""What a process of a test finds around it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import herring
+
+LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_", "SLURM", "TORCHELASTIC_", "PET_", "SM_")
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what a launcher or a user has set for Herring."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHER_PREFIXES) and name not in LAUNCHER_NAMES
+    }
+    # The children import the same herring as this process, installed or not.
+    env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
+    env["OMP_NUM_THREADS"] = "1"
+    return env
