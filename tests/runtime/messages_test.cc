@@ -273,7 +273,12 @@ void pending_at_shutdown(Runtime& runtime) {
     EXPECT_EQ(coming, message);
   }
   runtime.shutdown();
-  expect_has(end_of(never), Code::kShutdown, {"shut down"});
+  // Rank 0 shuts down with its send under way: it may have left before a slow rank 1 comes to that.
+  if (const Status ended = end_of(never); runtime.rank() == 1 && ended.code() == Code::kPeerLost) {
+    expect_has(ended, Code::kPeerLost, {"worker 0", "has left the job"});
+  } else {
+    expect_has(ended, Code::kShutdown, {"shut down"});
+  }
   if (send) {
     EXPECT_TRUE(end_of(send).is_ok()) << end_of(send).to_string();
   }
