@@ -297,7 +297,7 @@ class Pump<Engine>::Impl {
       drop_from_lines(action.token);
       return true;  // Else it came in the meantime.
     }
-    posts_[found->second].is_withdrawn = true;
+    if (std::exchange(posts_[found->second].is_withdrawn, true)) return true;
     ++cancels_pending_;
     endpoint_.cancel_receive(Token{found->second});
     return true;

@@ -3,6 +3,7 @@
 #include <map>
 #include <string>
 
+#include "core/seconds_text.h"
 #include "server/engine_impl.h"
 
 namespace herring::server {
@@ -140,9 +141,7 @@ std::string Engine::Impl::missing_text(const Op& op) const {
 }
 
 std::string Engine::Impl::timeout_text(const Op& op) const {
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%.6g s",
-                std::chrono::duration<double>(op.deadline - op.first_announce).count());
+  const std::string seconds = round_seconds_text(op.deadline - op.first_announce);
   const std::string call = to_string(op.shape.descriptor) + ", " + to_string(op.key.op);
   std::vector<std::uint32_t> came;
   std::vector<std::uint32_t> silent;
@@ -153,19 +152,19 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
     }
   }
   if (op.state == OpState::kGathering) {
-    return bounded("after " + std::string(seconds) + " " + missing_text(op) + " had not called " + call + "; " +
+    return bounded("after " + seconds + " " + missing_text(op) + " had not called " + call + "; " +
                    rank_list(std::move(came)) + " had. Look at what the missing ones were doing");
   }
   if (op.absentees() > 0 && silent.empty()) {
-    return bounded("after " + std::string(seconds) + " " + missing_text(op) + " had not come for the result of " +
-                   call + ", which the others had not waited for. Look at what the missing ones were doing");
+    return bounded("after " + seconds + " " + missing_text(op) + " had not come for the result of " + call +
+                   ", which the others had not waited for. Look at what the missing ones were doing");
   }
   if (silent.empty()) {
-    return bounded("after " + std::string(seconds) + " " + call +
-                   " was not finished, though all ranks had called it; " + "a longer time-out may help");
+    return bounded("after " + seconds + " " + call + " was not finished, though all ranks had called it; " +
+                   "a longer time-out may help");
   }
-  return bounded("after " + std::string(seconds) + " the data of " + rank_list(std::move(silent)) +
-                 " had not arrived for " + call + ", though all ranks had called it");
+  return bounded("after " + seconds + " the data of " + rank_list(std::move(silent)) + " had not arrived for " + call +
+                 ", though all ranks had called it");
 }
 
 std::string straggler_text(std::span<const Lateness> now, std::span<const Lateness> before) {

@@ -1,6 +1,6 @@
-#include <cstdio>
 #include <string>
 
+#include "core/seconds_text.h"
 #include "worker/engine_impl.h"
 
 namespace herring::worker {
@@ -166,11 +166,9 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
              std::to_string(lanes_[part.lane].peer.value) + ", " + std::to_string(part.received) + " of " +
              std::to_string(part.expected()) + " answers" + (part.is_announced ? "" : ", not announced") + ")";
   }
-  char seconds[32];
-  const Duration waited = op.operation.timeout + config_.lane_grace;
-  std::snprintf(seconds, sizeof seconds, "%.6g s", std::chrono::duration<double>(waited).count());
-  std::string text = "after " + std::string(seconds) + " rank " + std::to_string(config_.self.value) +
-                     " had no verdict on " + to_string(op.operation.descriptor) + " from server lane " + lanes +
+  const std::string seconds = round_seconds_text(op.operation.timeout + config_.lane_grace);
+  std::string text = "after " + seconds + " rank " + std::to_string(config_.self.value) + " had no verdict on " +
+                     to_string(op.operation.descriptor) + " from server lane " + lanes +
                      "; see whether these servers are alive and reachable";
   if (text.size() > wire::kMaxReasonText) text.resize(wire::kMaxReasonText);
   return text;
