@@ -82,7 +82,7 @@ fuzz: setup-tests
 	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
 
 sim: build-tests
-	@$(PATH_IN_VENV) $(RUN) benchmarks/sim.py --seeds $(SIM_SEEDS) --jobs $(JOBS)
+	@$(PATH_IN_VENV) $(RUN) benchmarks/sim.py --build $(BUILD) --seeds $(SIM_SEEDS) --jobs $(JOBS)
 
 chaos: setup
 	@$(PATH_IN_VENV) $(RUN) benchmarks/chaos.py --rounds $(CHAOS_ROUNDS) --seed $(CHAOS_SEED) --jobs $(JOBS)

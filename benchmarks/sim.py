@@ -171,6 +171,8 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "tests", help="where the C++ tests are built")
     args = parser.parse_args()
     args.build = Path(os.path.relpath(args.build))
+    if not (args.build / "tests" / WORLDS[0].binary).exists():
+        parser.error(f"no C++ tests in {args.build}: `make sim` builds them, or say --build FOLDER")
     if args.only:
         return replay(args.only, args.build)
     worlds = [world for world in WORLDS if not args.worlds or world.name in args.worlds]
