@@ -18,7 +18,9 @@ def main() -> None:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     result = getattr(module, function)(**json.loads(arguments))
-    print("@@result " + json.dumps(result), flush=True)
+    # In one write, unbuffered too: print() has one more for the end of the line, and other ranks' output gets between.
+    sys.stdout.write(f"@@result {json.dumps(result)}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
