@@ -101,9 +101,9 @@ struct ProgressOptions {
   std::function<void(PeerId, const std::string&)> on_peer_left;
   /// Another rank has given up this group: false where it is not one of this rank's. Nothing is submitted there after
   /// it.
-  std::function<bool(const UsedGroup&, const Status&)> on_group_aborted;
-  /// This rank's group of that id and use; null where there is none.
-  std::function<std::shared_ptr<Group>(const UsedGroup&)> find_group;
+  std::function<bool(const HubEvent&, const Status&)> on_group_aborted;
+  /// The group that another rank has left; null where it is not one of this rank's, or not yet.
+  std::function<std::shared_ptr<Group>(const HubEvent&)> find_group;
 };
 
 /// Set when nothing of a group that was left is under way any more. Safe from any thread.

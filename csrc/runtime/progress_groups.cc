@@ -125,7 +125,7 @@ void Progress::end_local_without(Instant now, std::uint32_t rank, const std::str
 /// What other ranks of the group do in it they do in vain: all of it ends, whoever joined it.
 void Progress::group_aborted(Instant now, const HubEvent& event) {
   const Status status(Code::kCancelled, to_string(event));
-  if (!options_.on_group_aborted(event.group, status)) return;
+  if (!options_.on_group_aborted(event, status)) return;
   take_commands(now);  // Nothing of this group comes after these.
   end_group(now, event.group.id, {status, status, status});
 }
@@ -141,7 +141,7 @@ Status Progress::check_left(const PendingOperation& operation) const {
 
 /// What that rank has called goes on; what it has not, it never will.
 void Progress::group_left(Instant now, const HubEvent& event) {
-  const std::shared_ptr<Group> group = options_.find_group(event.group);
+  const std::shared_ptr<Group> group = options_.find_group(event);
   if (group == nullptr || std::ranges::find(group->route.ranks, event.member.rank) == group->route.ranks.end()) return;
   group->left.push_back({event.calls, to_string(event)});
   for (const auto& operation : std::vector(held_)) {

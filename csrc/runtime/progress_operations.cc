@@ -72,7 +72,8 @@ void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& opera
 
 /// Nobody that it would have to wait for is pending.
 void Progress::begin(Instant now, const std::shared_ptr<PendingOperation>& operation) {
-  if (const Status left = check_left(*operation); !left.is_ok() && !operation->announced) return end(operation, left);
+  const Status left = check_left(*operation);
+  if (!left.is_ok() && !operation->announced) return end(operation, left);
   const Status status = check_departed(*operation);
   // One that is announced may be over on the rank that has left, which waited for nothing but that.
   if (!status.is_ok() && !operation->announced) return end(operation, status);
@@ -83,6 +84,10 @@ void Progress::begin(Instant now, const std::shared_ptr<PendingOperation>& opera
     start_join(now, operation);
   } else {
     start_parts(now, operation);
+  }
+  if (!left.is_ok()) {  // What is announced here is taken back.
+    give_up(now, operation, left, left);
+    run_local_actions(now);
   }
   if (status.is_ok()) return;
   for (const auto& [rank, text] : departed_) end_local_without(now, rank, text);

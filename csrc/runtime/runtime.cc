@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "core/status.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/connect.h"
+#include "runtime/group_table.h"
 #include "runtime/hub.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
@@ -89,10 +89,13 @@ class Runtime::Impl {
     progress_options.on_peer_left = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_left(worker, why);
     };
-    progress_options.on_group_aborted = [this](const UsedGroup& group, const Status& why) {
-      return close_group(group, why);
+    progress_options.on_group_aborted = [this](const HubEvent& event, const Status& why) {
+      return close_group(event, why);
     };
-    progress_options.find_group = [this](const UsedGroup& group) { return find_group(group); };
+    progress_options.find_group = [this](const HubEvent& event) {
+      const std::scoped_lock lock(mutex);
+      return groups.find(event);
+    };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
   }
@@ -132,21 +135,11 @@ class Runtime::Impl {
   }
 
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) {
-    auto group = std::make_shared<Group>();
-    group->id = id;
-    group->route = make_route(placement, options.config, options.rank, ranks);
+    GroupRoute route = make_route(placement, options.config, options.rank, ranks);
     const std::scoped_lock lock(mutex);
     if (stopped) throw Error(shut_down());
-    if (const auto used = uses.find(id); used != uses.end()) group->use = used->second;
-    if (!groups.emplace(id, std::move(group)).second) {
-      throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
-    }
-  }
-
-  std::shared_ptr<Group> find_group(const UsedGroup& group) const {
-    const std::scoped_lock lock(mutex);
-    const auto found = groups.find(group.id);
-    return found == groups.end() || found->second->use != group.use ? nullptr : found->second;
+    if (groups.add(id, std::move(route))) return;
+    throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
   }
 
   /// The caller holds the lock. Who leaves the whole job says so otherwise, and an elastic job's operations have keys
@@ -158,11 +151,11 @@ class Runtime::Impl {
   }
 
   /// True where this rank is in the group and has not closed it before.
-  bool close_group(const UsedGroup& group, const Status& why) {
+  bool close_group(const HubEvent& event, const Status& why) {
     const std::scoped_lock lock(mutex);
-    const auto found = groups.find(group.id);
-    if (found == groups.end() || found->second->use != group.use || !found->second->closed.is_ok()) return false;
-    found->second->closed = why;
+    const std::shared_ptr<Group> group = groups.find(event);
+    if (!group || !group->closed.is_ok()) return false;
+    group->closed = why;
     return true;
   }
 
@@ -217,17 +210,16 @@ class Runtime::Impl {
   /// The caller holds the lock.
   Status admit(const Request& request, Admitted& admitted) {
     if (stopped) return shut_down();
-    const auto found = groups.find(request.group);
-    if (found == groups.end()) return no_group(request.group);
-    if (!found->second->closed.is_ok()) return found->second->closed;
-    const Status valid = validate(request, found->second->route);
+    admitted.group = groups.find(request.group);
+    if (!admitted.group) return no_group(request.group);
+    if (!admitted.group->closed.is_ok()) return admitted.group->closed;
+    const Status valid = validate(request, admitted.group->route);
     if (!valid.is_ok()) return valid;
     if (!order->is_empty()) {
-      const Status apart = order->check(OperationOrder::call_of(request, found->second->route.index));
+      const Status apart = order->check(OperationOrder::call_of(request, admitted.group->route.index));
       if (!apart.is_ok()) return apart;
     }
-    admitted.group = found->second;
-    return number(*found->second, request, admitted.op);
+    return number(*admitted.group, request, admitted.op);
   }
 
   /// The caller holds the lock.
@@ -308,11 +300,11 @@ class Runtime::Impl {
   /// Ok, or why the message is none; the group's route otherwise.
   Status find_route(GroupId id, std::optional<std::uint32_t> peer, const std::optional<Duration>& timeout,
                     const char* what, PendingMessage& message) {
-    const auto found = groups.find(id);
+    const std::shared_ptr<Group> group = groups.find(id);
     if (stopped) return shut_down();
-    if (found == groups.end()) return no_group(id);
-    if (!found->second->closed.is_ok()) return found->second->closed;
-    const std::size_t size = found->second->route.ranks.size();
+    if (!group) return no_group(id);
+    if (!group->closed.is_ok()) return group->closed;
+    const std::size_t size = group->route.ranks.size();
     if (peer && *peer >= size) {
       return Status(Code::kInvalidArgument, std::string(what) + " rank " + std::to_string(*peer) +
                                                 ", which is not in the group; it has ranks 0 to " +
@@ -321,8 +313,8 @@ class Runtime::Impl {
     if (timeout && *timeout <= Duration::zero()) {
       return Status(Code::kInvalidArgument, std::string(what) + ": the time-out must be above zero");
     }
-    message.owner = found->second;
-    message.route = {found->second, &found->second->route};
+    message.owner = group;
+    message.route = {group, &group->route};
     return Status::ok();
   }
 
@@ -352,7 +344,7 @@ class Runtime::Impl {
     {
       const std::scoped_lock lock(mutex);
       if (std::exchange(stopped, true)) return;
-      for (const auto& [id, group] : groups) report_left(*group);
+      for (const auto& [id, group] : groups.all()) report_left(*group);
     }
     const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
     if (progress->failure().is_ok()) {
@@ -403,8 +395,7 @@ class Runtime::Impl {
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
   mutable std::mutex mutex;
-  std::map<GroupId, std::shared_ptr<Group>> groups;  // guarded by mutex, as all below
-  std::map<GroupId, std::uint32_t> uses;             // Of ids that had a group before.
+  GroupTable groups;  // guarded by mutex, as all below
   bool stopped = false;
 };
 
@@ -424,20 +415,17 @@ void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl
 
 void Runtime::leave_group(GroupId id) {
   const std::scoped_lock lock(impl_->mutex);
-  const auto found = impl_->groups.find(id);
-  if (found == impl_->groups.end() || !impl_->progress) return;
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  if (!group || !impl_->progress) return;
   impl_->progress->cancel_unmatched_receives(id);
-  impl_->report_left(*found->second);
+  impl_->report_left(*group);
 }
 
 void Runtime::remove_group(GroupId id) {
   std::shared_ptr<GroupClosed> closed;
   {
     const std::scoped_lock lock(impl_->mutex);
-    if (impl_->groups.erase(id) > 0) {
-      ++impl_->uses[id];
-      if (impl_->progress) closed = impl_->progress->close_group(id);
-    }
+    if (impl_->groups.remove(id) && impl_->progress) closed = impl_->progress->close_group(id);
   }
   if (closed) closed->wait();  // What is pending has deadlines, and the end of the runtime sets it too.
 }
@@ -448,8 +436,8 @@ std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { ret
 
 std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
   const std::scoped_lock lock(impl_->mutex);
-  const auto found = impl_->groups.find(id);
-  return found == impl_->groups.end() ? std::nullopt : std::optional(found->second->next_op++);
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  return group ? std::optional(group->next_op++) : std::nullopt;
 }
 
 std::shared_ptr<Work> Runtime::send(const Send& message) {
@@ -496,18 +484,18 @@ void Runtime::abort(const std::string& reason) {
 void Runtime::abort_group(GroupId id, const std::string& reason) {
   if (id == GroupId{0}) return abort(reason);
   const std::scoped_lock lock(impl_->mutex);
-  const auto found = impl_->groups.find(id);
-  if (found == impl_->groups.end() || !impl_->progress || !found->second->closed.is_ok()) return;
-  found->second->closed = Status(Code::kCancelled, reason);
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  if (!group || !impl_->progress || !group->closed.is_ok()) return;
+  group->closed = Status(Code::kCancelled, reason);
   impl_->progress->abort_group(id, reason);
   // Also for what others call in it and this rank never would have.
-  impl_->options.hub->report_group_abort({id, found->second->use}, reason);
+  impl_->options.hub->report_group_abort({id, group->use}, reason);
 }
 
 Status Runtime::group_end(GroupId id) const {
   const std::scoped_lock lock(impl_->mutex);
-  const auto found = impl_->groups.find(id);
-  return found == impl_->groups.end() ? Status::ok() : found->second->closed;
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  return group ? group->closed : Status::ok();
 }
 
 void Runtime::give_up(const Status& status) {

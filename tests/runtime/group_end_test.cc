@@ -185,6 +185,51 @@ void leave_a_group(Runtime& runtime) {
 
 TEST(Leaving, AGroupEndsWhatTheOthersCallThereAlone) { on_every_place(3, leave_a_group); }
 
+/// The news are there before the group is: nothing orders what one rank does to a group and what another does first.
+void add_a_group_late(Runtime& runtime) {
+  const std::vector<std::uint32_t> everybody{0, 1, 2};
+  const GroupId given_up{8};
+  expect_world_goes_on(runtime);
+  std::vector<float> values(kCount, 1.0f), few(4, 1.0f);
+  if (runtime.rank() == 1) {
+    runtime.add_group(kPair, everybody);
+    runtime.leave_group(kPair);
+    runtime.add_group(given_up, everybody);
+    runtime.abort_group(given_up, "enough");
+    expect_world_goes_on(runtime);
+    expect_world_goes_on(runtime);
+    return;
+  }
+  expect_world_goes_on(runtime);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  runtime.add_group(kPair, everybody);
+  runtime.add_group(given_up, everybody);
+  expect_has(end_within(5, runtime.submit(in_group(kPair, values))), Code::kPeerLost, {"has left the group"});
+  expect_has(end_within(5, runtime.submit(in_group(given_up, values))), Code::kCancelled, {"rank 1", "enough"});
+  expect_world_goes_on(runtime);
+}
+
+TEST(Leaving, IsKnownToWhoAddsTheGroupLater) { on_every_place(3, add_a_group_late); }
+
+/// Small and blocking: on one host the calling thread drives it, and has told the others before it looks.
+void call_alone_in_a_group_that_was_left(Runtime& runtime) {
+  const std::vector<std::uint32_t> everybody{0, 1, 2};
+  runtime.add_group(kPair, everybody);
+  expect_world_goes_on(runtime);
+  if (runtime.rank() == 1) runtime.leave_group(kPair);
+  expect_world_goes_on(runtime);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int call = 0; runtime.rank() != 1 && call < 2; ++call) {
+    std::vector<float> few(4, 1.0f);
+    Status status;
+    if (const auto work = runtime.run(in_group(kPair, few), status)) status = end_within(5, work);
+    expect_has(status, Code::kPeerLost, {"worker 1", "has left the group"});
+  }
+  expect_world_goes_on(runtime);
+}
+
+TEST(Leaving, EndsASmallBlockingCallToo) { on_every_place(3, call_alone_in_a_group_that_was_left); }
+
 /// It goes as soon as its own part is done, while the others are still getting theirs.
 void join_and_go(Runtime& runtime) {
   std::vector<float> large(10 * kCount, 1.0f), small(4, 1.0f), given(kCount, static_cast<float>(runtime.rank()));

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/types.h"
+#include "runtime/hub.h"
+#include "runtime/progress.h"
+
+/// The groups that this rank is in, by id. What other ranks say of a group may come before this rank has added it:
+/// nothing orders the two. The table keeps such news until then. Not safe from several threads.
+namespace herring::runtime {
+
+class GroupTable final {
+ public:
+  /// News of groups that this rank is not in are never asked for: the oldest make room for new ones. Who misses one
+  /// waits for the time-out.
+  static constexpr std::size_t kMaxEarly = 4096;
+
+  /// False where the id has a group already.
+  bool add(GroupId id, GroupRoute route);
+
+  /// Null where there is none.
+  std::shared_ptr<Group> find(GroupId id) const;
+
+  /// The group that an event (kGroupAborted, kGroupLeft) is about. Null where this rank has removed it, is not in it,
+  /// or has not added it yet; add() then takes the event into account.
+  std::shared_ptr<Group> find(const HubEvent& event);
+
+  /// False where there was none. The id may be used again.
+  bool remove(GroupId id);
+
+  const std::map<GroupId, std::shared_ptr<Group>>& all() const { return groups_; }
+
+ private:
+  std::uint32_t next_use(GroupId id) const;
+
+  std::map<GroupId, std::shared_ptr<Group>> groups_;
+  std::map<GroupId, std::uint32_t> uses_;  ///< Of ids that had a group before.
+  std::deque<HubEvent> early_;
+};
+
+}  // namespace herring::runtime
