@@ -17,6 +17,8 @@
 namespace herring::runtime {
 namespace {
 
+// Long beside what a message costs (some 20 us on a busy processor), short beside a bucket.
+constexpr Duration kRunTime = std::chrono::milliseconds(1);
 constexpr Duration kIdleWait = std::chrono::seconds(1);
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
@@ -175,6 +177,8 @@ void LaneThread::serve() {
   engine_config.workers = options_.workers;
   engine_config.max_chunk_bytes = options_.chunk_bytes;
   engine_config.max_window = options_.max_window;
+  engine_config.max_run = wire::kMaxRun;
+  engine_config.run_time = kRunTime;
   engine_config.window = options_.window;
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = options_.announce_credits;

@@ -17,10 +17,11 @@ class AdaptiveWindow final {
 
   std::uint32_t size() const { return size_; }
 
-  /// A chunk is complete. Moves by one at most, once for each window's worth of chunks.
-  void on_complete(Duration since_grant) {
-    total_ += since_grant;
-    if (++chunks_ < size_) return;
+  /// Chunks that were granted together are complete. Moves by one at most, once for each window's worth of chunks.
+  void on_complete(Duration since_grant, std::uint32_t chunks) {
+    total_ += since_grant * chunks;
+    chunks_ += chunks;
+    if (chunks_ < size_) return;
     const Duration mean = total_ / chunks_;
     total_ = {};
     chunks_ = 0;

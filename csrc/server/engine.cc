@@ -31,7 +31,10 @@ const EngineStats& Engine::stats() const { return impl_->stats(); }
 const std::vector<Lateness>& Engine::lateness() const { return impl_->lateness(); }
 
 Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
-    : config_(config), slots_(slots), window_(config.window, config.max_window) {
+    : config_(config),
+      slots_(slots),
+      window_(config.window, config.max_window),
+      run_(std::min({config.max_run, wire::kMaxRun, 1u << SlotPool::kMaxOrder}), config.run_time) {
   if (config.workers == 0 || config.max_chunk_bytes == 0 || config.window == 0) {
     throw Error(Code::kInvalidArgument, "server engine: workers, max_chunk_bytes and window must be at least 1");
   }
@@ -45,8 +48,7 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
                                             std::to_string(config.max_chunk_bytes) + "; " +
                                             std::to_string(config.workers) + " workers need one each");
   }
-  slot_count_ = static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1));
-  for (std::uint32_t slot = slot_count_; slot > 0; --slot) free_slots_.push_back(slot - 1);
+  pool_ = SlotPool(static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1)));
   workers_.resize(config.workers);
   lateness_.resize(config.workers);
 }
@@ -117,7 +119,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                     key_of(header) == op.key && header.sender == participant.peer.value &&
                     header.tag == participant.push_tag + receive.chunk && header.chunk == receive.chunk &&
                     header.offset == op.chunk_offset(receive.chunk) &&
-                    header.payload_bytes == op.chunk_size(receive.chunk);
+                    header.payload_bytes == op.run_bytes(receive.chunk, chunk.count);
   if (!good) {
     ++stats_.messages_rejected;
     Receive again = receive;
@@ -129,7 +131,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       // The network does not take receives any more; posting for ever would be a loop without an end.
       input.token = 0;
       --participant.outstanding;
-      --workers_[participant.peer.value].granted;
+      workers_[participant.peer.value].granted -= chunk.count;
     }
     if (!is_enough) return;
     if (op.state == OpState::kFailed) {
@@ -147,13 +149,14 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   }
   input.token = 0;
   --participant.outstanding;
-  ++participant.pushed;
-  --workers_[participant.peer.value].granted;
+  participant.pushed += chunk.count;
+  workers_[participant.peer.value].granted -= chunk.count;
   stats_.bytes_received += header.payload_bytes;
   if (op.state == OpState::kFailed) {
     drain(now, op, false);
   } else if (--chunk.missing == 0) {
-    window_.on_complete(now - chunk.granted);
+    window_.on_complete(now - chunk.granted, chunk.count);
+    run_.on_complete(now, chunk.granted, chunk.count);
     finish_chunk(now, op, receive.chunk);
   }
   settle(now);
@@ -183,7 +186,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     if (sent.chunk != kNone) {
       const auto chunk = op->in_flight.find(sent.chunk);
       if (--chunk->second.sends == 0) {
-        for (const Input& input : chunk->second.inputs) release_slot(input.slot);
+        for (Input& input : chunk->second.inputs) release_slots(chunk->second, input);
         op->in_flight.erase(chunk);
       }
     }

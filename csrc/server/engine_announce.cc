@@ -266,7 +266,7 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
   participant.announcers = header.count;
   participant.is_join = (header.flags & wire::kFlagJoin) != 0;
   if (!data.empty()) {
-    participant.eager = true;
+    participant.eager = op.any_eager = true;
     participant.data.assign(data.begin(), data.end());
     stats_.bytes_received += data.size();
   }

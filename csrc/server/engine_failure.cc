@@ -178,9 +178,9 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
       receives_.erase(input.token);
       input.token = 0;
       --owner.outstanding;
-      --workers_[owner.peer.value].granted;
+      workers_[owner.peer.value].granted -= chunk.count;
     }
-    if (chunk.sends == 0) release_slot(std::exchange(input.slot, kNone));
+    if (chunk.sends == 0) release_slots(chunk, input);
   }
 }
 

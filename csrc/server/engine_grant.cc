@@ -1,4 +1,6 @@
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -45,17 +47,45 @@ std::size_t Engine::Impl::looks_at(GroupId group) {
 
 Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   bool slots_short = false;
-  const std::uint32_t count = count_grantable(op, slots_short);
+  const std::uint32_t run = run_length(op);
+  const std::uint32_t order = SlotPool::order_for(run);
+  const std::uint32_t count = count_grantable(op, run, slots_short);
   const std::uint32_t remaining = op.chunks - op.next_chunk;
   // One grant for several chunks: it waits until half of what could ever be granted at once is there. With nothing of
-  // anybody in flight that is always the case, so waiting ends.
+  // anybody in flight that is always the case, so waiting ends. A run is long enough for a grant of its own.
   const std::uint32_t half_window = std::max(1u, window_.size() / 2);
-  const std::uint32_t half_slots = std::max(1u, slot_count_ / op.pushers() / 2);
-  if (count < std::min({remaining, half_window, half_slots})) return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
-  for (std::uint32_t i = 0; i < count; ++i) grant_chunk(now, op, op.next_chunk++);
+  const std::uint32_t half_slots = std::max(1u, pool_.most(0) / op.pushers() / 2);
+  const std::uint32_t least = run > 1 ? run_at(op, op.next_chunk, run) : std::min({remaining, half_window, half_slots});
+  if (count < least) return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+  for (const std::uint32_t end = op.next_chunk + count; op.next_chunk < end;) {
+    const std::uint32_t together = run_at(op, op.next_chunk, run);
+    op.next_chunk += together;
+    grant_chunk(now, op, op.next_chunk - together, together, order);
+  }
   send_grants(op);
   if (op.next_chunk == op.chunks) return Grant::kAll;
   return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+}
+
+/// How many chunks go in one message: not more than leave two messages of each pusher on their way, as to slots and the
+/// window, so that one is summed while the next one comes. One by one where somebody has posted its receives before it
+/// could know of runs, where a result may come from a lane that died, or where somebody may be missing.
+std::uint32_t Engine::Impl::run_length(const Op& op) const {
+  if (run_.size() == 1 || config_.failover) return 1;
+  if (op.any_eager || op.has_one_pusher() || op.may_lack_some()) return 1;
+  std::uint32_t run = std::bit_floor(std::max(std::min({run_.size(), window_.size() / 2, op.chunks / 2}), 1u));
+  while (run > 1 && pool_.most(SlotPool::order_for(run)) / op.pushers() < 2) run /= 2;
+  return run;
+}
+
+/// What the run that begins at this chunk has of them: it ends where another process goes on for its contributor.
+std::uint32_t Engine::Impl::run_at(const Op& op, std::uint32_t chunk, std::uint32_t run) const {
+  std::uint32_t count = std::min(run, op.chunks - chunk);
+  for (std::uint32_t k = 0; count > 1 && k < op.owners.size(); ++k) {
+    const wire::Announce& owner = op.participants[owner_of(op, k, chunk)].announce;
+    count = std::min(count, owner.owned_first + owner.owned_count - chunk);
+  }
+  return count;
 }
 
 /// The contributor whose data is the chunk's result: the single pusher, or one who has it from a lane that died. kNone
@@ -84,12 +114,13 @@ Engine::Impl::Role Engine::Impl::role_of(const Op& op, std::uint32_t contributor
 }
 
 /// How many of the next chunks find a slot for each pusher, within the windows of all concerned.
-std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
-  std::size_t free = free_slots_.size();
+std::uint32_t Engine::Impl::count_grantable(Op& op, std::uint32_t run, bool& slots_short) {
+  std::size_t free = pool_.free(SlotPool::order_for(run));
   std::uint32_t count = 0;
   bool more = true;
   while (more && op.next_chunk + count < op.chunks) {
     const std::uint32_t number = op.next_chunk + count;
+    const std::uint32_t together = run_at(op, number, run);
     const std::uint32_t source = source_of(op, number);
     std::size_t wanted = 0;
     for (std::uint32_t k = 0; k < op.owners.size() && more; ++k) {
@@ -100,7 +131,7 @@ std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
       if (role == Role::kPush) ++wanted;
       // The chunks counted so far that this one owns.
       const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
-      more = workers_[owner.peer.value].granted + mine < window_.size();
+      more = workers_[owner.peer.value].granted + mine + together <= window_.size();
     }
     if (!more) break;
     if (wanted > free) {
@@ -108,7 +139,7 @@ std::uint32_t Engine::Impl::count_grantable(Op& op, bool& slots_short) {
       break;
     }
     free -= wanted;
-    ++count;
+    count += together;
   }
   return count;
 }
@@ -122,11 +153,14 @@ std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, st
   return owners.front();  // Not reached: make_ready() checked that the chunks are covered.
 }
 
-void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
+void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::uint32_t count, std::uint32_t order) {
   Chunk& chunk = op.in_flight[number];
+  chunk.count = count;
+  chunk.order = order;
+  if (count > 1) ++stats_.runs;
   chunk.granted = now;
   chunk.source = source_of(op, number);
-  const std::uint32_t bytes = op.chunk_size(number);
+  const std::uint32_t bytes = op.run_bytes(number, count);
   chunk.inputs.resize(chunk.source == kNone ? op.pushers() : 1);
   std::uint32_t place = 0;  // Among those who are in.
   for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
@@ -142,23 +176,24 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number) {
       continue;
     }
     ++chunk.missing;
-    ++workers_[owner.peer.value].granted;
+    workers_[owner.peer.value].granted += count;
     if (role == Role::kPush) {
       give_slot(op, index, number, input, bytes);
     } else {
       chunk.unready.push_back(index);
     }
-    add_to_run(op, owner, number, role == Role::kPull);
+    tell(op, owner, number, count, role == Role::kPull);
   }
   if (chunk.missing == 0) finish_chunk(now, op, number);
 }
 
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
                              std::uint32_t bytes) {
+  const Chunk& chunk = op.in_flight.at(number);
   Input& place = op.in_flight.at(number).inputs[input];
-  place.slot = free_slots_.back();
-  free_slots_.pop_back();
-  stats_.slots_peak = std::max(stats_.slots_peak, ++stats_.slots_in_use);
+  place.slot = pool_.take(chunk.order);
+  stats_.slots_in_use += std::uint64_t{1} << chunk.order;
+  stats_.slots_peak = std::max(stats_.slots_peak, stats_.slots_in_use);
   place.data = slots_.subspan(std::size_t{place.slot} * config_.max_chunk_bytes, bytes);
   ++op.participants[index].outstanding;
   post(op, {op.id, index, number, input, 0}, place.data);
@@ -173,34 +208,39 @@ void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
       PostReceiveAction{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt, from.peer});
 }
 
-/// A Grant names consecutive chunks of one kind.
-void Engine::Impl::add_to_run(Op& op, Participant& participant, std::uint32_t chunk, bool pulls) {
-  if (participant.run_count > 0 &&
-      (participant.run_pulls != pulls || participant.run_first + participant.run_count != chunk)) {
+/// A Grant names consecutive chunks of one kind, in runs of one length.
+void Engine::Impl::tell(Op& op, Participant& participant, std::uint32_t chunk, std::uint32_t run, bool pulls) {
+  if (participant.told_count > 0 && (participant.told_pulls != pulls || participant.told_run != run ||
+                                     participant.told_first + participant.told_count != chunk)) {
     send_grant(op, participant);
   }
-  if (participant.run_count++ == 0) participant.run_first = chunk;
-  participant.run_pulls = pulls;
+  if (participant.told_count == 0) participant.told_first = chunk;
+  participant.told_count += run;
+  participant.told_run = run;
+  participant.told_pulls = pulls;
 }
 
 void Engine::Impl::send_grants(Op& op) {
   for (Participant& participant : op.participants) {
-    if (participant.run_count > 0) send_grant(op, participant);
+    if (participant.told_count > 0) send_grant(op, participant);
   }
 }
 
 void Engine::Impl::send_grant(Op& op, Participant& participant) {
   wire::Header header = header_to(op.key, wire::MessageType::kGrant);
-  header.chunk = participant.run_first;
-  header.count = participant.run_count;
-  header.tag = participant.push_tag + participant.run_first;
+  header.chunk = participant.told_first;
+  header.count = participant.told_count;
+  header.tag = participant.push_tag + participant.told_first;
   header.offset = participant.tag;
-  participant.run_count = 0;
+  participant.told_count = 0;
   std::vector<std::byte> body;
   if (config_.failover) {
-    if (participant.run_pulls) header.flags = wire::kFlagPull;
+    if (participant.told_pulls) header.flags = wire::kFlagPull;
     const std::uint64_t number = workers_[participant.peer.value].next_grant++;
     body = wire::encode_list(std::span(&number, 1));
+  } else if (participant.told_run > 1) {
+    const std::uint64_t run = participant.told_run;
+    body = wire::encode_list(std::span(&run, 1));
   }
   send(participant.peer, kControlTag, header, std::move(body), {}, {op.id, kNone, participant.peer, false});
 }
@@ -222,7 +262,7 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
     reduce.outputs.push_back(output);
     actions_.emplace_back(std::move(reduce));
     // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
-    for (std::size_t k = 1; k < chunk.inputs.size(); ++k) release_slot(std::exchange(chunk.inputs[k].slot, kNone));
+    for (std::size_t k = 1; k < chunk.inputs.size(); ++k) release_slots(chunk, chunk.inputs[k]);
   }
   if (op.absentees() > 0) keep(op, number, output);
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
@@ -232,7 +272,8 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
     send_result(op, owner, number, has_it ? std::span<std::byte>{} : output);
   }
   if (op.any_held && chunk.source != kNone && !op.has_one_pusher()) ++stats_.chunks_copied;
-  if (++op.chunks_done == op.chunks) finish_op(now, op);
+  op.chunks_done += chunk.count;
+  if (op.chunks_done == op.chunks) finish_op(now, op);
 }
 
 Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const {
@@ -252,14 +293,17 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
                                std::span<const std::byte> payload) {
   wire::Header header = header_to(op.key, wire::MessageType::kResult);
   if (payload.empty()) header.flags = wire::kFlagNoPayload;
+  std::uint32_t chunks = 1;
   if (chunk != kNone) {
+    Chunk& sent = op.in_flight.at(chunk);
     header.chunk = chunk;
     header.offset = op.chunk_offset(chunk);
-    ++op.in_flight.at(chunk).sends;
+    ++sent.sends;
+    chunks = sent.count;
   }
   header.tag = participant.tag + header.chunk;
   header.count = participant.late;
-  ++participant.results;
+  participant.results += chunks;
   if (participant.has_everything()) retire(participant);
   ++op.sends;
   stats_.bytes_sent += payload.size();
@@ -290,10 +334,11 @@ void Engine::Impl::retire(Participant& participant) {
   if (participant.eager) --worker.eager;
 }
 
-void Engine::Impl::release_slot(std::uint32_t slot) {
+void Engine::Impl::release_slots(const Chunk& chunk, Input& input) {
+  const std::uint32_t slot = std::exchange(input.slot, kNone);
   if (slot == kNone) return;
-  free_slots_.push_back(slot);
-  --stats_.slots_in_use;
+  pool_.give_back(slot, chunk.order);
+  stats_.slots_in_use -= std::uint64_t{1} << chunk.order;
 }
 
 }  // namespace herring::server

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "core/roster.h"
+#include "server/adaptive_run.h"
 #include "server/adaptive_window.h"
 #include "server/engine.h"
+#include "server/slot_pool.h"
 #include "wire/reason.h"
 
 /// The server engine's inside, shared by the files that implement it. Nobody else includes this.
@@ -53,12 +55,13 @@ struct Participant {
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
   std::uint32_t outstanding = 0;               // Receives posted for it and not finished.
-  std::uint32_t pushed = 0;                    // Pushes that arrived.
-  std::uint32_t results = 0;                   // Results sent.
-  std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it sent so many pushes, no more will follow.
-  std::uint32_t run_first = 0;                 // Chunks granted in the present pass, not yet told.
-  std::uint32_t run_count = 0;
-  bool run_pulls = false;
+  std::uint32_t pushed = 0;                    // Chunks that arrived.
+  std::uint32_t results = 0;                   // Results sent, by chunk.
+  std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it pushed so many chunks, no more will follow.
+  std::uint32_t told_first = 0;                // Chunks granted in the present pass that it is not told of yet:
+  std::uint32_t told_count = 0;                // so many,
+  std::uint32_t told_run = 1;                  // in messages of so many each.
+  bool told_pulls = false;
 
   // With failover.
   bool ready = false;      // Its receives are posted: no Ready is needed.
@@ -78,12 +81,14 @@ struct Participant {
 
 struct Input {
   std::span<std::byte> data;
-  std::uint32_t slot = kNone;
-  std::uint64_t token = 0;  // Of the posted receive; 0: the data is there.
+  std::uint32_t slot = kNone;  // The first one.
+  std::uint64_t token = 0;     // Of the posted receive; 0: the data is there.
 };
 
-/// A chunk between its grant and the completion of its Results' sends.
+/// A chunk, or a run of them that travels in one message, between its grant and the completion of its Results' sends.
 struct Chunk {
+  std::uint32_t count = 1;
+  std::uint32_t order = 0;             // Of the slots that each input has (slot_pool.h).
   std::vector<Input> inputs;           // By contributor; a single one where `source` is set.
   std::uint32_t source = kNone;        // The contributor whose data is the result; kNone: they are summed.
   std::vector<std::uint32_t> unready;  // Participants whose Ready is missing.
@@ -113,11 +118,12 @@ struct Op {
   std::vector<std::vector<std::uint32_t>> owners;  // By contributor: participants, in order of their first chunk.
   std::uint32_t contributors_complete = 0;
   bool disagreed = false;
+  bool any_eager = false;
   bool drained = false;  // kFailed: nothing of it is in flight any more.
   std::uint32_t chunks = 0;
   std::uint32_t next_chunk = 0;  // The first one not granted.
   std::uint32_t chunks_done = 0;
-  std::unordered_map<std::uint32_t, Chunk> in_flight;
+  std::unordered_map<std::uint32_t, Chunk> in_flight;  // By its first chunk.
   std::uint32_t sends = 0;  // Results on their way.
   Instant first_announce;
   Instant deadline;
@@ -160,9 +166,10 @@ struct Op {
   std::uint64_t chunk_offset(std::uint32_t chunk) const {
     return shape.shard_offset + std::uint64_t{chunk} * shape.chunk_bytes;
   }
-  std::uint32_t chunk_size(std::uint32_t chunk) const {
+  std::uint32_t run_bytes(std::uint32_t chunk, std::uint32_t count) const {
     const std::uint64_t start = std::uint64_t{chunk} * shape.chunk_bytes;
-    return static_cast<std::uint32_t>(std::min<std::uint64_t>(shape.chunk_bytes, shape.shard_bytes - start));
+    const std::uint64_t most = std::uint64_t{count} * shape.chunk_bytes;
+    return static_cast<std::uint32_t>(std::min(most, shape.shard_bytes - start));
   }
   bool everyone_announced() const { return !owners.empty() && contributors_complete == owners.size(); }
 };
@@ -286,11 +293,13 @@ class Engine::Impl {
                std::uint32_t source) const;
   std::uint32_t source_of(const Op& op, std::uint32_t chunk) const;
   bool is_held_by_all(const Op& op, std::uint32_t chunk) const;
-  std::uint32_t count_grantable(Op& op, bool& slots_short);
-  void add_to_run(Op& op, Participant& participant, std::uint32_t chunk, bool pulls);
+  std::uint32_t run_length(const Op& op) const;
+  std::uint32_t run_at(const Op& op, std::uint32_t chunk, std::uint32_t run) const;
+  std::uint32_t count_grantable(Op& op, std::uint32_t run, bool& slots_short);
+  void tell(Op& op, Participant& participant, std::uint32_t chunk, std::uint32_t run, bool pulls);
   void send_grant(Op& op, Participant& participant);
   void give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input, std::uint32_t bytes);
-  void grant_chunk(Instant now, Op& op, std::uint32_t number);
+  void grant_chunk(Instant now, Op& op, std::uint32_t number, std::uint32_t count, std::uint32_t order);
   std::uint32_t owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const;
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
@@ -298,7 +307,7 @@ class Engine::Impl {
   Status check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const;
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
   void finish_op(Instant now, Op& op);
-  void release_slot(std::uint32_t slot);
+  void release_slots(const Chunk& chunk, Input& input);
   void retire(Participant& participant);
 
   // engine_failure.cc
@@ -360,9 +369,9 @@ class Engine::Impl {
 
   EngineConfig config_;
   std::span<std::byte> slots_;
-  std::uint32_t slot_count_ = 0;
+  SlotPool pool_;
   AdaptiveWindow window_;
-  std::vector<std::uint32_t> free_slots_;
+  AdaptiveRun run_;
   std::vector<WorkerState> workers_;
   std::vector<PeerId> lost_;
   std::vector<PeerId> left_;

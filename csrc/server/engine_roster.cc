@@ -168,7 +168,7 @@ void Engine::Impl::send_kept(Op& op, Participant& participant, std::uint32_t chu
   if (participant.has_everything()) retire(participant);
   ++op.sends;
   const std::span<const std::byte> payload(op.kept.get() + std::size_t{chunk} * op.shape.chunk_bytes,
-                                           op.chunk_size(chunk));
+                                           op.run_bytes(chunk, 1));
   stats_.bytes_sent += payload.size();
   send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, kNone, participant.peer, true});
 }

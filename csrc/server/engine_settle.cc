@@ -80,7 +80,7 @@ void Engine::Impl::handle_ready(Instant now, const wire::Header& header) {
     }
     --workers_[header.sender].granted;
     if (--chunk->second.missing > 0) continue;
-    window_.on_complete(now - chunk->second.granted);
+    window_.on_complete(now - chunk->second.granted, 1);
     finish_chunk(now, *op, number);
     op = find_op(id);
   }

@@ -130,6 +130,7 @@ inline constexpr std::size_t kMaxHeldChunks = 8192;  ///< Chunks of an item that
 inline constexpr std::size_t kMaxTagList = 64;       ///< Tags in one Receipt or Settled.
 inline constexpr std::uint32_t kRosterShard = 1;     ///< Header::shard of what has a roster.
 inline constexpr std::size_t kGrantNumberBytes = 8;  ///< Body of a Grant with failover: its number.
+inline constexpr std::uint32_t kMaxRun = 8;          ///< Chunks in one Push and one Result, at most.
 
 /// Encodes with magic, version, reserved bytes and header checksum filled in.
 HeaderBytes encode(const Header& header) noexcept;

@@ -240,8 +240,17 @@ void Engine::Impl::post(Op& op, const Receive& receive) {
   actions_.emplace_back(std::move(action));
 }
 
-std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const {
-  const ByteRange range = chunk_range(part.shard, config_.chunk_bytes, chunk);
+/// The bytes of so many chunks.
+ByteRange Engine::Impl::run_range(const LanePart& part, std::uint32_t chunk, std::uint32_t run) const {
+  const ByteRange first = chunk_range(part.shard, config_.chunk_bytes, chunk);
+  if (run == 1) return first;
+  const ByteRange last = chunk_range(part.shard, config_.chunk_bytes, chunk + run - 1);
+  return {first.offset, last.offset + last.bytes - first.offset};
+}
+
+std::span<std::byte> Engine::Impl::chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk,
+                                                std::uint32_t run) const {
+  const ByteRange range = run_range(part, chunk, run);
   std::byte* const start = op.is_over ? op.retained.get() : op.operation.memory.data();
   return {start + range.offset, range.bytes};
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "worker/engine_impl.h"
@@ -6,6 +7,13 @@ namespace herring::worker {
 namespace {
 
 constexpr std::uint32_t kMaxRetries = 8;
+
+/// How many of a Grant's chunks go in one message; 0 where it says nothing sensible.
+std::uint32_t run_in(std::span<const std::byte> body) {
+  if (body.empty()) return 1;
+  const auto said = wire::decode_list(body, 1);
+  return said && said->front() > 1 && said->front() <= wire::kMaxRun ? static_cast<std::uint32_t>(said->front()) : 0;
+}
 
 }  // namespace
 
@@ -28,7 +36,7 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
     case wire::MessageType::kCredit:
       return handle_credit(header);
     case wire::MessageType::kGrant:
-      return config_.failover ? take_grant(header, body) : handle_grant(header);
+      return config_.failover ? take_grant(header, body) : handle_grant(header, body);
     case wire::MessageType::kSettled:
       return handle_settled(now, header, body);
     case wire::MessageType::kError:
@@ -68,7 +76,7 @@ LanePart* Engine::Impl::find_part(Op& op, std::uint32_t peer, std::uint64_t tag)
   return nullptr;
 }
 
-void Engine::Impl::handle_grant(const wire::Header& header) {
+void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std::byte> body) {
   Op* op = find_op(header.key());
   LanePart* part = op == nullptr ? nullptr : find_part(*op, header.sender, header.offset);
   if (part == nullptr) {
@@ -77,29 +85,32 @@ void Engine::Impl::handle_grant(const wire::Header& header) {
   }
   if (op->has_failed || part->is_done) return;
   const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
+  const std::uint32_t run = run_in(body);
   if (part->is_eager || !op->pushes() || header.count == 0 || header.chunk < part->owned.first ||
-      end > std::uint64_t{part->owned.first} + part->owned.count) {
+      end > std::uint64_t{part->owned.first} + part->owned.count || run == 0 || header.count % run != 0) {
     ++stats_.messages_rejected;
     return;
   }
-  for (std::uint32_t i = 0; i < header.count; ++i) {
+  const bool lands_on_input = this->lands_on_input(*op);
+  for (std::uint32_t i = 0; i < header.count; i += run) {
     const std::uint32_t chunk = header.chunk + i;
-    if (part->is_pushed[chunk - part->owned.first]) {
+    const auto first = part->is_pushed.begin() + (chunk - part->owned.first);
+    if (std::find(first, first + run, true) != first + run) {
       ++stats_.messages_rejected;
       continue;
     }
     // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
-    const bool lands_on_input = this->lands_on_input(*op);
-    if (!lands_on_input) post(*op, {op->id, part->index, chunk, 0});
-    push(*op, *part, chunk, Tag{header.tag + i});
-    if (lands_on_input && config_.sealed_sends) post(*op, {op->id, part->index, chunk, 0});
+    const Receive result{op->id, part->index, chunk, 0, kNone, run};
+    if (!lands_on_input) post(*op, result);
+    push(*op, *part, chunk, run, Tag{header.tag + i});
+    if (lands_on_input && config_.sealed_sends) post(*op, result);
   }
 }
 
-void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
-  const std::span<std::byte> memory = chunk_memory(op, part, chunk);
-  part.is_pushed[chunk - part.owned.first] = true;
-  ++part.pushed;
+void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag) {
+  const std::span<std::byte> memory = chunk_memory(op, part, chunk, run);
+  std::fill_n(part.is_pushed.begin() + (chunk - part.owned.first), run, true);
+  part.pushed += run;
   stats_.bytes_sent += memory.size();
   wire::Header header = header_to(op.operation.key, wire::MessageType::kPush);
   header.shard = shard_of(part);
@@ -107,7 +118,7 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
   header.chunk = chunk;
   header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
   Send record{op.id, part.index, true, true};
-  if (lands_on_input(op) && !config_.sealed_sends) record.answered = {chunk, 1};
+  if (lands_on_input(op) && !config_.sealed_sends) record.answered = {chunk, record.run = run};
   send(lanes_[part.lane].peer, tag, header, {}, memory, record);
 }
 
@@ -115,7 +126,9 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag) {
 /// its way has to meet a receive.
 void Engine::Impl::post_answered(Op& op, const Send& sent) {
   if (sent.answered.count == 0 || op.parts[sent.part].is_done) return;
-  for (std::uint32_t i = 0; i < sent.answered.count; ++i) post(op, {op.id, sent.part, sent.answered.first + i, 0});
+  for (std::uint32_t i = 0; i < sent.answered.count; i += sent.run) {
+    post(op, {op.id, sent.part, sent.answered.first + i, 0, kNone, sent.run});
+  }
 }
 
 void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body) {
@@ -145,7 +158,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   Op& op = *find_op(receive.op);
   LanePart& part = op.parts[receive.part];
   const bool has_chunk = part.owned.count > 0;
-  const ByteRange range = has_chunk ? chunk_range(part.shard, config_.chunk_bytes, receive.chunk) : ByteRange{};
+  const ByteRange range = has_chunk ? run_range(part, receive.chunk, receive.run) : ByteRange{};
   const bool has_data = has_chunk && op.pulls_data() && !(config_.failover && is_held(part, receive.chunk));
   const std::uint64_t bytes = has_data ? range.bytes : 0;
   if (!status.is_ok() || !is_expected(op, part, receive, header, bytes)) {
@@ -192,7 +205,7 @@ bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive
 void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) {
   Lane& lane = lanes_[part.lane];
   part.receives[receive.chunk - part.owned.first] = 0;
-  ++part.received;
+  part.received += receive.run;
   stats_.bytes_received += bytes;
   if (config_.failover) {
     const std::span<const std::byte> landed = landing(op, part, receive);

@@ -70,7 +70,7 @@ bool Engine::Impl::may_move(std::uint32_t lane) const {
 /// Where a Result is received: in place, or with failover in a slot, so that its source stays whole until it is.
 std::span<std::byte> Engine::Impl::landing(const Op& op, const LanePart& part, const Receive& receive) const {
   if (part.owned.count == 0 || !op.pulls_data()) return {};
-  if (!config_.failover) return chunk_memory(op, part, receive.chunk);
+  if (!config_.failover) return chunk_memory(op, part, receive.chunk, receive.run);
   if (is_held(part, receive.chunk)) return {};
   const std::uint64_t bytes = chunk_range(part.shard, config_.chunk_bytes, receive.chunk).bytes;
   std::uint64_t at = lanes_[part.lane].slots_at;
@@ -164,7 +164,7 @@ bool Engine::Impl::serve_chunk(Lane& lane, Op& op, LanePart& part, std::uint32_t
     post(op, {op.id, part.index, chunk, 0, slot});
   }
   part.is_pushed[i] = true;
-  if (!pulls) push(op, part, chunk, Tag{grant.tag + (chunk - grant.chunk)});
+  if (!pulls) push(op, part, chunk, 1, Tag{grant.tag + (chunk - grant.chunk)});
   return true;
 }
 

@@ -39,8 +39,8 @@ struct LanePart {
   bool is_done = false;                 // Nothing of it is in flight towards this process any more.
   std::uint64_t tag = 0;                // Of the Result of chunk 0; names this announce.
   std::uint64_t sequence = 0;           // Of the announce among those to this lane.
-  std::uint32_t received = 0;           // Results that came.
-  std::uint32_t pushed = 0;             // Pushes sent.
+  std::uint32_t received = 0;           // Results that came, by chunk.
+  std::uint32_t pushed = 0;             // Chunks pushed.
   bool has_error = false;               // The lane's Error came ...
   std::uint32_t results_sent = 0;       // ... which says how many Results it sent.
   std::vector<std::uint64_t> receives;  // Tokens, by owned chunk (one without payload where none is owned); 0: over.
@@ -119,6 +119,7 @@ struct Receive {
   std::uint32_t chunk = 0;
   std::uint32_t retries = 0;
   std::uint32_t slot = kNone;  // With failover: of the lane's.
+  std::uint32_t run = 1;       // Chunks in the message.
 };
 
 struct Send {
@@ -128,7 +129,8 @@ struct Send {
   bool matters = false;                   // Its failure fails the operation.
   std::shared_ptr<const void> keep = {};  // What the payload is read from, where it is not the user's.
   std::uint32_t receipt_lane = kNone;     // It is a Receipt.
-  IndexRange answered = {};  // Chunks whose Results are received when it is over: they land on what it reads.
+  IndexRange answered = {};  // Chunks whose Results are received when it is over: they land on what it reads ...
+  std::uint32_t run = 1;     // ... in messages of so many.
 };
 
 /// The bytes of a part by lane, and the lane that every contributor announces to.
@@ -185,16 +187,18 @@ class Engine::Impl {
   void forget(Op& op);
   Op* find_op(std::uint64_t id);
   Op* find_op(const OpKey& key);
-  std::span<std::byte> chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk) const;
+  ByteRange run_range(const LanePart& part, std::uint32_t chunk, std::uint32_t run) const;
+  std::span<std::byte> chunk_memory(const Op& op, const LanePart& part, std::uint32_t chunk,
+                                    std::uint32_t run = 1) const;
 
   // engine_data.cc
   bool is_from_job(const wire::Header& header) const;
   Lane* lane_of(std::uint32_t peer);
   void handle_credit(const wire::Header& header);
-  void handle_grant(const wire::Header& header);
+  void handle_grant(const wire::Header& header, std::span<const std::byte> body);
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
-  void push(Op& op, LanePart& part, std::uint32_t chunk, Tag tag);
+  void push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag);
   void post_answered(Op& op, const Send& sent);
   void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
   bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,

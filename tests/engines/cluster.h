@@ -30,6 +30,7 @@ struct ClusterOptions {
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
   std::uint32_t max_window = 0;  ///< 0: as window.
+  std::uint32_t max_run = 1;     ///< Taken whenever there is room, however slow the links are.
   std::uint32_t slots = 0;       ///< Of each lane; 0: workers * window.
   std::uint32_t max_eager_bytes = 0;
   std::uint32_t eager_window = 4;
@@ -254,6 +255,8 @@ class Cluster {
     config.max_chunk_bytes = options_.chunk_bytes;
     config.window = options_.window;
     config.max_window = options_.max_window;
+    config.max_run = options_.max_run;
+    config.run_time = Duration::max();
     config.max_eager_bytes = options_.max_eager_bytes;
     config.announce_credits = options_.announce_credits;
     config.eager_window = options_.eager_window;

@@ -8,7 +8,7 @@ namespace {
 using std::chrono::milliseconds;
 
 void complete(AdaptiveWindow& window, int chunks, Duration each) {
-  for (int i = 0; i < chunks; ++i) window.on_complete(each);
+  for (int i = 0; i < chunks; ++i) window.on_complete(each, 1);
 }
 
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {

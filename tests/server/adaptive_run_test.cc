@@ -1,0 +1,57 @@
+#include "server/adaptive_run.h"
+
+#include <gtest/gtest.h>
+
+namespace herring::server {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+/// A lane that always has more to wait for.
+struct Busy {
+  AdaptiveRun run{8, milliseconds(1)};
+  Instant now{};
+  void complete(int times, Duration each_chunk) {
+    for (int i = 0; i < times; ++i) {
+      const std::uint32_t chunks = run.size();
+      now += each_chunk * chunks;
+      run.on_complete(now, now - each_chunk * chunks - milliseconds(10), chunks);
+    }
+  }
+};
+
+TEST(AdaptiveRun, ChunksGoOneByOneUntilSomethingIsKnown) {
+  Busy lane;
+  EXPECT_EQ(lane.run.size(), 1u);
+  lane.complete(3, microseconds(1));
+  EXPECT_EQ(lane.run.size(), 1u);
+}
+
+TEST(AdaptiveRun, AMessageTakesAboutTheTimeThatIsAimedAt) {
+  Busy lane;
+  lane.complete(50, milliseconds(5));
+  EXPECT_EQ(lane.run.size(), 1u) << "200 Mbit/s";
+  lane.complete(200, microseconds(400));
+  EXPECT_EQ(lane.run.size(), 2u);
+  lane.complete(200, microseconds(200));
+  EXPECT_EQ(lane.run.size(), 4u);
+  lane.complete(200, microseconds(10));
+  EXPECT_EQ(lane.run.size(), 8u) << "the most";
+  lane.complete(200, milliseconds(5));
+  EXPECT_EQ(lane.run.size(), 1u) << "the link has become slow";
+}
+
+TEST(AdaptiveRun, IdleTimeIsNotTheLinks) {
+  Busy lane;
+  lane.complete(100, microseconds(50));
+  EXPECT_EQ(lane.run.size(), 8u);
+  for (int i = 0; i < 100; ++i) {
+    lane.now += milliseconds(100);  // Nothing to do; then one, granted since.
+    lane.run.on_complete(lane.now, lane.now - milliseconds(1), 1);
+  }
+  EXPECT_EQ(lane.run.size(), 8u);
+}
+
+}  // namespace
+}  // namespace herring::server
