@@ -23,8 +23,9 @@ struct EngineConfig {
   std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
   std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once, at first
   std::uint32_t max_window = 0;              ///< and at most, where they go quickly (adaptive_window.h). 0: as window.
-  std::uint32_t max_run = 1;                 ///< Chunks in one message at most: a power of two, up to wire::kMaxRun,
-  Duration run_time{};                       ///< of which so many take about this long (adaptive_run.h).
+  std::uint32_t max_run = 1;                 ///< Chunks in one message at most: a power of two, up to wire::kMaxRun
+                                             ///< and, with failover, to the workers' EngineConfig::lane_slots.
+  Duration run_time{};                       ///< About so long a message of several chunks takes (adaptive_run.h).
   std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
   std::uint32_t max_eager_bytes = 0;         ///< Largest eager payload of one announce.
   std::uint32_t announce_credits = 0;  ///< Announces one worker may have sent that this lane has not yet credited back.

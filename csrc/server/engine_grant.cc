@@ -71,8 +71,7 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
 /// window, so that one is summed while the next one comes. One by one where somebody has posted its receives before it
 /// could know of runs, where a result may come from a lane that died, or where somebody may be missing.
 std::uint32_t Engine::Impl::run_length(const Op& op) const {
-  if (run_.size() == 1 || config_.failover) return 1;
-  if (op.any_eager || op.has_one_pusher() || op.may_lack_some()) return 1;
+  if (run_.size() == 1 || op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some()) return 1;
   std::uint32_t run = std::bit_floor(std::max(std::min({run_.size(), window_.size() / 2, op.chunks / 2}), 1u));
   while (run > 1 && pool_.most(SlotPool::order_for(run)) / op.pushers() < 2) run /= 2;
   return run;
@@ -233,16 +232,11 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
   header.tag = participant.push_tag + participant.told_first;
   header.offset = participant.tag;
   participant.told_count = 0;
-  std::vector<std::byte> body;
-  if (config_.failover) {
-    if (participant.told_pulls) header.flags = wire::kFlagPull;
-    const std::uint64_t number = workers_[participant.peer.value].next_grant++;
-    body = wire::encode_list(std::span(&number, 1));
-  } else if (participant.told_run > 1) {
-    const std::uint64_t run = participant.told_run;
-    body = wire::encode_list(std::span(&run, 1));
-  }
-  send(participant.peer, kControlTag, header, std::move(body), {}, {op.id, kNone, participant.peer, false});
+  if (participant.told_pulls) header.flags = wire::kFlagPull;
+  std::vector<std::uint64_t> said;
+  if (config_.failover) said.push_back(workers_[participant.peer.value].next_grant++);
+  if (participant.told_run > 1) said.push_back(participant.told_run);
+  send(participant.peer, kControlTag, header, wire::encode_list(said), {}, {op.id, kNone, participant.peer, false});
 }
 
 /// All data of a chunk is there: reduce, and send the result to everybody who owns the chunk.

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "core/roster.h"
+#include "core/slot_pool.h"
 #include "server/adaptive_run.h"
 #include "server/adaptive_window.h"
 #include "server/engine.h"
-#include "server/slot_pool.h"
 #include "wire/reason.h"
 
 /// The server engine's inside, shared by the files that implement it. Nobody else includes this.

@@ -8,12 +8,6 @@ namespace {
 
 constexpr std::uint32_t kMaxRetries = 8;
 
-/// How many of a Grant's chunks go in one message; 0 where it says nothing sensible.
-std::uint32_t run_in(std::span<const std::byte> body) {
-  if (body.empty()) return 1;
-  const auto said = wire::decode_list(body, 1);
-  return said && said->front() > 1 && said->front() <= wire::kMaxRun ? static_cast<std::uint32_t>(said->front()) : 0;
-}
 
 }  // namespace
 
@@ -85,7 +79,8 @@ void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std:
   }
   if (op->has_failed || part->is_done) return;
   const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
-  const std::uint32_t run = run_in(body);
+  const auto said = wire::decode_list(body, 1);
+  const std::uint32_t run = body.empty() ? 1 : said ? run_of(said->front()) : 0;
   if (part->is_eager || !op->pushes() || header.count == 0 || header.chunk < part->owned.first ||
       end > std::uint64_t{part->owned.first} + part->owned.count || run == 0 || header.count % run != 0) {
     ++stats_.messages_rejected;
@@ -169,7 +164,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       post(op, receive);
     } else {
       part.receives[receive.chunk - part.owned.first] = 0;
-      release(lanes_[part.lane], receive.slot);
+      release(lanes_[part.lane], receive);
     }
     if (!is_enough) return;
     fail(now, op,
@@ -209,10 +204,12 @@ void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, s
   stats_.bytes_received += bytes;
   if (config_.failover) {
     const std::span<const std::byte> landed = landing(op, part, receive);
-    if (bytes > 0) actions_.emplace_back(CopyAction{landed, chunk_memory(op, part, receive.chunk), op.retained});
-    part.held[receive.chunk - part.owned.first] = true;
-    std::uint32_t slot = receive.slot;
-    release(lane, slot);
+    if (bytes > 0) {
+      actions_.emplace_back(CopyAction{landed, chunk_memory(op, part, receive.chunk, receive.run), op.retained});
+    }
+    std::fill_n(part.held.begin() + (receive.chunk - part.owned.first), receive.run, true);
+    Receive over = receive;
+    release(lane, over);
   }
   const bool is_all = part.received == part.expected();
   if (is_all && op.operation.is_join && !is_sane(op.answer, op.operation.contributor_count)) {

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "worker/engine_impl.h"
 
@@ -35,6 +37,10 @@ std::uint64_t bounce_bytes(const EngineConfig& config) {
   return bytes;
 }
 
+std::uint32_t run_of(std::uint64_t said) {
+  return said > 1 && said <= wire::kMaxRun ? static_cast<std::uint32_t>(said) : 0;
+}
+
 void add_bitmap(std::vector<std::byte>& out, const std::vector<bool>& bits) {
   const std::size_t start = out.size();
   out.resize(start + (bits.size() + 7) / 8);
@@ -53,7 +59,7 @@ void Engine::Impl::share_bounce() {
     if (config_.lane_slots[i] == 0) wrong("a lane without a slot");
     lanes_[i].slots_at = at;
     at += lane_bytes(config_, i);
-    for (std::uint32_t slot = config_.lane_slots[i]; slot > 0; --slot) lanes_[i].free_slots.push_back(slot - 1);
+    lanes_[i].slots = SlotPool(config_.lane_slots[i]);
     if (config_.max_eager_bytes == 0) continue;
     for (std::uint32_t slot = config_.eager_window; slot > 0; --slot) lanes_[i].free_eager.push_back(slot - 1);
   }
@@ -72,7 +78,7 @@ std::span<std::byte> Engine::Impl::landing(const Op& op, const LanePart& part, c
   if (part.owned.count == 0 || !op.pulls_data()) return {};
   if (!config_.failover) return chunk_memory(op, part, receive.chunk, receive.run);
   if (is_held(part, receive.chunk)) return {};
-  const std::uint64_t bytes = chunk_range(part.shard, config_.chunk_bytes, receive.chunk).bytes;
+  const std::uint64_t bytes = run_range(part, receive.chunk, receive.run).bytes;
   std::uint64_t at = lanes_[part.lane].slots_at;
   if (part.eager_slot == kNone) {
     at += std::uint64_t{receive.slot} * config_.chunk_bytes;
@@ -93,23 +99,24 @@ void Engine::Impl::reserve(Op& op, LanePart& part) {
   lane.free_eager.pop_back();
 }
 
-void Engine::Impl::release(Lane& lane, std::uint32_t& slot) {
-  if (slot != kNone && !lane.lost) lane.free_slots.push_back(slot);
-  slot = kNone;
+void Engine::Impl::release(Lane& lane, Receive& receive) {
+  const std::uint32_t slot = std::exchange(receive.slot, kNone);
+  if (slot != kNone && !lane.lost) lane.slots.give_back(slot, SlotPool::order_for(receive.run));
 }
 
 /// Grants are served in the order in which the lane gave them: then the oldest unfinished chunk of the lane has, or
 /// gets, a slot on every worker, however few there are.
 void Engine::Impl::take_grant(const wire::Header& header, std::span<const std::byte> body) {
   Lane& lane = *lane_of(header.sender);
-  const auto number = wire::decode_list(body, 1);
-  if (!number || number->front() < lane.next_grant || number->front() - lane.next_grant > kMaxGrantsAhead ||
-      !lane.early_grants.emplace(number->front(), header).second) {
+  const auto said = wire::decode_list(body, 2);
+  const std::uint64_t number = said ? said->front() : 0;
+  if (!said || number < lane.next_grant || number - lane.next_grant > kMaxGrantsAhead ||
+      !lane.early_grants.emplace(number, Grant{header, said->size() > 1 ? run_of(said->back()) : 1, 0}).second) {
     ++stats_.messages_rejected;
     return;
   }
   while (!lane.early_grants.empty() && lane.early_grants.begin()->first == lane.next_grant) {
-    lane.grants.emplace_back(lane.early_grants.begin()->second, 0);
+    lane.grants.push_back(lane.early_grants.begin()->second);
     lane.early_grants.erase(lane.early_grants.begin());
     ++lane.next_grant;
   }
@@ -117,54 +124,65 @@ void Engine::Impl::take_grant(const wire::Header& header, std::span<const std::b
 }
 
 void Engine::Impl::serve_grants(Lane& lane) {
-  while (!lane.grants.empty()) {
-    auto& [grant, served] = lane.grants.front();
-    if (!serve_grant(lane, grant, served)) return;
-    lane.grants.pop_front();
-  }
+  while (!lane.grants.empty() && serve_grant(lane, lane.grants.front())) lane.grants.pop_front();
 }
 
-/// False where it has to wait for a slot.
-bool Engine::Impl::serve_grant(Lane& lane, const wire::Header& grant, std::uint32_t& served) {
-  Op* op = find_op(grant.key());
-  LanePart* part = op == nullptr ? nullptr : find_part(*op, grant.sender, grant.offset);
-  if (part == nullptr || grant.shard != shard_of(*part)) {
+/// False where it has to wait for slots.
+bool Engine::Impl::serve_grant(Lane& lane, Grant& grant) {
+  const wire::Header& header = grant.header;
+  Op* op = find_op(header.key());
+  LanePart* part = op == nullptr ? nullptr : find_part(*op, header.sender, header.offset);
+  if (part == nullptr || header.shard != shard_of(*part)) {
     ++stats_.messages_rejected;  // Given up meanwhile, most likely.
     return true;
   }
   if (op->has_failed || part->is_done) return true;
-  const std::uint64_t end = std::uint64_t{grant.chunk} + grant.count;
-  if (part->eager_slot != kNone || grant.count == 0 || grant.chunk < part->owned.first ||
-      end > std::uint64_t{part->owned.first} + part->owned.count) {
+  const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
+  if (part->eager_slot != kNone || header.count == 0 || header.chunk < part->owned.first ||
+      end > std::uint64_t{part->owned.first} + part->owned.count || grant.run == 0 || header.count % grant.run != 0 ||
+      lane.slots.most(SlotPool::order_for(grant.run)) == 0) {
     ++stats_.messages_rejected;
     return true;
   }
-  const std::uint32_t before = served;
-  while (served < grant.count && serve_chunk(lane, *op, *part, grant.chunk + served, grant)) ++served;
-  const bool pulls = (grant.flags & wire::kFlagPull) != 0;
-  if (pulls && served > before) send_ready(*op, *part, grant.chunk + before, served - before);
-  return served == grant.count;
+  const std::uint32_t before = grant.served;
+  while (grant.served < header.count && serve_run(lane, *op, *part, grant, header.chunk + grant.served)) {
+    grant.served += grant.run;
+  }
+  const bool pulls = (header.flags & wire::kFlagPull) != 0;
+  if (pulls && grant.served > before) send_ready(*op, *part, header.chunk + before, grant.served - before);
+  return grant.served == header.count;
 }
 
-bool Engine::Impl::serve_chunk(Lane& lane, Op& op, LanePart& part, std::uint32_t chunk, const wire::Header& grant) {
-  const std::uint32_t i = chunk - part.owned.first;
-  const bool pulls = (grant.flags & wire::kFlagPull) != 0;
-  const bool can_push = part.held[i] || op.pushes();
-  if (part.is_pushed[i] || (pulls ? part.held[i] : !can_push)) {
+/// Whether this process can do for these chunks what the lane asks, and has not done it before.
+bool Engine::Impl::may_serve(const Op& op, const LanePart& part, const Grant& grant, std::uint32_t chunk) const {
+  const bool pulls = (grant.header.flags & wire::kFlagPull) != 0;
+  for (std::uint32_t i = chunk - part.owned.first, end = i + grant.run; i < end; ++i) {
+    if (part.is_pushed[i] || (grant.run > 1 && (pulls || part.held[i]))) return false;
+    if (pulls ? part.held[i] : !part.held[i] && !op.pushes()) return false;
+  }
+  return true;
+}
+
+bool Engine::Impl::serve_run(Lane& lane, Op& op, LanePart& part, const Grant& grant, std::uint32_t chunk) {
+  if (!may_serve(op, part, grant, chunk)) {
     ++stats_.messages_rejected;
     return true;
   }
-  std::uint32_t slot = kNone;
-  if (!part.held[i]) {
+  const auto first = static_cast<std::ptrdiff_t>(chunk - part.owned.first);
+  Receive result{op.id, part.index, chunk, 0, kNone, grant.run};
+  if (!is_held(part, chunk)) {
     if (op.pulls_data()) {
-      if (lane.free_slots.empty()) return false;
-      slot = lane.free_slots.back();
-      lane.free_slots.pop_back();
+      const std::uint32_t order = SlotPool::order_for(grant.run);
+      if (lane.slots.free(order) == 0) return false;
+      result.slot = lane.slots.take(order);
     }
-    post(op, {op.id, part.index, chunk, 0, slot});
+    post(op, result);
   }
-  part.is_pushed[i] = true;
-  if (!pulls) push(op, part, chunk, 1, Tag{grant.tag + (chunk - grant.chunk)});
+  if ((grant.header.flags & wire::kFlagPull) != 0) {
+    std::fill_n(part.is_pushed.begin() + first, grant.run, true);
+  } else {
+    push(op, part, chunk, grant.run, Tag{grant.header.tag + (chunk - grant.header.chunk)});
+  }
   return true;
 }
 

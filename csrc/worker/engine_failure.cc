@@ -80,7 +80,7 @@ void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
   }
   for (std::uint64_t& token : part.receives) {
     if (token == 0) continue;
-    release(lane, receives_.at(token).slot);
+    release(lane, receives_.at(token));
     receives_.erase(token);
     actions_.emplace_back(CancelReceiveAction{Token{token}});
     token = 0;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/slot_pool.h"
 #include "wire/reason.h"
 #include "worker/engine.h"
 #include "worker/items.h"
@@ -90,6 +91,12 @@ struct Op {
   bool pulls_data() const { return !has_one_pusher() || operation.contributor != pusher(); }
 };
 
+struct Grant {
+  wire::Header header;
+  std::uint32_t run = 1;     // Chunks in one message.
+  std::uint32_t served = 0;  // Of its chunks.
+};
+
 struct Lane {
   PeerId peer;
   bool lost = false;
@@ -101,12 +108,12 @@ struct Lane {
   std::deque<std::pair<std::uint64_t, std::size_t>> queue;
 
   // With failover.
-  std::vector<std::uint32_t> free_slots;
+  SlotPool slots;
   std::vector<std::uint32_t> free_eager;
   std::size_t slots_at = 0;                                   // Offset in EngineConfig::bounce.
   std::uint64_t next_grant = 0;                               // Grants below have come ...
-  std::map<std::uint64_t, wire::Header> early_grants;         // ... and these.
-  std::deque<std::pair<wire::Header, std::uint32_t>> grants;  // To be served in this order; chunks of it that are.
+  std::map<std::uint64_t, Grant> early_grants;                // ... and these.
+  std::deque<Grant> grants;                                   // To be served in this order.
   std::vector<std::uint64_t> receipts;                        // Tags of announces to report.
   bool receipts_urgent = false;
   bool receipt_on_way = false;
@@ -139,6 +146,8 @@ std::uint32_t home_lane(const EngineConfig& config, const OpKey& key);
 Status check_operation(const EngineConfig& config, const Operation& operation);
 /// One bit each, the first one lowest in the first byte.
 void add_bitmap(std::vector<std::byte>& out, const std::vector<bool>& bits);
+/// A Grant's "so many chunks in one message": 0 where it is nothing sensible.
+std::uint32_t run_of(std::uint64_t said);
 /// Picks the heirs of an item.
 std::uint64_t heir_seed(const OpKey& key);
 
@@ -216,12 +225,13 @@ class Engine::Impl {
   bool may_move(std::uint32_t lane) const;
   std::span<std::byte> landing(const Op& op, const LanePart& part, const Receive& receive) const;
   void reserve(Op& op, LanePart& part);
-  void release(Lane& lane, std::uint32_t& slot);
+  void release(Lane& lane, Receive& receive);
   bool is_held(const LanePart& part, std::uint32_t chunk) const { return part.held[chunk - part.owned.first]; }
+  bool may_serve(const Op& op, const LanePart& part, const Grant& grant, std::uint32_t chunk) const;
   void take_grant(const wire::Header& header, std::span<const std::byte> body);
   void serve_grants(Lane& lane);
-  bool serve_grant(Lane& lane, const wire::Header& grant, std::uint32_t& served);
-  bool serve_chunk(Lane& lane, Op& op, LanePart& part, std::uint32_t chunk, const wire::Header& grant);
+  bool serve_grant(Lane& lane, Grant& grant);
+  bool serve_run(Lane& lane, Op& op, LanePart& part, const Grant& grant, std::uint32_t chunk);
   void send_ready(const Op& op, const LanePart& part, std::uint32_t chunk, std::uint32_t count);
   void report(LanePart& part, const Op& op);
   void flush_receipts(Instant now, std::uint32_t lane, bool is_due);

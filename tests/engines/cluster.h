@@ -255,7 +255,7 @@ class Cluster {
     config.max_chunk_bytes = options_.chunk_bytes;
     config.window = options_.window;
     config.max_window = options_.max_window;
-    config.max_run = options_.max_run;
+    config.max_run = options_.failover ? std::min(options_.max_run, options_.lane_slots) : options_.max_run;
     config.run_time = Duration::max();
     config.max_eager_bytes = options_.max_eager_bytes;
     config.announce_credits = options_.announce_credits;

@@ -22,7 +22,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
   options.slots = options.workers * static_cast<std::uint32_t>(chance(random, 0.5) ? 1 : pick(random, 1, 4)) +
                   static_cast<std::uint32_t>(pick(random, 0, 2));
   // Not drawn: what else a seed stands for stays as it was.
-  options.max_run = 1u << (seed / 2 % 4);
+  options.max_run = 1u << (seed / 4 % 4);
   if (options.max_run > 1 && seed / 16 % 2 == 0) {
     options.slots = std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
     options.window = std::max(options.window, 2 * options.max_run);

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace herring::server {
+namespace herring {
 
-/// Slots of a lane, which are given out in runs: 2^order neighbours, order 0 to kMaxOrder. A run that comes back is
+/// Equal pieces of memory, which are given out in runs: 2^order neighbours, order 0 to kMaxOrder. A run that comes back is
 /// joined with its free neighbours (a buddy system), so when nothing is taken there are as many runs of each order as
 /// there were in the beginning. What came back last goes first: it may still be in a cache.
 class SlotPool final {
@@ -89,4 +89,4 @@ class SlotPool final {
   std::vector<std::uint32_t> most_;
 };
 
-}  // namespace herring::server
+}  // namespace herring

@@ -1,4 +1,4 @@
-#include "server/slot_pool.h"
+#include "core/slot_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace herring::server {
+namespace herring {
 namespace {
 
 TEST(SlotPool, EverySlotIsInOneRun) {
@@ -75,4 +75,4 @@ TEST(SlotPool, RunsNeverOverlapAndAllComeTogetherAgain) {
 }
 
 }  // namespace
-}  // namespace herring::server
+}  // namespace herring
