@@ -63,8 +63,8 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_BUCKET_BYTES", Type::kBytes, &Config::bucket_bytes,
      "Larger operations cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
-     "Largest unit on the wire: push, sum and pull of different chunks overlap. Smaller where there are many lanes, "
-     "down to 32KB. At most HERRING_BUCKET_BYTES.",
+     "Unit of push, sum and pull: those of different chunks overlap. Smaller where there are many lanes, down to 32KB; "
+     "on fast links up to 8 of them travel in one message. At most HERRING_BUCKET_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to six times as much "

@@ -7,9 +7,9 @@
 
 namespace herring {
 
-/// Equal pieces of memory, which are given out in runs: 2^order neighbours, order 0 to kMaxOrder. A run that comes back is
-/// joined with its free neighbours (a buddy system), so when nothing is taken there are as many runs of each order as
-/// there were in the beginning. What came back last goes first: it may still be in a cache.
+/// Equal pieces of memory, which are given out in runs: 2^order neighbours, order 0 to kMaxOrder. A run that comes back
+/// is joined with its free neighbours (a buddy system), so when nothing is taken there are as many runs of each order
+/// as there were in the beginning. What came back last goes first: it may still be in a cache.
 class SlotPool final {
  public:
   static constexpr std::uint32_t kMaxOrder = 3;

@@ -18,7 +18,7 @@ namespace herring::runtime {
 namespace {
 
 // Long beside what a message costs (some 20 us on a busy processor), short beside a bucket.
-constexpr Duration kRunTime = std::chrono::milliseconds(1);
+constexpr Duration kRunTime = std::chrono::microseconds(500);
 constexpr Duration kIdleWait = std::chrono::seconds(1);
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 

@@ -71,8 +71,8 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
 /// window, so that one is summed while the next one comes. One by one where somebody has posted its receives before it
 /// could know of runs, where a result may come from a lane that died, or where somebody may be missing.
 std::uint32_t Engine::Impl::run_length(const Op& op) const {
-  if (run_.size() == 1 || op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some()) return 1;
-  std::uint32_t run = std::bit_floor(std::max(std::min({run_.size(), window_.size() / 2, op.chunks / 2}), 1u));
+  if (op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some()) return 1;
+  std::uint32_t run = std::bit_floor(std::max(std::min(run_.size(op.chunks), window_.size() / 2), 1u));
   while (run > 1 && pool_.most(SlotPool::order_for(run)) / op.pushers() < 2) run /= 2;
   return run;
 }

@@ -124,7 +124,7 @@ struct Op {
   std::uint32_t next_chunk = 0;  // The first one not granted.
   std::uint32_t chunks_done = 0;
   std::unordered_map<std::uint32_t, Chunk> in_flight;  // By its first chunk.
-  std::uint32_t sends = 0;  // Results on their way.
+  std::uint32_t sends = 0;                             // Results on their way.
   Instant first_announce;
   Instant deadline;
   Instant timer = Instant::max();  // Its entry in Engine::Impl::timers_.

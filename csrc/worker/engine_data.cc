@@ -8,7 +8,6 @@ namespace {
 
 constexpr std::uint32_t kMaxRetries = 8;
 
-
 }  // namespace
 
 bool Engine::Impl::is_from_job(const wire::Header& header) const {

@@ -110,11 +110,11 @@ struct Lane {
   // With failover.
   SlotPool slots;
   std::vector<std::uint32_t> free_eager;
-  std::size_t slots_at = 0;                                   // Offset in EngineConfig::bounce.
-  std::uint64_t next_grant = 0;                               // Grants below have come ...
-  std::map<std::uint64_t, Grant> early_grants;                // ... and these.
-  std::deque<Grant> grants;                                   // To be served in this order.
-  std::vector<std::uint64_t> receipts;                        // Tags of announces to report.
+  std::size_t slots_at = 0;                     // Offset in EngineConfig::bounce.
+  std::uint64_t next_grant = 0;                 // Grants below have come ...
+  std::map<std::uint64_t, Grant> early_grants;  // ... and these.
+  std::deque<Grant> grants;                     // To be served in this order.
+  std::vector<std::uint64_t> receipts;          // Tags of announces to report.
   bool receipts_urgent = false;
   bool receipt_on_way = false;
   Instant receipts_due = Instant::max();

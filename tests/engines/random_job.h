@@ -24,7 +24,8 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
   // Not drawn: what else a seed stands for stays as it was.
   options.max_run = 1u << (seed / 4 % 4);
   if (options.max_run > 1 && seed / 16 % 2 == 0) {
-    options.slots = std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
+    options.slots =
+        std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
     options.window = std::max(options.window, 2 * options.max_run);
   }
   const std::uint32_t eager[] = {0, 0, 64, 300, 2048};

@@ -284,11 +284,12 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   RecordProperty("schedules", std::to_string(range.count));
   std::cout << range.count << " schedules in " << seconds << " s: " << coverage.operations << " operations on lanes, "
-            << coverage.messages << " messages, " << coverage.runs << " runs, " << coverage.full_lanes << " lanes with every slot in use, "
-            << coverage.slotless_lanes << " that needed none, " << coverage.refused_posts << " posts refused, "
-            << coverage.deaths << " deaths, " << coverage.items_moved << " items moved, " << coverage.chunks_copied
-            << " chunks copied, " << coverage.damaged << " messages damaged, " << coverage.resent << " sent again, "
-            << coverage.duplicated << " doubled, " << coverage.cuts << " links cut\n";
+            << coverage.messages << " messages, " << coverage.runs << " runs, " << coverage.full_lanes
+            << " lanes with every slot in use, " << coverage.slotless_lanes << " that needed none, "
+            << coverage.refused_posts << " posts refused, " << coverage.deaths << " deaths, " << coverage.items_moved
+            << " items moved, " << coverage.chunks_copied << " chunks copied, " << coverage.damaged
+            << " messages damaged, " << coverage.resent << " sent again, " << coverage.duplicated << " doubled, "
+            << coverage.cuts << " links cut\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);

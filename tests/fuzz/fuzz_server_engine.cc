@@ -21,7 +21,7 @@ namespace herring::fuzz {
 namespace {
 
 constexpr std::uint32_t kChunkBytes = 128;
-constexpr std::uint32_t kWindow = 3;
+constexpr std::uint32_t kWindow = 4;
 constexpr std::uint32_t kMaxEager = 256;
 // Far above what the limits below add up to, far below what a leak reaches.
 constexpr std::size_t kHeapLimit = 256 << 10;
@@ -36,6 +36,8 @@ server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   config.workers = workers;
   config.max_chunk_bytes = kChunkBytes;
   config.window = kWindow;
+  config.max_run = 2;
+  config.run_time = Duration::max();
   config.max_ops_per_worker = 16;
   config.max_eager_bytes = kMaxEager;
   config.announce_credits = 4;

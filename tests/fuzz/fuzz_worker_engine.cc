@@ -164,11 +164,14 @@ class Harness {
     if (header.type == wire::MessageType::kGrant) {
       header.offset = announce.tag;
       header.tag = 100'000 + 64 * ++grants_;
+      std::vector<std::uint64_t> said;
       if (setup_.failover) {
         // In its turn, or ahead of it.
-        body = wire::encode_list(std::array{next_grant_[lane] + (type >> 4)});
+        said.push_back(next_grant_[lane] + (type >> 4));
         if ((type >> 4) == 0) ++next_grant_[lane];
       }
+      if ((count >> 4) != 0) said.push_back(count >> 4);  // So many chunks in one message.
+      body = wire::encode_list(said);
     } else if (header.type == wire::MessageType::kError) {
       body = wire::encode_reason(Status(Code::kMismatch, "they disagree"));
     } else if (header.type == wire::MessageType::kSettled) {

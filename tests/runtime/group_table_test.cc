@@ -34,9 +34,7 @@ HubEvent left(UsedGroup group, std::uint32_t rank, std::uint64_t calls) {
   return event_of(HubEvent::Kind::kGroupLeft, group, rank, calls);
 }
 
-HubEvent aborted(UsedGroup group, std::uint32_t rank) {
-  return event_of(HubEvent::Kind::kGroupAborted, group, rank);
-}
+HubEvent aborted(UsedGroup group, std::uint32_t rank) { return event_of(HubEvent::Kind::kGroupAborted, group, rank); }
 
 TEST(GroupTable, AnEventFindsTheGroupThatItIsAbout) {
   GroupTable table;

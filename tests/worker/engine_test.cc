@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <set>
@@ -84,13 +85,14 @@ struct Bench {
     engine->on_control(now, header, body);
     collect();
   }
-  void grant(const SendAction& announce, std::uint32_t chunk, std::uint32_t chunks, std::uint64_t tag) {
+  void grant(const SendAction& announce, std::uint32_t chunk, std::uint32_t chunks, std::uint64_t tag,
+             std::uint64_t run = 1) {
     wire::Header header = from(announce.to, announce.header, wire::MessageType::kGrant);
     header.chunk = chunk;
     header.count = chunks;
     header.tag = tag;
     header.offset = announce.header.tag;
-    control(header);
+    control(header, run == 1 ? std::vector<std::byte>{} : wire::encode_list(std::array{run}));
   }
   /// The lane grants the first chunks, where the worker has any, and takes what comes.
   void take_push(const SendAction& announce, std::uint32_t chunks) {
@@ -157,6 +159,51 @@ TEST(WorkerEngine, PostsTheReceivesOfWhatItDoesNotPushBeforeTheAnnounce) {
   }
   EXPECT_EQ(tags.size(), announced_chunks);
   EXPECT_GT(announced_chunks, 2u);
+}
+
+TEST(WorkerEngine, PushesAndReceivesChunksTogetherWhereTheLaneSaysSo) {
+  Bench bench(1);
+  std::vector<std::byte> memory(7 * kChunk - 10);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  bench.grant(announce, 0, 4, 900, 2);
+  auto pushes = bench.sends(wire::MessageType::kPush);
+  ASSERT_EQ(pushes.size(), 2u);
+  EXPECT_EQ(pushes[1].header.chunk, 2u);
+  EXPECT_EQ(pushes[1].header.tag, 902u);
+  EXPECT_EQ(pushes[1].payload.data(), memory.data() + 2 * kChunk);
+  EXPECT_EQ(pushes[1].payload.size(), 2 * kChunk);
+  bench.sent(pushes);
+  EXPECT_EQ(bench.count<PostReceiveAction>(), 2u);
+  EXPECT_EQ(bench.posted.at(announce.header.tag + 2).payload.size(), 2 * kChunk);
+  EXPECT_TRUE(bench.result(announce, 0));
+  EXPECT_TRUE(bench.result(announce, 2));
+  bench.grant(announce, 4, 3, 950, 3);
+  pushes = bench.sends(wire::MessageType::kPush);
+  ASSERT_EQ(pushes.size(), 1u);
+  EXPECT_EQ(pushes[0].payload.size(), 3 * kChunk - 10);
+  bench.sent(pushes);
+  EXPECT_TRUE(bench.completed.empty());
+  EXPECT_TRUE(bench.result(announce, 4));
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_TRUE(bench.completed[0].status.is_ok());
+}
+
+TEST(WorkerEngine, RefusesGrantsOfNonsensicalRuns) {
+  Bench bench(1);
+  std::vector<std::byte> memory(16 * kChunk);
+  bench.submit(bench.operation(1, memory));
+  const SendAction announce = bench.sends(wire::MessageType::kAnnounce).at(0);
+  std::uint64_t refused = 0;
+  for (const std::uint64_t run : std::array<std::uint64_t, 4>{0, 3, wire::kMaxRun + 1, ~0ull}) {
+    bench.grant(announce, 0, 4, 900, run);
+    EXPECT_TRUE(bench.sends(wire::MessageType::kPush).empty()) << run;
+    EXPECT_EQ(bench.engine->stats().messages_rejected, ++refused) << run;
+  }
+  bench.grant(announce, 1, 1, 900);
+  bench.grant(announce, 0, 4, 920, 2);  // Chunk 1 has been pushed; 2 and 3 have not.
+  ASSERT_EQ(bench.sends(wire::MessageType::kPush).size(), 1u);
+  EXPECT_EQ(bench.sends(wire::MessageType::kPush)[0].header.chunk, 2u);
 }
 
 /// Anybody's message can take a receive: nothing may land on a gradient that is still to be read.
