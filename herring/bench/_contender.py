@@ -35,9 +35,11 @@ class Case:
 
 @dataclass
 class Turn:
-    """Some iterations of one contender: this process's seconds of each, and its wrong elements in the checked one."""
+    """Some iterations of one contender: this process's seconds of each, its processor seconds (user and system, all
+    threads) in all of them, and its wrong elements in the checked one."""
 
     seconds: list[float] = field(default_factory=list)
+    processor_s: float = 0.0
     wrong: int = 0
 
 
@@ -82,6 +84,7 @@ def timed_loop(
     """The measuring loop of every contender: fill, barrier, clock, operation, clock, barrier; at the end, the check.
 
     The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
+    Processor seconds count until after it: a rank may still work for others when its own result is there.
     `source` and `result` are the same array for an operation in place.
     """
     turn = Turn()
@@ -91,12 +94,14 @@ def timed_loop(
         for i in range(iterations):
             pattern.fill(source, salt + i)
             barrier()
+            begin_processor = time.process_time()
             begin = time.perf_counter()
             operate()
             seconds = time.perf_counter() - begin
             barrier()
             if i >= lead_in:
                 turn.seconds.append(seconds)
+                turn.processor_s += time.process_time() - begin_processor
     finally:
         if gc_was_on:
             gc.enable()

@@ -47,13 +47,14 @@ class Schedule:
 @dataclass(frozen=True)
 class Row:
     """What one contender did in one case. `times_s`: of each timed iteration, the slowest rank. `wrong`: elements of
-    all ranks, over all checked iterations."""
+    all ranks, over all checked iterations. `processor_s`: user and system, of all ranks, over all timed iterations."""
 
     case: Case
     name: str
     memory: str
     times_s: tuple[float, ...]
     wrong: int
+    processor_s: float = 0.0
 
     @property
     def minimum_s(self) -> float:
@@ -71,6 +72,11 @@ class Row:
         ordered = sorted(self.times_s)
         return ordered[-(-95 * len(ordered) // 100) - 1]
 
+    @property
+    def processor_s_per_gb(self) -> float:
+        """Processor seconds of all ranks for 1 GB (1e9 bytes) of one rank's array."""
+        return self.processor_s / (len(self.times_s) * self.case.nbytes / 1e9)
+
 
 def _slowest(seconds: Sequence[float]) -> tuple[float, ...]:
     """Of every iteration, the time of the rank that took longest. Collective."""
@@ -80,6 +86,10 @@ def _slowest(seconds: Sequence[float]) -> tuple[float, ...]:
 
 def _total(wrong: int) -> int:
     return int(herring.allreduce(np.array([wrong], np.int64), "sum")[0])
+
+
+def _sum(seconds: float) -> float:
+    return float(herring.allreduce(np.array([seconds], np.float64), "sum")[0])
 
 
 def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> list[Row]:
@@ -92,6 +102,7 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
         contender.prepare(case)
     wrong = [0] * len(contenders)
     seconds: list[list[float]] = [[] for _ in contenders]
+    processor_s = [0.0] * len(contenders)
     salt = 0
     for index, contender in enumerate(contenders):
         wrong[index] += contender.turn(max(schedule.warmup, 1), salt).wrong
@@ -101,13 +112,14 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
         for index, contender in enumerate(contenders):
             turn = contender.turn(lead_in + length, salt, lead_in)
             seconds[index] += turn.seconds
+            processor_s[index] += turn.processor_s
             wrong[index] += turn.wrong
         salt += lead_in + length
     for contender in contenders:
         contender.release()
     return [
-        Row(case, contender.name, contender.memory, _slowest(seconds[index]), _total(wrong[index]))
-        for index, contender in enumerate(contenders)
+        Row(case, each.name, each.memory, _slowest(seconds[i]), _total(wrong[i]), _sum(processor_s[i]))
+        for i, each in enumerate(contenders)
     ]
 
 

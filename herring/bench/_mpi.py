@@ -129,6 +129,7 @@ class SeparateMpi:
         if self._job is not None:
             answers = self._job.ask({"do": "turn", "iterations": iterations, "salt": salt, "lead_in": lead_in})
             turn.seconds = [max(column) for column in zip(*(each["seconds"] for each in answers), strict=True)]
+            turn.processor_s = sum(each["processor_s"] for each in answers)
             turn.wrong = sum(each["wrong"] for each in answers)
         herring.barrier()
         return turn

@@ -65,7 +65,7 @@ class Rank:
             assert self._pattern is not None
             how_often = (command["iterations"], command["salt"], command["lead_in"])
             turn = mpi_loop(self._mpi, self._pattern, self._arrays, self._op, *how_often)
-            return {"seconds": turn.seconds, "wrong": turn.wrong}
+            return {"seconds": turn.seconds, "processor_s": turn.processor_s, "wrong": turn.wrong}
         if what == "release":
             self._arrays = None
             self._memory.release()

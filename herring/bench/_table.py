@@ -22,6 +22,7 @@ _COLUMNS = (
     ("p95 us", 10),
     ("algbw GB/s", 11),
     ("busbw GB/s", 11),
+    ("cpu s/GB", 9),
     ("t/t*", 7),
     ("wrong", 8),
 )
@@ -94,6 +95,7 @@ class Table:
                 _number(row.p95_s * 1e6, 1),
                 _number(algbw(case.nbytes, row.median_s) / 1e9, 3),
                 _number(busbw(case.nbytes, row.median_s, self._ranks) / 1e9, 3),
+                _number(row.processor_s_per_gb, 2),
                 "-" if bound is None else f"{bound:.{2 if bound < 100 else 0}f}",
                 str(row.wrong),
                 *(f"{found[peer]:.2f}" if peer in found else "" for peer in self._peers),

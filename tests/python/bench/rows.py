@@ -13,8 +13,9 @@ MB = 1 << 20
 CASE = Case(25 * MB, "float32", "sum", True)
 
 
-def row(name: str, memory: str, *milliseconds: float, case: Case = CASE, wrong: int = 0) -> Row:
-    return Row(case, name, memory, tuple(each / 1e3 for each in milliseconds), wrong)
+def row(name: str, memory: str, *milliseconds: float, case: Case = CASE, wrong: int = 0,
+        processor_s: float = 0.0) -> Row:  # fmt: skip
+    return Row(case, name, memory, tuple(each / 1e3 for each in milliseconds), wrong, processor_s)
 
 
 def run(herring_ms: float = 500, gloo_ms: float = 1000, *, links: Links | None = None, ranks: int = 8, wrong: int = 0,

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import herring
@@ -19,6 +21,7 @@ from herring.bench._contender import Case, Turn, timed_loop
 from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Schedule, measure
 from herring.bench._mpi_launch import find_launcher, job_environment
+from herring.bench._pattern import Pattern
 
 BENCH = [sys.executable, "-m", "herring._cli", "bench"]
 HERRINGRUN = [sys.executable, "-m", "herring._launch", "-np", "2"]
@@ -46,6 +49,25 @@ def call(command, timeout=150, variables=None):
         output, errors = process.communicate()
         pytest.fail(f"not done after {timeout} s\n{output}{errors}", pytrace=False)
     return process.returncode, output, errors
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_processor_seconds_are_those_of_the_timed_iterations():
+    pattern = Pattern("float32", "sum", 0, 1, 4)
+    array = np.empty(4, np.float32)
+    busy = timed_loop(pattern, array, array, lambda: None, lambda: burn(0.05), 6, 0, lead_in=2)
+    assert len(busy.seconds) == 4
+    assert 0.2 <= busy.processor_s < 0.29, "0.05 s in each of four; the two that lead in are not timed"
+    idle = timed_loop(pattern, array, array, lambda: None, lambda: time.sleep(0.1), 3, 0)
+    assert sum(idle.seconds) >= 0.3
+    assert idle.processor_s < 0.1, "who sleeps takes no processor"
+    late = timed_loop(pattern, array, array, lambda: burn(0.02), lambda: None, 3, 0)
+    assert late.processor_s >= 0.06, "also what a rank does when its own result is there"
 
 
 def has_mpi(name):

@@ -13,7 +13,7 @@ from herring.bench._contender import Case
 from herring.bench._measure import Schedule
 from herring.bench._table import Table, links_text, ratios
 
-ROWS = [row("herring", "arena", 500, 400, 600), row("gloo", "private", 1000, 1000, 1000)]
+ROWS = [row("herring", "arena", 500, 400, 600, processor_s=0.3), row("gloo", "private", 1000, 1000, 1000)]
 
 
 def cells(line):
@@ -27,10 +27,11 @@ def test_columns_of_a_line():
     assert set(rule) == {"-"}
     assert len(rule) == len(names)
     assert cells(ours)[:7] == ["25MB", "6553600", "float32", "sum", "in", "herring", "arena"]
-    smallest, median, p95, algbw, busbw, bound, wrong, ratio = cells(ours)[7:]
+    smallest, median, p95, algbw, busbw, processor, bound, wrong, ratio = cells(ours)[7:]
     assert (float(smallest), float(median), float(p95)) == (400e3, 500e3, 600e3)
     assert float(algbw) == pytest.approx(25 * MB / 0.5 / 1e9, rel=1e-2)
     assert float(busbw) == pytest.approx(25 * MB / 0.5 / 1e9 * 14 / 8, rel=1e-2)
+    assert float(processor) == pytest.approx(0.1 / (25 * MB / 1e9), rel=1e-2), "three iterations took 0.3 s"
     assert float(bound) == pytest.approx(500 / 419.43, abs=0.005)
     assert (wrong, ratio) == ("0", "2.00")
     assert cells(peer)[-1] == "0", "a peer's row has no ratio to itself"
