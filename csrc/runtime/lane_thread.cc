@@ -17,8 +17,10 @@
 namespace herring::runtime {
 namespace {
 
-// Long beside what a message costs (some 20 us on a busy processor), short beside a bucket.
+// Long beside what a message costs, short beside a bucket.
 constexpr Duration kRunTime = std::chrono::microseconds(500);
+// A message costs nothing beside so many bytes; and transports have a largest message (efa/select.cc).
+constexpr std::uint32_t kMostRunBytes = 4 << 20;
 constexpr Duration kIdleWait = std::chrono::seconds(1);
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
@@ -177,7 +179,7 @@ void LaneThread::serve() {
   engine_config.workers = options_.workers;
   engine_config.max_chunk_bytes = options_.chunk_bytes;
   engine_config.max_window = options_.max_window;
-  engine_config.max_run = wire::kMaxRun;
+  engine_config.max_run = std::clamp(kMostRunBytes / options_.chunk_bytes, 1u, wire::kMaxRun);
   engine_config.run_time = kRunTime;
   engine_config.window = options_.window;
   engine_config.max_eager_bytes = config.eager_bytes;
