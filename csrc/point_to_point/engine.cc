@@ -27,7 +27,6 @@ void Engine::on_peer_left(Instant now, PeerId peer, const std::string& why) { im
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_completions(std::vector<Completion>& out) { impl_->take_completions(out); }
-void Engine::transport_completed(const CompleteAction& action) { impl_->transport_completed(action); }
 Link& Engine::link(std::uint32_t index) { return impl_->link(index); }
 bool Engine::has_unsent() const { return impl_->has_unsent(); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
@@ -40,6 +39,7 @@ void Link::on_received(Instant now, Token token, const Status& status, const wir
   engine_->on_received(now, token, status, header);
 }
 void Link::on_sent(Instant now, Token token, const Status& status) { engine_->on_sent(now, token, status); }
+void Link::on_withdrawn(Instant /*now*/, Token token) { engine_->on_withdrawn(token); }
 void Link::take_actions(Actions& out) { engine_->take_actions(index_, out); }
 bool Link::is_waiting() const { return engine_->is_waiting(); }
 void Link::add_awaited(std::vector<PeerId>& workers) const { engine_->add_awaited(index_, workers); }
@@ -183,21 +183,15 @@ void Engine::Impl::complete_if_over(Send& send) {
   sends_.erase(send.id);
 }
 
-/// The one place where a receive ends. It is in no box and has no posts. `after_transport`: posts were just withdrawn.
-void Engine::Impl::complete(Receive& receive, const Status& status, bool after_transport) {
+/// The one place where a receive ends. It is in no box and has no posts.
+void Engine::Impl::complete(Receive& receive, const Status& status) {
   if (status.is_ok()) {
     ++stats_.received;
     stats_.bytes_received += receive.met.bytes;
   } else {
     ++stats_.failed;
   }
-  Completion completion{receive.operation.handle, status, receive.met};
-  if (after_transport) {
-    actions_[peer_of(receive.met.source).link].emplace_back(CompleteAction{{{}, completion.handle, 0}, status});
-    after_transport_.emplace(completion.handle, std::move(completion));
-  } else {
-    completions_.push_back(std::move(completion));
-  }
+  completions_.push_back({receive.operation.handle, status, receive.met});
   set_timer(receive, Instant::max());
   receives_.erase(receive.id);
 }
@@ -205,13 +199,6 @@ void Engine::Impl::complete(Receive& receive, const Status& status, bool after_t
 void Engine::Impl::take_completions(std::vector<Completion>& out) {
   out.insert(out.end(), std::make_move_iterator(completions_.begin()), std::make_move_iterator(completions_.end()));
   completions_.clear();
-}
-
-void Engine::Impl::transport_completed(const CompleteAction& action) {
-  const auto found = after_transport_.find(action.key.op);
-  if (found == after_transport_.end()) return;
-  completions_.push_back(std::move(found->second));
-  after_transport_.erase(found);
 }
 
 void Engine::Impl::take_actions(std::uint32_t link, Actions& out) {
@@ -239,7 +226,7 @@ bool Engine::Impl::has_unsent() const { return sends_flying_ > 0 || queued_now_ 
 
 bool Engine::Impl::is_idle() const {
   return sends_.empty() && receives_.empty() && boxes_.empty() && flights_.empty() && !has_unsent() &&
-         completions_.empty() && after_transport_.empty();
+         completions_.empty();
 }
 
 Send* Engine::Impl::find_send(std::uint64_t id) {

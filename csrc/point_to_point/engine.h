@@ -130,10 +130,8 @@ class Engine final {
   void on_tick(Instant now);
   Instant next_deadline() const;
 
-  /// Moves what has ended to the end of `out`. Completions that must wait for a transport (withdrawn receives) come as
-  /// CompleteAction instead, with the handle in key.op: pass them to transport_completed().
+  /// Moves what has ended to the end of `out`.
   void take_completions(std::vector<Completion>& out);
-  void transport_completed(const CompleteAction& action);
 
   /// The engine as the pump of link `index` sees it. Lives as long as the engine.
   Link& link(std::uint32_t index);
@@ -157,6 +155,7 @@ class Link final {
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
+  void on_withdrawn(Instant now, Token token);
   void take_actions(Actions& out);
   /// Something is awaited from other workers: whether the links to them work matters.
   bool is_waiting() const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "core/seconds_text.h"
 #include "point_to_point/engine_impl.h"
@@ -131,16 +132,28 @@ void Engine::Impl::fail(Instant now, Receive& receive, const Status& why) {
 void Engine::Impl::drain(Receive& receive, bool force) {
   const bool has_come = receive.pushed && receive.received >= std::min(*receive.pushed, receive.invited);
   if (!force && !receive.is_waiting && !has_come && !peer_of(receive.met.source).lost) return;
+  if (std::exchange(receive.is_closing, true)) return;
+  set_timer(receive, Instant::max());
   Actions& actions = actions_[peer_of(receive.met.source).link];
-  const bool withdraws = !receive.open.empty();
-  for (const auto& [chunk, token] : receive.open) {
-    flights_.erase(token);
-    actions.emplace_back(CancelReceiveAction{Token{token}});
-  }
-  receive.open.clear();
+  for (const auto& [chunk, token] : receive.open) actions.emplace_back(CancelReceiveAction{Token{token}});
+  close(receive);
+}
+
+void Engine::Impl::close(Receive& receive) {
+  if (!receive.open.empty()) return;
   end_incoming(receive);
-  complete(receive, receive.failure, withdraws);
+  complete(receive, receive.failure);
   start_waiting();
+}
+
+void Engine::Impl::on_withdrawn(Token token) {
+  const auto found = flights_.find(token.value);
+  if (found == flights_.end() || found->second.kind != Flight::Kind::kReceive) return;
+  const Flight flight = found->second;
+  flights_.erase(found);
+  Receive& receive = *find_receive(flight.id);
+  receive.open.erase(flight.chunk);
+  close(receive);
 }
 
 void Engine::Impl::cancel_unmatched_receives(const Status& why, std::optional<GroupId> group) {
@@ -245,7 +258,7 @@ void Engine::Impl::on_peer_left(Instant now, PeerId id, const std::string& why) 
   std::vector<std::uint64_t> unmet;
   for (const auto& [number, receive] : receives_) {
     const bool needs_it = receive->is_matched ? receive->met.source == id : all_gone(receive->operation.sources);
-    if (!needs_it) continue;
+    if (!needs_it || receive->is_closing) continue;
     if (receive->is_matched) {
       set_timer(*receive, std::min(receive->timer, limit));
     } else {

@@ -70,13 +70,14 @@ struct Send {
 };
 
 /// Posted -> matched (-> waiting for its turn) -> coming in -> complete; or failed: says so, waits until what was
-/// pushed has come or the grace has passed, withdraws its receives, completes.
+/// pushed has come or the grace has passed, withdraws its receives, completes when it has them all back.
 struct Receive {
   std::uint64_t id = 0;
   ReceiveOperation operation;
   bool is_matched = false;
   bool is_waiting = false;
   bool has_failed = false;
+  bool is_closing = false;  // Its posted receives are being withdrawn.
   Received met;
   std::uint64_t send_id = 0;  // The sender's.
   std::uint32_t chunks = 0;
@@ -139,7 +140,6 @@ class Engine::Impl {
   void send(Instant now, const SendOperation& operation);
   void receive(Instant now, const ReceiveOperation& operation);
   void take_completions(std::vector<Completion>& out);
-  void transport_completed(const CompleteAction& action);
   void take_actions(std::uint32_t link, Actions& out);
   Instant next_deadline() const { return timers_.empty() ? Instant::max() : std::get<0>(*timers_.begin()); }
   bool has_unsent() const;
@@ -155,6 +155,7 @@ class Engine::Impl {
 
   // engine_transfer.cc
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  void on_withdrawn(Token token);
 
   // engine_failure.cc
   void cancel_unmatched_receives(const Status& why, std::optional<GroupId> group = {});
@@ -174,7 +175,7 @@ class Engine::Impl {
   void set_timer(Send& send, Instant when);
   void set_timer(Receive& receive, Instant when);
   void complete_if_over(Send& send);
-  void complete(Receive& receive, const Status& status, bool after_transport = false);
+  void complete(Receive& receive, const Status& status);
   Send* find_send(std::uint64_t id);
   Receive* find_receive(std::uint64_t id);
 
@@ -225,6 +226,7 @@ class Engine::Impl {
   void fail(Instant now, Send& send, const Status& why);
   void fail(Instant now, Receive& receive, const Status& why);
   void drain(Receive& receive, bool force);
+  void close(Receive& receive);
   bool all_gone(const std::vector<PeerId>& peers) const;
   Status gone_status(const std::vector<PeerId>& peers) const;
   Status timeout_of(const Send& send) const;
@@ -246,8 +248,7 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Flight> flights_;               // By token.
   std::set<std::tuple<Instant, Kind, std::uint64_t>> timers_;
   std::vector<Completion> completions_;
-  std::map<std::uint64_t, Completion> after_transport_;  // By handle.
-  std::uint64_t next_id_ = 1;                            // Of sends and receives.
+  std::uint64_t next_id_ = 1;  // Of sends and receives.
   std::uint64_t next_arrival_ = 1;
   std::uint64_t next_tag_ = 1;
   std::uint64_t next_token_ = 1;

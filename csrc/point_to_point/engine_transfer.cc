@@ -125,8 +125,9 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   const auto found = flights_.find(token.value);
   if (found == flights_.end() || found->second.kind != Flight::Kind::kReceive) return;
   const Flight flight = found->second;
-  flights_.erase(found);
   Receive& receive = *find_receive(flight.id);
+  if (receive.is_closing) return;  // Withdrawn.
+  flights_.erase(found);
   receive.open.erase(flight.chunk);
   if (status.is_ok() && is_expected(receive, flight.chunk, header)) {
     ++receive.received;

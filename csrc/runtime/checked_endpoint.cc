@@ -369,16 +369,19 @@ void CheckedEndpoint::Impl::on_received(std::size_t index, const transport::Comp
     if (is_ours) on_report(*frame, head);
     return repost(index);
   }
-  if (post.is_over) return complete_receive(index, transport::CompletionKind::kCancelled, 0, {});
-  if (!is_ours) return note_damaged(index, frame, bytes);
+  if (!is_ours) {
+    if (post.is_over) return complete_receive(index, transport::CompletionKind::kCancelled, 0, {});
+    return note_damaged(index, frame, bytes);
+  }
   const auto peer = peers_.find(PeerId{frame->sender});
   if (peer != peers_.end()) {
     take_confirmations(peer->second, *frame);
-    if (!take_number(peer->second, *frame)) {
-      ++stats_.copies;
-      return repost(index);
-    }
+    // Nobody wants it where its receive is withdrawn, so its sender need not send it again.
+    const bool is_new = take_number(peer->second, *frame);
+    if (!is_new) ++stats_.copies;
+    if (!is_new && !post.is_over) return repost(index);
   }
+  if (post.is_over) return complete_receive(index, transport::CompletionKind::kCancelled, 0, {});
   if (is_split && !head.empty()) std::memcpy(post.first_out.data(), head.data(), head.size());
   complete_receive(index, transport::CompletionKind::kReceive, bytes, {});
 }

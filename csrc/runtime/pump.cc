@@ -91,8 +91,6 @@ class Pump<Engine>::Impl {
     post_controls();
     bool any = retry_lines();
     while (!backlog_.empty()) {
-      // A receive that was withdrawn is not over until the transport says so.
-      if (cancels_pending_ > 0 && !std::holds_alternative<CancelReceiveAction>(backlog_.front())) break;
       Action& next = backlog_.front();
       if (Line* line = line_of(next); line != nullptr) {
         line->push_back(std::move(next));
@@ -294,11 +292,11 @@ class Pump<Engine>::Impl {
   bool carry_out(CancelReceiveAction& action) {
     const auto found = by_token_.find(action.token.value);
     if (found == by_token_.end()) {
-      drop_from_lines(action.token);
-      return true;  // Else it came in the meantime.
+      drop_from_lines(action.token);  // Else it came in the meantime.
+      engine_.on_withdrawn(last_now_, action.token);
+      return take_fresh();
     }
     if (std::exchange(posts_[found->second].is_withdrawn, true)) return true;
-    ++cancels_pending_;
     endpoint_.cancel_receive(Token{found->second});
     return true;
   }
@@ -367,10 +365,7 @@ class Pump<Engine>::Impl {
     const std::optional<wire::Header> header =
         completion.status.is_ok() && completion.bytes >= wire::kHeaderBytes ? decode(post) : std::nullopt;
     free_post(index);
-    if (post.is_withdrawn) {
-      --cancels_pending_;
-      return;
-    }
+    if (post.is_withdrawn) return engine_.on_withdrawn(now, post.token);
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
       ++stats_.messages_received;
       Peer& peer = peers_[PeerId{header->sender}];
@@ -537,7 +532,6 @@ class Pump<Engine>::Impl {
   std::size_t controls_ = 0;           // Of the pool, posted or not.
   std::size_t posted_controls_ = 0;
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
-  std::size_t cancels_pending_ = 0;
   std::deque<Action> backlog_;
   std::map<PeerId, Line> lines_;  // What waits for room at one peer, and what has to follow it. No empty ones.
   Actions fresh_;

@@ -57,7 +57,7 @@ struct PumpTraffic {
 /// (is_waiting(), add_awaited()). Actions are carried out in order, with one
 /// exception: a send that the transport answers with kAgain waits in its peer's line, with what goes to that peer after
 /// it, and holds up nobody else. A receive that finds no room holds up all that follows, so no send overtakes a receive
-/// that its answer needs. A withdrawn receive holds up what follows until the transport has given its memory back.
+/// that its answer needs. A withdrawn receive holds up nothing: the engine is told when its memory is free.
 template <class Engine>
 class Pump final {
  public:

@@ -21,6 +21,7 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
   impl_->on_received(now, token, status, header);
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
+void Engine::on_withdrawn(Instant now, Token token) { impl_->on_withdrawn(now, token); }
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
 void Engine::on_peer_left(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_left(now, worker, why); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
@@ -108,7 +109,7 @@ void Engine::Impl::settle(Instant now) {
 
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
   const auto found = receives_.find(token.value);
-  if (found == receives_.end()) return;  // Cancelled meanwhile.
+  if (found == receives_.end() || found->second.is_withdrawn) return;
   const Receive receive = found->second;
   receives_.erase(found);
   Op& op = *find_op(receive.op);

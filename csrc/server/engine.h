@@ -108,6 +108,7 @@ class Engine final {
   /// A posted receive finished. Not ok, or a header that does not belong there: the engine rejects it and posts again.
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
+  void on_withdrawn(Instant now, Token token);
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now
   /// on.
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);

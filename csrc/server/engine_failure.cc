@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "server/engine_impl.h"
 
@@ -170,18 +171,34 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
   chunk.unready.clear();
   for (Input& input : chunk.inputs) {
     if (input.token != 0) {
-      Participant& owner = op.participants[receives_.at(input.token).participant];
+      Receive& receive = receives_.at(input.token);
+      const Participant& owner = op.participants[receive.participant];
       const bool over =
           force || workers_[owner.peer.value].lost || (owner.gave_up_after && owner.pushed >= *owner.gave_up_after);
-      if (!over) continue;
-      actions_.emplace_back(CancelReceiveAction{Token{input.token}});
-      receives_.erase(input.token);
-      input.token = 0;
-      --owner.outstanding;
-      workers_[owner.peer.value].granted -= chunk.count;
+      if (over && !std::exchange(receive.is_withdrawn, true)) {
+        actions_.emplace_back(CancelReceiveAction{Token{input.token}});
+      }
+      continue;
     }
     if (chunk.sends == 0) release_slots(chunk, input);
   }
+}
+
+/// Its slots are free only now: a sender that stopped in the middle of a message keeps them until it goes on, or is
+/// lost.
+void Engine::Impl::on_withdrawn(Instant now, Token token) {
+  const auto found = receives_.find(token.value);
+  if (found == receives_.end() || !found->second.is_withdrawn) return;
+  const Receive receive = found->second;
+  receives_.erase(found);
+  Op& op = *find_op(receive.op);
+  Chunk& chunk = op.in_flight.at(receive.chunk);
+  Participant& owner = op.participants[receive.participant];
+  chunk.inputs[receive.input].token = 0;
+  --owner.outstanding;
+  workers_[owner.peer.value].granted -= chunk.count;
+  drain(now, op, false);
+  settle(now);
 }
 
 /// Nothing is in flight any more: what is left is the answer for those who come late.

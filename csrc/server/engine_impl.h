@@ -207,6 +207,7 @@ struct Receive {
   std::uint32_t chunk = 0;
   std::uint32_t input = 0;
   std::uint32_t retries = 0;
+  bool is_withdrawn = false;  // The transport has been asked to give it back.
 };
 
 struct Send {
@@ -244,6 +245,7 @@ class Engine::Impl {
   void on_peer_left(Instant now, PeerId worker, const std::string& why);
 
   // engine_failure.cc
+  void on_withdrawn(Instant now, Token token);
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
 
  private:

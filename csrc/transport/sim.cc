@@ -50,7 +50,7 @@ struct Message {
   Instant uplink_done{};
 };
 
-enum class EventKind : std::uint8_t { kBuffer, kArrive, kDeliver, kSent };
+enum class EventKind : std::uint8_t { kBuffer, kArrive, kDeliver, kSent, kTakeBack };
 
 struct Event {
   Instant when;
@@ -142,13 +142,24 @@ class SimNetwork::State {
   }
 
   void cancel(std::size_t index, Token token) {
+    if (!chance(options_.slow_cancel_chance)) return take_back(index, token);
+    const double share = std::uniform_real_distribution<double>(0, 1)(random_);
+    const double nanoseconds = share * static_cast<double>(options_.slow_cancel_delay.count());
+    late_cancels_.emplace(next_message_, std::pair{index, token});
+    schedule(now_ + Duration(static_cast<Duration::rep>(nanoseconds)), EventKind::kTakeBack, next_message_++);
+  }
+
+  /// `is_late`: until now some of a message may have been landing there, and nobody may use the memory for anything else.
+  void take_back(std::size_t index, Token token, bool is_late = false) {
     Node& node = nodes_[index];
     const auto known = node.tag_of.find(token.value);
     if (known == node.tag_of.end()) return;
     const auto queue = node.posted.find(known->second);
     auto& receives = queue->second;
-    receives.erase(std::find_if(receives.begin(), receives.end(),
-                                [token](const Receive& receive) { return receive.token == token; }));
+    const auto receive =
+        std::find_if(receives.begin(), receives.end(), [token](const Receive& one) { return one.token == token; });
+    if (is_late) std::fill(receive->second.begin(), receive->second.end(), std::byte{0xC3});
+    receives.erase(receive);
     if (receives.empty()) node.posted.erase(queue);
     node.tag_of.erase(known);
     --node.receives;
@@ -259,6 +270,11 @@ class SimNetwork::State {
   }
 
   void run(const Event& event) {
+    if (event.kind == EventKind::kTakeBack) {
+      const auto [index, token] = late_cancels_.extract(event.message).mapped();
+      if (nodes_[index].open && nodes_[index].alive) take_back(index, token, true);
+      return;
+    }
     const auto found = messages_.find(event.message);
     if (found == messages_.end()) return;
     Message& message = found->second;
@@ -275,6 +291,8 @@ class SimNetwork::State {
       case EventKind::kSent:
         if (!message.sent) finish_send(message, Status::ok());
         drop(event.message);
+        break;
+      case EventKind::kTakeBack:
         break;
     }
   }
@@ -439,6 +457,7 @@ class SimNetwork::State {
   std::set<std::pair<std::size_t, std::size_t>> cut_;
   std::set<std::pair<std::size_t, std::size_t>> blocked_;  // From, to.
   std::vector<std::uint64_t> held_;
+  std::unordered_map<std::uint64_t, std::pair<std::size_t, Token>> late_cancels_;  // By event.
   SimStats stats_;
 };
 

@@ -29,6 +29,9 @@ struct SimOptions {
   /// damage_head_bytes, where headers are.
   double damage_chance = 0;
   std::size_t damage_head_bytes = 64;
+  /// A receive with this chance is taken back late, up to slow_cancel_delay: as where a message is landing in it.
+  double slow_cancel_chance = 0;
+  Duration slow_cancel_delay = std::chrono::milliseconds(20);
   double duplicate_chance = 0;  ///< A message to kControlTag, whose receives are a pool, with this chance comes again.
 };
 

@@ -28,7 +28,7 @@ struct SendAction {
 };
 
 /// Post a receive of one header and at most payload.size() bytes, which land in `payload` with no copy. `payload` is
-/// borrowed until on_received(token) or until the CancelReceive for it was carried out.
+/// borrowed until on_received(token), or where it was cancelled until on_withdrawn(token).
 struct PostReceiveAction {
   Tag tag;
   std::span<std::byte> payload;
@@ -43,8 +43,9 @@ inline bool has_arrived(const Status& status) {
   return status.is_ok() || status.code() == Code::kProtocol || status.code() == Code::kCorrupted;
 }
 
-/// Withdraw a posted receive. After the executor has carried this out, nothing is written to its payload any more and
-/// no on_received(token) comes.
+/// Withdraw a posted receive. The executor reports on_withdrawn(token) exactly once, at once or much later (a transport
+/// may be in the middle of a message): from then on nothing is written to its payload. on_received(token) may still
+/// come before that, and counts for nothing. Nothing else waits for it.
 struct CancelReceiveAction {
   Token token;
 };

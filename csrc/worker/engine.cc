@@ -19,6 +19,7 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
   impl_->on_received(now, token, status, header);
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
+void Engine::on_withdrawn(Instant now, Token token) { impl_->on_withdrawn(now, token); }
 void Engine::on_peer_lost(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_lost(now, peer, why); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }

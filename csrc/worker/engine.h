@@ -106,6 +106,7 @@ class Engine final {
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
+  void on_withdrawn(Instant now, Token token);
   /// Lane or worker gone: operations that need it fail with kPeerLost (`why` names it). With failover and another lane
   /// alive, a lane's work moves instead; every worker must hear of lost lanes in the same order. Remove the peer from
   /// the endpoint first: what is being sent to it is not waited for.

@@ -76,7 +76,7 @@ void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std:
     ++stats_.messages_rejected;  // Given up meanwhile, most likely: the lane has been told how many pushes to expect.
     return;
   }
-  if (op->has_failed || part->is_done) return;
+  if (op->has_failed || part->is_closing || part->is_done) return;
   const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
   const auto said = wire::decode_list(body, 1);
   const std::uint32_t run = body.empty() ? 1 : said ? run_of(said->front()) : 0;
@@ -119,7 +119,7 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32
 /// Nobody needs the input any more: now the Results may land on it. Also of an operation that has failed: what is on
 /// its way has to meet a receive.
 void Engine::Impl::post_answered(Op& op, const Send& sent) {
-  if (sent.answered.count == 0 || op.parts[sent.part].is_done) return;
+  if (sent.answered.count == 0 || op.parts[sent.part].is_closing || op.parts[sent.part].is_done) return;
   for (std::uint32_t i = 0; i < sent.answered.count; i += sent.run) {
     post(op, {op.id, sent.part, sent.answered.first + i, 0, kNone, sent.run});
   }
@@ -146,7 +146,7 @@ void Engine::Impl::handle_error(Instant now, const wire::Header& header, std::sp
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
   now_ = now;
   const auto found = receives_.find(token.value);
-  if (found == receives_.end()) return;  // Cancelled meanwhile.
+  if (found == receives_.end() || found->second.is_withdrawn) return;
   Receive receive = found->second;
   receives_.erase(found);
   Op& op = *find_op(receive.op);

@@ -136,7 +136,7 @@ bool Engine::Impl::serve_grant(Lane& lane, Grant& grant) {
     ++stats_.messages_rejected;  // Given up meanwhile, most likely.
     return true;
   }
-  if (op->has_failed || part->is_done) return true;
+  if (op->has_failed || part->is_closing || part->is_done) return true;
   const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
   if (part->eager_slot != kNone || header.count == 0 || header.chunk < part->owned.first ||
       end > std::uint64_t{part->owned.first} + part->owned.count || grant.run == 0 || header.count % grant.run != 0 ||

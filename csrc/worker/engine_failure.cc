@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/seconds_text.h"
 #include "worker/engine_impl.h"
@@ -41,7 +43,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   op.failure = why;
   set_timer(op, now + config_.lane_grace);
   for (std::size_t i = 0; i < op.parts.size(); ++i) {
-    if (!op.parts[i].is_done) give_up_part(op, i);
+    if (!op.parts[i].is_closing && !op.parts[i].is_done) give_up_part(op, i);
   }
   complete_if_done(op);
 }
@@ -78,15 +80,35 @@ void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
     abandon(op, part);
     return;
   }
-  for (std::uint64_t& token : part.receives) {
-    if (token == 0) continue;
-    release(lane, receives_.at(token));
-    receives_.erase(token);
+  part.is_closing = true;
+  for (const std::uint64_t token : part.receives) {
+    if (token == 0 || std::exchange(receives_.at(token).is_withdrawn, true)) continue;
     actions_.emplace_back(CancelReceiveAction{Token{token}});
-    token = 0;
   }
-  finish_part(part, op);
+  close_part(op, part);
+}
+
+/// A part ends when the last of its receives has been given back; their slots are free one by one.
+void Engine::Impl::close_part(Op& op, LanePart& part) {
+  Lane& lane = lanes_[part.lane];
+  const bool waits =
+      std::any_of(part.receives.begin(), part.receives.end(), [](std::uint64_t token) { return token != 0; });
+  if (!waits) finish_part(part, op);
   if (config_.failover) serve_grants(lane);
+}
+
+void Engine::Impl::on_withdrawn(Instant now, Token token) {
+  const auto found = receives_.find(token.value);
+  if (found == receives_.end() || !found->second.is_withdrawn) return;  // Abandoned: its memory stays where it is.
+  now_ = now;
+  Receive receive = found->second;
+  receives_.erase(found);
+  Op& op = *find_op(receive.op);
+  LanePart& part = op.parts[receive.part];
+  part.receives[receive.chunk - part.owned.first] = 0;
+  release(lanes_[part.lane], receive);
+  close_part(op, part);
+  complete_if_done(op);
 }
 
 void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why) {

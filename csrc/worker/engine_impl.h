@@ -37,7 +37,8 @@ struct LanePart {
   bool is_home = false;
   bool is_announced = false;  // Else it waits for an announce credit.
   bool is_eager = false;
-  bool is_done = false;                 // Nothing of it is in flight towards this process any more.
+  bool is_closing = false;              // Its receives are being withdrawn, ...
+  bool is_done = false;                 // ... and nothing of it is in flight towards this process any more.
   std::uint64_t tag = 0;                // Of the Result of chunk 0; names this announce.
   std::uint64_t sequence = 0;           // Of the announce among those to this lane.
   std::uint32_t received = 0;           // Results that came, by chunk.
@@ -127,6 +128,7 @@ struct Receive {
   std::uint32_t retries = 0;
   std::uint32_t slot = kNone;  // With failover: of the lane's.
   std::uint32_t run = 1;       // Chunks in the message.
+  bool is_withdrawn = false;   // The transport has been asked to give it back.
 };
 
 struct Send {
@@ -170,6 +172,7 @@ class Engine::Impl {
   void on_sent(Instant now, Token token, const Status& status);
 
   // engine_failure.cc
+  void on_withdrawn(Instant now, Token token);
   void abort(Instant now, const Operation& operation, const Status& why);
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   void on_tick(Instant now);
@@ -219,6 +222,7 @@ class Engine::Impl {
   void give_up_part(Op& op, std::size_t index);
   void send_unannounced_cancel(const Operation& operation, const Status& why);
   void drain_part(Op& op, LanePart& part, bool force);
+  void close_part(Op& op, LanePart& part);
   std::string timeout_text(const Op& op) const;
 
   // engine_failover.cc

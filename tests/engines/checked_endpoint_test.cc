@@ -151,6 +151,23 @@ TEST(CheckedEndpoint, ARefusedPostLeavesNoSumForWhatComesIntoItsMemory) {
   EXPECT_GT(refused, 3);
 }
 
+/// Else it would be sent again until its sender gives up.
+TEST(CheckedEndpoint, WhatComesWhileItsReceiveIsTakenBackIsConfirmed) {
+  SimOptions sim;
+  sim.slow_cancel_chance = 1;
+  CheckedPair pair(1, sim);
+  const Bytes head = pattern(80, 1), data = pattern(500, 2);
+  Bytes in_head(80), in(500);
+  ASSERT_TRUE(pair.end(1).post_receive(Tag{7}, in_head, in, Token{1}).is_ok());
+  ASSERT_TRUE(pair.end(0).post_send(PeerId{1}, Tag{7}, head, data, Token{1}).is_ok());
+  pair.end(1).cancel_receive(Token{1});
+  pair.run(std::chrono::seconds(1));
+  ASSERT_NE(pair.find(1, 1), nullptr);
+  EXPECT_EQ(pair.find(1, 1)->kind, CompletionKind::kCancelled);
+  ASSERT_NE(pair.find(0, 1), nullptr) << "the sender still waits";
+  EXPECT_TRUE(pair.find(0, 1)->status.is_ok());
+}
+
 TEST(CheckedEndpoint, DamagedMessagesComeAgainAndEachIsTakenOnce) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     SimOptions sim;

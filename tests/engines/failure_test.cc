@@ -38,6 +38,7 @@ ClusterOptions failure_options(Random& random, std::uint64_t seed) {
     options.max_damaged = 1000;
     options.sim.damage_chance = 0.03;
   }
+  if (options.seed / 2 % 2 == 1) options.sim.slow_cancel_chance = 0.5;
   return options;
 }
 

@@ -125,7 +125,7 @@ struct Bench {
     return config;
   }
   /// Data that another worker pushes: its receive is posted with the announce.
-  void submit() {
+  static worker::Operation operation(std::span<std::byte> memory) {
     worker::Operation operation;
     operation.descriptor.collective = Collective::kBroadcast;
     operation.descriptor.root = 1;
@@ -134,7 +134,10 @@ struct Bench {
     operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory.size();
     operation.memory = memory;
     operation.timeout = std::chrono::seconds(1);
-    engine.submit(now, operation);
+    return operation;
+  }
+  void submit() {
+    engine.submit(now, operation(memory));
     pump.flush(now);
   }
   std::vector<std::byte> message(wire::MessageType type, std::size_t payload_bytes, std::uint64_t tag) const {
@@ -263,6 +266,30 @@ TEST(Pump, TellsOfTheEndOnlyWhenTheTransportHasGivenTheMemoryBack) {
   bench.pump.step(bench.now);
   ASSERT_EQ(bench.completed.size(), 1u);
   EXPECT_EQ(bench.completed[0].code(), Code::kPeerLost);
+}
+
+/// The sender of what is landing may be stopped for good: that is nobody else's matter.
+TEST(Pump, AWithdrawnReceiveHoldsUpNothing) {
+  Bench bench;
+  bench.submit();
+  bench.engine.on_tick(bench.now += std::chrono::seconds(2));
+  bench.pump.flush(bench.now);
+  bench.engine.on_tick(bench.now += std::chrono::seconds(2));
+  bench.pump.flush(bench.now);
+  ASSERT_EQ(bench.endpoint.cancelled.size(), 1u);
+  const std::size_t before = bench.endpoint.sent.size();
+  std::vector<std::byte> other(64);
+  worker::Operation operation = bench.operation(other);
+  operation.key.op = 1;
+  bench.engine.submit(bench.now, operation);
+  bench.pump.flush(bench.now);
+  EXPECT_EQ(bench.endpoint.sent.size(), before + 1) << "the announce of the next operation waits";
+  EXPECT_FALSE(bench.pump.has_backlog());
+  EXPECT_TRUE(bench.completed.empty());
+  bench.endpoint.give_back_cancelled();
+  bench.pump.step(bench.now);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].code(), Code::kTimeout);
 }
 
 /// With the time of the last completion the operation's grace would be over before it began, and its receives would be

@@ -45,6 +45,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
   if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
   if (chance(random, 0.2)) options.sim.uplink_bytes_per_second = options.sim.downlink_bytes_per_second = 1e8;
   options.sim.buffered_chance = static_cast<double>(pick(random, 0, 4)) / 4;
+  if (options.seed / 2 % 2 == 1) options.sim.slow_cancel_chance = 0.5;
   return options;
 }
 

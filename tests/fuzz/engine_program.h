@@ -24,6 +24,7 @@ enum class Step : std::uint8_t {
   kReceipt,   ///< worker, how many announces back, so many of them, then a mutation
   kReady,     ///< worker, which grant, then a mutation
   kMoved,     ///< worker, loss, announces that are still to come, then a mutation
+  kGiveBack,  ///< which withdrawn receive
   kCount,
 };
 

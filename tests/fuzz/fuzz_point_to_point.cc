@@ -82,6 +82,8 @@ class Harness {
         return engine_.close_group(now_, GroupId{program_.next() & 1u}, Status(Code::kCancelled, "closed"));
       case MessageStep::kCancel:
         return engine_.cancel_unmatched_receives(Status(Code::kShutdown, "over"));
+      case MessageStep::kGiveBack:
+        return give_back(program_.next());
       case MessageStep::kCount:
         return;
     }
@@ -186,6 +188,19 @@ class Harness {
     engine_.link(0).on_received(now_, token, Status(Code::kPeerLost, "the connection broke"), {});
   }
 
+  /// Until now a message may have been landing there.
+  void give_back(std::size_t which) {
+    if (withdrawn_.empty()) return;
+    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
+    const Token token = *at;
+    withdrawn_.erase(at);
+    if (const auto found = receives_.find(token.value); found != receives_.end()) {
+      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
+      receives_.erase(found);
+    }
+    engine_.link(0).on_withdrawn(now_, token);
+  }
+
   void sent(std::size_t which, const Status& status) {
     if (sends_.empty()) return;
     const std::size_t at = which % sends_.size();
@@ -216,9 +231,8 @@ class Harness {
         }
         receives_.emplace(post->token.value, *post);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
-        receives_.erase(cancel->token.value);
-      } else if (auto* complete = std::get_if<CompleteAction>(&action)) {
-        engine_.transport_completed(*complete);
+        HERRING_REQUIRE(receives_.contains(cancel->token.value));
+        withdrawn_.push_back(cancel->token);
       }
     }
     std::vector<Completion> done;
@@ -234,9 +248,13 @@ class Harness {
       sent(0, Status(Code::kPeerLost, "removed"));
       carry_out();
     }
-    now_ += std::chrono::hours(1);
-    engine_.on_tick(now_);
-    carry_out();
+    for (int round = 0; round < 2; ++round) {
+      for (; !withdrawn_.empty(); carry_out()) give_back(0);
+      now_ += std::chrono::hours(1);
+      engine_.on_tick(now_);
+      carry_out();
+    }
+    for (; !withdrawn_.empty(); carry_out()) give_back(0);
     HERRING_REQUIRE(memory_.empty());
     HERRING_REQUIRE(receives_.empty());
     HERRING_REQUIRE(engine_.is_idle());
@@ -250,6 +268,7 @@ class Harness {
   std::uint64_t handle_ = 0;
   std::uint64_t next_number_[kPeers] = {};
   std::vector<SendAction> sends_;
+  std::vector<Token> withdrawn_;
   std::map<std::uint64_t, PostReceiveAction> receives_;  // By token.
   std::map<std::uint64_t, wire::Header> invites_;        // By tag; sender: whom it invited.
 };

@@ -117,6 +117,8 @@ class Harness {
         return ready();
       case Step::kMoved:
         return moved();
+      case Step::kGiveBack:
+        return give_back(program_.next());
       case Step::kCount:
         return;
     }
@@ -351,6 +353,19 @@ class Harness {
     engine_.on_received(now_, token, Status(Code::kTransport, "truncated"), {});
   }
 
+  /// Until now a message may have been landing there.
+  void give_back(std::size_t which) {
+    if (withdrawn_.empty()) return;
+    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
+    const Token token = *at;
+    withdrawn_.erase(at);
+    if (const auto found = receives_.find(token.value); found != receives_.end()) {
+      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
+      receives_.erase(found);
+    }
+    engine_.on_withdrawn(now_, token);
+  }
+
   void sent(std::size_t which, const Status& status) {
     if (sends_.empty()) return;
     const auto found = sends_.begin() + static_cast<std::ptrdiff_t>(which % sends_.size());
@@ -421,7 +436,10 @@ class Harness {
     HERRING_REQUIRE(receives_.emplace(receive.token.value, receive).second);
   }
 
-  void carry_out(const CancelReceiveAction& cancelled) { HERRING_REQUIRE(receives_.erase(cancelled.token.value) == 1); }
+  void carry_out(const CancelReceiveAction& cancelled) {
+    HERRING_REQUIRE(receives_.contains(cancelled.token.value));
+    withdrawn_.push_back(cancelled.token);
+  }
 
   void carry_out(const ReduceAction& reduce) {
     HERRING_REQUIRE(!reduce.inputs.empty() && reduce.outputs.size() == 1);
@@ -453,6 +471,7 @@ class Harness {
       carry_out();
     }
     for (int round = 0; round < 8; ++round) {
+      for (; !withdrawn_.empty(); carry_out()) give_back(0);
       now_ += std::chrono::hours(24);
       engine_.on_tick(now_);
       carry_out();
@@ -480,6 +499,7 @@ class Harness {
   std::vector<wire::Header> pulls_;                                              // Grants to answer with Ready.
   std::map<std::uint64_t, PostReceiveAction> receives_;                          // By token.
   std::vector<std::pair<Token, std::span<const std::byte>>> sends_;
+  std::vector<Token> withdrawn_;
 };
 
 }  // namespace

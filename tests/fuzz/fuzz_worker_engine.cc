@@ -99,6 +99,8 @@ class Harness {
       case WorkerStep::kTick:
         now_ += std::chrono::milliseconds(100 * program_.next());
         return engine_.on_tick(now_);
+      case WorkerStep::kGiveBack:
+        return give_back(program_.next());
       case WorkerStep::kCount:
         return;
     }
@@ -220,6 +222,19 @@ class Harness {
     engine_.on_received(now_, token, Status(Code::kPeerLost, "the connection broke"), {});
   }
 
+  /// Until now a message may have been landing there.
+  void give_back(std::size_t which) {
+    if (withdrawn_.empty()) return;
+    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
+    const Token token = *at;
+    withdrawn_.erase(at);
+    if (const auto found = receives_.find(token.value); found != receives_.end()) {
+      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
+      receives_.erase(found);
+    }
+    engine_.on_withdrawn(now_, token);
+  }
+
   void sent(std::size_t which, const Status& status) {
     if (sends_.empty()) return;
     const auto at = sends_.begin() + static_cast<std::ptrdiff_t>(which % sends_.size());
@@ -251,7 +266,8 @@ class Harness {
         }
         receives_.emplace(post->token.value, *post);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
-        receives_.erase(cancel->token.value);
+        HERRING_REQUIRE(receives_.contains(cancel->token.value));
+        withdrawn_.push_back(cancel->token);
       } else if (auto* copy = std::get_if<CopyAction>(&action)) {
         HERRING_REQUIRE(copy->from.size() == copy->to.size());
         std::copy(copy->from.begin(), copy->from.end(), copy->to.begin());
@@ -275,6 +291,7 @@ class Harness {
         sent(0, Status(Code::kPeerLost, "removed"));
         carry_out();
       }
+      for (; !withdrawn_.empty(); carry_out()) give_back(0);
       now_ += std::chrono::hours(1);
       engine_.on_tick(now_);
       carry_out();
@@ -297,6 +314,7 @@ class Harness {
   std::map<OpKey, std::uint64_t> uses_;
   std::vector<SendAction> sends_;
   std::map<std::uint64_t, PostReceiveAction> receives_;  // By token.
+  std::vector<Token> withdrawn_;
   std::vector<std::pair<PeerId, wire::Header>> announced_;
   std::map<PeerId, std::uint64_t> next_grant_;
   std::set<PeerId> lost_;

@@ -20,6 +20,7 @@ enum class MessageStep : std::uint8_t {
   kTick,        ///< milliseconds * 100
   kCloseGroup,  ///< group
   kCancel,      ///< unmatched receives
+  kGiveBack,    ///< which withdrawn receive
   kCount,
 };
 

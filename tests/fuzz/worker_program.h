@@ -9,15 +9,16 @@
 namespace herring::fuzz {
 
 enum class WorkerStep : std::uint8_t {
-  kSubmit,   ///< key, kind, size
-  kAbort,    ///< key
-  kControl,  ///< which announce, type, chunk, count, a mutation: what its lane may answer
-  kResult,   ///< which posted receive, a mutation: the Result that it waits for
-  kNoise,    ///< which posted receive: it fails in the transport
-  kSent,     ///< which send
-  kNotSent,  ///< which send: it fails
-  kLost,     ///< lanes first, then workers
-  kTick,     ///< milliseconds * 100
+  kSubmit,    ///< key, kind, size
+  kAbort,     ///< key
+  kControl,   ///< which announce, type, chunk, count, a mutation: what its lane may answer
+  kResult,    ///< which posted receive, a mutation: the Result that it waits for
+  kNoise,     ///< which posted receive: it fails in the transport
+  kSent,      ///< which send
+  kNotSent,   ///< which send: it fails
+  kLost,      ///< lanes first, then workers
+  kTick,      ///< milliseconds * 100
+  kGiveBack,  ///< which withdrawn receive
   kCount,
 };
 

@@ -193,8 +193,7 @@ class Cluster {
       worker.pumps.push_back(std::make_unique<LinkPump>(
           worker.engine->link(link), *endpoints_[rank * kLinks + link],
           runtime::PumpOptions{options_.workers * (config.credits + 2), max_body_bytes(config)},
-          [](const ReduceAction&) { std::abort(); },
-          [engine = worker.engine.get()](const CompleteAction& action) { engine->transport_completed(action); }));
+          [](const ReduceAction&) { std::abort(); }, [](const CompleteAction&) {}));
     }
   }
 

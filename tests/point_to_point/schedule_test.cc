@@ -60,6 +60,7 @@ ClusterOptions random_options(Random& random, std::uint64_t seed) {
   options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 300));
   if (chance(random, 0.4)) options.sim.straggler_chance = 0.1;
   if (chance(random, 0.3)) options.sim.again_chance = 0.05;
+  if (options.seed / 2 % 2 == 1) options.sim.slow_cancel_chance = 0.5;
   if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
   options.sim.buffered_chance = static_cast<double>(pick(random, 0, 4)) / 4;
   options.strict = seed % 5 == 0;

@@ -92,9 +92,12 @@ struct Bench {
 
   void collect() {
     actions.clear();
-    engine->take_actions(actions);
-    for (const Action& action : actions) {
-      if (const auto* post = std::get_if<PostReceiveAction>(&action)) posted[post->tag.value] = *post;
+    for (std::size_t seen = 0;; ++seen) {
+      engine->take_actions(actions);
+      if (seen == actions.size()) return;
+      if (const auto* post = std::get_if<PostReceiveAction>(&actions[seen])) posted[post->tag.value] = *post;
+      const auto* cancelled = std::get_if<CancelReceiveAction>(&actions[seen]);
+      if (cancelled != nullptr && gives_back) engine->on_withdrawn(now, cancelled->token);
     }
   }
   template <class Kind>
@@ -142,6 +145,7 @@ struct Bench {
   std::uint64_t next_tag = 1000;
   std::vector<std::uint64_t> next_sequence;
   Actions actions;
+  bool gives_back = true;  // Withdrawn receives, at once.
   std::map<std::uint64_t, PostReceiveAction> posted;
 };
 

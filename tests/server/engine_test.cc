@@ -386,6 +386,41 @@ TEST(ServerEngine, AWorkerThatDoesNotAnswerAnErrorLosesItsReceivesAfterAGrace) {
   EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
 }
 
+/// A message may be landing in it: nobody else gets that memory before the transport has let go of it.
+TEST(ServerEngine, AWithdrawnReceiveKeepsItsSlotUntilItIsGivenBack) {
+  Bench bench(2);
+  bench.gives_back = false;
+  bench.send(0, bench.announce(0, 1));
+  bench.send(1, bench.announce(1, 1));
+  std::vector<PostReceiveAction> first = bench.all<PostReceiveAction>();
+  bench.now += 10s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  bench.now = bench.engine->next_deadline();
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  const auto cancelled = bench.all<CancelReceiveAction>();
+  ASSERT_EQ(cancelled.size(), 2u);
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 2u);
+  // Others go on meanwhile, elsewhere.
+  bench.op = 2;
+  bench.send(0, bench.announce(0, 1));
+  bench.send(1, bench.announce(1, 1));
+  const auto second = bench.all<PostReceiveAction>();
+  ASSERT_FALSE(second.empty());
+  for (const auto& a : first) {
+    for (const auto& b : second) EXPECT_NE(a.payload.data(), b.payload.data());
+  }
+  // What comes before it is given back counts for nothing.
+  bench.engine->on_received(bench.now, cancelled[0].token, Status::ok(), {});
+  bench.collect();
+  EXPECT_TRUE(bench.actions.empty());
+  for (const auto& one : cancelled) bench.engine->on_withdrawn(bench.now, one.token);
+  bench.collect();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, second.size());
+  EXPECT_EQ(bench.engine->stats().messages_rejected, 0u);
+}
+
 TEST(ServerEngine, ACancelThatOvertakesItsAnnounceWaitsForIt) {
   Bench bench(2);
   bench.cancel(0, 5000, 0, 0, "changed my mind");

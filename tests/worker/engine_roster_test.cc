@@ -51,9 +51,13 @@ struct Bench {
   }
   void collect() {
     actions.clear();
-    engine->take_actions(actions);
-    for (const Action& action : actions) {
+    for (std::size_t seen = 0;; ++seen) {
+      engine->take_actions(actions);
+      if (seen == actions.size()) return;
+      const Action& action = actions[seen];
       if (const auto* post = std::get_if<PostReceiveAction>(&action)) posted[post->tag.value] = *post;
+      if (const auto* cancelled = std::get_if<CancelReceiveAction>(&action))
+        engine->on_withdrawn(now, cancelled->token);
       if (const auto* send = std::get_if<SendAction>(&action)) {
         if (send->header.type == wire::MessageType::kAnnounce) announces.push_back(*send);
         unsent.push_back(send->token);

@@ -52,10 +52,13 @@ struct Bench {
   }
   void collect() {
     actions.clear();
-    engine->take_actions(actions);
-    for (const Action& action : actions) {
-      if (const auto* post = std::get_if<PostReceiveAction>(&action)) posted[post->tag.value] = *post;
-      if (const auto* done = std::get_if<CompleteAction>(&action)) completed.push_back(*done);
+    for (std::size_t seen = 0;; ++seen) {
+      engine->take_actions(actions);
+      if (seen == actions.size()) return;
+      if (const auto* post = std::get_if<PostReceiveAction>(&actions[seen])) posted[post->tag.value] = *post;
+      if (const auto* done = std::get_if<CompleteAction>(&actions[seen])) completed.push_back(*done);
+      const auto* cancelled = std::get_if<CancelReceiveAction>(&actions[seen]);
+      if (cancelled != nullptr && gives_back) engine->on_withdrawn(now, cancelled->token);
     }
   }
   std::vector<SendAction> sends(wire::MessageType type) const {
@@ -134,6 +137,7 @@ struct Bench {
   std::unique_ptr<Engine> engine;
   Instant now{};
   Actions actions;
+  bool gives_back = true;  // Withdrawn receives, at once.
   std::map<std::uint64_t, PostReceiveAction> posted;
   std::vector<CompleteAction> completed;
 };
@@ -449,6 +453,32 @@ TEST(WorkerEngine, SilentLanesAreNamedAfterTheTimeOutAndTheGrace) {
   EXPECT_EQ(text.find("lane 0"), std::string::npos) << text;
   // The receives were taken back before the completion was told.
   EXPECT_TRUE(std::holds_alternative<CompleteAction>(bench.actions.back()));
+}
+
+/// A message may be landing in the caller's memory.
+TEST(WorkerEngine, AFailedOperationEndsWhenAllItsReceivesAreGivenBack) {
+  Bench bench(1);
+  bench.gives_back = false;
+  std::vector<std::byte> memory(2 * kChunk), other(kChunk);
+  bench.submit(bench.operation(1, memory));
+  bench.take_push(bench.sends(wire::MessageType::kAnnounce).at(0), 2);
+  bench.engine->on_peer_lost(bench.now, PeerId{kWorkers}, "server 0 is gone");
+  bench.collect();
+  std::vector<Token> cancelled;
+  for (const Action& action : bench.actions) {
+    if (const auto* one = std::get_if<CancelReceiveAction>(&action)) cancelled.push_back(one->token);
+  }
+  ASSERT_EQ(cancelled.size(), 2u);
+  EXPECT_TRUE(bench.completed.empty());
+  bench.engine->on_received(bench.now, cancelled[0], Status(Code::kPeerLost, "gone"), {});
+  bench.engine->on_withdrawn(bench.now, cancelled[0]);
+  bench.collect();
+  EXPECT_TRUE(bench.completed.empty()) << "the second one may still be written to";
+  bench.engine->on_withdrawn(bench.now, cancelled[1]);
+  bench.collect();
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.message(), "server 0 is gone");
+  EXPECT_FALSE(bench.engine->has_operations());
 }
 
 TEST(WorkerEngine, AResultThatDoesNotBelongIsCountedAndItsReceivePostedAgain) {
