@@ -53,6 +53,16 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert ended[0] == ended[1]
 
 
+def test_a_rank_that_is_stopped_while_it_sends_stops_its_own_groups_alone() -> None:
+    """Messages of 16 MB: what is half sent cannot be taken back before the rank goes on."""
+    settings = ["HERRING_INTERFACE=lo", "HERRING_INTRA_NODE=off", "HERRING_DEAD_AFTER_S=30"]
+    options = [f"--env={setting}" for setting in [*settings, f"HERRING_CHUNK_BYTES={16 << 20}"]]
+    launch = [sys.executable, "-m", "herring._launch", "-np", "3", "--servers", "1", *options]
+    script = [sys.executable, str(HERE / "script_stopped.py")]
+    output = run_children([([*launch, *script], clean_environment())], 120)[0]
+    assert all(f"rank {rank}: ended" in output for rank in range(3)), output
+
+
 def test_under_mpirun(tmp_path: Path) -> None:
     output = _run(_mpirun(2, SCRIPT, *_arguments()), tmp_path)
     ended = _ended(output)
