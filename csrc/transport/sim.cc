@@ -149,7 +149,8 @@ class SimNetwork::State {
     schedule(now_ + Duration(static_cast<Duration::rep>(nanoseconds)), EventKind::kTakeBack, next_message_++);
   }
 
-  /// `is_late`: until now some of a message may have been landing there, and nobody may use the memory for anything else.
+  /// `is_late`: until now some of a message may have been landing there, and nobody may use the memory for anything
+  /// else.
   void take_back(std::size_t index, Token token, bool is_late = false) {
     Node& node = nodes_[index];
     const auto known = node.tag_of.find(token.value);
@@ -332,8 +333,10 @@ class SimNetwork::State {
     if (!node.alive || !node.open || !nodes_[message.from].alive) return;
     const auto queue = node.posted.find(message.tag.value);
     if (queue == node.posted.end()) {
-      ++stats_.unexpected;
-      ++node.unexpected;
+      if (message.tag != options_.surplus_tag) {
+        ++stats_.unexpected;
+        ++node.unexpected;
+      }
       node.waiting[message.tag.value].push_back(id);
       return;
     }

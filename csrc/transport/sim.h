@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,13 +33,15 @@ struct SimOptions {
   /// A receive with this chance is taken back late, up to slow_cancel_delay: as where a message is landing in it.
   double slow_cancel_chance = 0;
   Duration slow_cancel_delay = std::chrono::milliseconds(20);
+  /// Of messages with this tag more may come than receives are posted: while a link is cut several may be held back.
+  std::optional<Tag> surplus_tag = {};
   double duplicate_chance = 0;  ///< A message to kControlTag, whose receives are a pool, with this chance comes again.
 };
 
 struct SimStats {
   std::uint64_t messages = 0;  ///< Delivered.
   std::uint64_t bytes = 0;
-  std::uint64_t unexpected = 0;  ///< Arrived where no receive was posted for their tag.
+  std::uint64_t unexpected = 0;  ///< Arrived where no receive was posted for their tag, but for surplus_tag.
   std::uint64_t truncated = 0;   ///< Longer than the receive they met.
   std::uint64_t refused = 0;     ///< Posts answered with kAgain.
   std::uint64_t damaged = 0;     ///< Delivered with bits turned over.

@@ -199,10 +199,12 @@ class Cluster {
   using WorkerPump = runtime::Pump<worker::Engine>;
   using LanePump = runtime::Pump<server::Engine>;
 
-  /// With checksums and without failover a Result lands on what a worker may have to send again: nothing else ever does.
+  /// With checksums and without failover a Result lands on what a worker may have to send again: nothing else ever
+  /// does.
   static transport::SimOptions sim_options(const ClusterOptions& options) {
     transport::SimOptions sim = options.sim;
     if (options.checksum && !options.failover) sim.slow_cancel_chance = 0;
+    sim.surplus_tag = runtime::kReportTag;
     return sim;
   }
 

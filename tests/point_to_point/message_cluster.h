@@ -41,7 +41,7 @@ class Cluster {
   static constexpr std::uint64_t kJob = 0xBEEF;
   static constexpr std::uint32_t kLinks = 2;
 
-  explicit Cluster(const ClusterOptions& options) : options_(options), network_(options.seed, options.sim) {
+  explicit Cluster(const ClusterOptions& options) : options_(options), network_(options.seed, sim_options(options)) {
     for (std::uint32_t i = 0; i < options.workers * kLinks; ++i) add_endpoint(i);
     workers_.resize(options.workers);
     for (std::uint32_t rank = 0; rank < options.workers; ++rank) add_worker(rank);
@@ -151,6 +151,12 @@ class Cluster {
   }
 
  private:
+  static transport::SimOptions sim_options(const ClusterOptions& options) {
+    transport::SimOptions sim = options.sim;
+    sim.surplus_tag = runtime::kReportTag;
+    return sim;
+  }
+
   using LinkPump = runtime::Pump<Link>;
   struct Worker {
     std::unique_ptr<Engine> engine;
