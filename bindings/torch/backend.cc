@@ -190,9 +190,10 @@ runtime::Request Backend::request(const WorkInfo& info, const OpDescriptor& desc
   return request;
 }
 
-runtime::Request Backend::all_reduce_request(const WorkInfo& info, const at::Tensor& memory,
-                                             const c10d::ReduceOp& op) const {
-  OpDescriptor descriptor = describe(Collective::kAllReduce, memory, info.title);
+runtime::Request Backend::all_reduce_request(const WorkInfo& info, const at::Tensor& memory, const c10d::ReduceOp& op,
+                                             Collective collective, std::int64_t root) const {
+  OpDescriptor descriptor = describe(collective, memory, info.title);
+  descriptor.root = static_cast<std::uint32_t>(root);
   descriptor.reduce = reduce_op(op);
   prescale(memory, op);
   return request(info, descriptor, bytes_of(memory), bytes_of(memory));

@@ -142,7 +142,9 @@ class Backend final : public c10d::Backend {
   runtime::Request request(const WorkInfo& info, const OpDescriptor& descriptor, std::span<const std::byte> input,
                            std::span<std::byte> output) const;
   /// In place on `memory` (contiguous, wire dtype), which PREMUL_SUM multiplies now.
-  runtime::Request all_reduce_request(const WorkInfo& info, const at::Tensor& memory, const c10d::ReduceOp& op) const;
+  /// `collective`: what the caller calls it (reduces()).
+  runtime::Request all_reduce_request(const WorkInfo& info, const at::Tensor& memory, const c10d::ReduceOp& op,
+                                      Collective collective = Collective::kAllReduce, std::int64_t root = 0) const;
   runtime::Request broadcast_request(const WorkInfo& info, const at::Tensor& memory, std::int64_t root) const;
   /// `output` has room for every member's block, in group order.
   runtime::Request all_gather_request(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input) const;

@@ -33,7 +33,8 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
-  step.requests.push_back(all_reduce_request(info, dense.memory, options.reduceOp));
+  step.requests.push_back(
+      all_reduce_request(info, dense.memory, options.reduceOp, Collective::kReduce, options.rootRank));
   append(step, [dense = std::move(dense), is_root] {
     if (is_root) dense.copy_back();
   });
@@ -50,7 +51,7 @@ void Backend::add_reduce_scatter(const WorkInfo& info, const at::Tensor& output,
   // The input stays as it is: the sum is made in a copy.
   at::Tensor copy = input.detach().clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg();
   Dense dense = dense_for_reduction(copy, op, info.title);
-  step.requests.push_back(all_reduce_request(info, dense.memory, op));
+  step.requests.push_back(all_reduce_request(info, dense.memory, op, Collective::kReduceScatter));
   append(step, [dense = std::move(dense), copy = std::move(copy), output, rank = rank_] {
     const at::Tensor mine = copy.view({-1}).narrow(0, rank * output.numel(), output.numel());
     output.detach().copy_(mine.view(output.sizes()));
@@ -82,7 +83,7 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   info.inputs = inputs[0];
   info.outputs = outputs;
   Step step;
-  step.requests.push_back(all_reduce_request(info, dense.memory, options.reduceOp));
+  step.requests.push_back(all_reduce_request(info, dense.memory, options.reduceOp, Collective::kReduceScatter));
   append(step, [dense = std::move(dense), joined = std::move(joined), output, offset] {
     output.detach().copy_(joined.narrow(0, offset, output.numel()).view(output.sizes()));
   });

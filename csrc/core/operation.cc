@@ -30,10 +30,11 @@ std::string to_string(const OpDescriptor& descriptor) {
       text += std::to_string(descriptor.shape[i]);
     }
     text += ']';
-    if (descriptor.collective == Collective::kAllReduce) {
+    if (reduces(descriptor.collective)) {
       text += ", ";
       text += name(descriptor.reduce);
-    } else if (descriptor.collective == Collective::kBroadcast) {
+    }
+    if (descriptor.collective == Collective::kBroadcast || descriptor.collective == Collective::kReduce) {
       text += ", root " + std::to_string(descriptor.root);
     }
   }

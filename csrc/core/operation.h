@@ -34,8 +34,8 @@ struct OpDescriptor {
   DataType dtype = DataType::kFloat32;
   ReduceOp reduce = ReduceOp::kSum;
   std::uint8_t dims = 0;         ///< Number of used entries of `shape`, at most kMaxDims.
-  std::uint32_t root = 0;        ///< Group rank whose data everybody gets (kBroadcast, kAllGather parts), or
-                                 ///< that gathers or scatters.
+  std::uint32_t root = 0;        ///< Group rank whose data everybody gets (kBroadcast, kAllGather parts), that
+                                 ///< gathers or scatters, or that wants the result (kReduce).
   std::uint64_t op_bytes = 0;    ///< Bytes of the whole operation, over all parts.
   std::uint64_t part_bytes = 0;  ///< Bytes of this part.
   std::array<std::uint64_t, kMaxDims> shape{};
@@ -43,7 +43,14 @@ struct OpDescriptor {
 };
 
 /// Those that are made of messages: their shapes may differ between ranks and are not said.
-constexpr bool is_made_of_messages(Collective collective) noexcept { return collective > Collective::kBarrier; }
+constexpr bool is_made_of_messages(Collective collective) noexcept {
+  return collective > Collective::kBarrier && collective <= Collective::kUnevenAllGather;
+}
+/// Every rank's data is reduced with all others'.
+constexpr bool reduces(Collective collective) noexcept {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter;
+}
 
 /// "all_reduce(float32[3, 4], sum)": what a person reads in a mismatch.
 std::string to_string(const OpDescriptor& descriptor);

@@ -88,6 +88,10 @@ std::string_view name(Collective collective) noexcept {
       return "all_to_all";
     case Collective::kUnevenAllGather:
       return "all_gather of several sizes";
+    case Collective::kReduce:
+      return "reduce";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
   }
   return "unknown";
 }

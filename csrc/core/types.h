@@ -89,6 +89,9 @@ enum class Collective : std::uint8_t {
   kScatter = 6,
   kAllToAll = 7,
   kUnevenAllGather = 8,  ///< Every rank brings as much as it likes.
+  // Carried out as kAllReduce; what nobody wants of the result is dropped by its caller.
+  kReduce = 9,
+  kReduceScatter = 10,
 };
 
 /// Size of one element in bytes; 0 for a number that names no type.

@@ -124,7 +124,7 @@ Status check(const LocalOperation& operation, const EngineConfig& config) {
     return Status::ok();
   }
   if (operation.memory.empty()) return Status::ok();
-  if (descriptor.collective != Collective::kAllReduce) return refuse(operation, "a barrier has no bytes");
+  if (!reduces(descriptor.collective)) return refuse(operation, "a barrier has no bytes");
   if (element_bytes(descriptor.dtype) == 0 || operation.memory.size() % element_bytes(descriptor.dtype) != 0) {
     return refuse(operation, std::to_string(operation.memory.size()) + " bytes are no whole number of elements");
   }
@@ -215,7 +215,7 @@ void copy_in(const Exchange& exchange, LocalActions& out) {
 Status check_finite(const Exchange& exchange, const EngineConfig& config) {
   const LocalOperation& operation = exchange.operation;
   const OpDescriptor& descriptor = operation.descriptor;
-  if (descriptor.collective != Collective::kAllReduce || exchange.way == Way::kNothing) return Status::ok();
+  if (!reduces(descriptor.collective) || exchange.way == Way::kNothing) return Status::ok();
   std::vector<ByteSpan> ranges = {{0, descriptor.part_bytes}};
   if (exchange.way == Way::kSlots) ranges = operation.owned[exchange.me];
   std::vector<NotFinite> found;

@@ -54,6 +54,7 @@ struct SendOperation {
   std::span<const std::byte> data;
   Duration timeout{};
   std::optional<DataType> dtype = std::nullopt;  ///< Where both sides say one, it must be the same.
+  Status refusal = {};  ///< Not ok: cannot be sent; `data` is a size alone, and whoever receives it is told why.
 };
 
 /// Ends in exactly one completion. `memory` is borrowed until then, and has the size of the message.
@@ -65,6 +66,7 @@ struct ReceiveOperation {
   std::span<std::byte> memory;
   Duration timeout{};
   std::optional<DataType> dtype = std::nullopt;
+  Status refusal = {};  ///< Not ok: cannot be received; `memory` is a size alone, and the sender is told why.
 };
 
 /// What a receive got.

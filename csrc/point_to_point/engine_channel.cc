@@ -46,7 +46,8 @@ void Engine::Impl::fill_envelope(Peer& peer, Outgoing& out, std::span<const std:
   const LinkConfig& link = link_config(peer);
   const std::span<const std::byte> data = send.operation.data;
   send.is_queued = false;
-  send.is_eager = data.empty() || (data.size() <= link.eager_bytes && peer.eager_out < link.eager_window);
+  const bool may_be_eager = data.size() <= link.eager_bytes && peer.eager_out < link.eager_window;
+  send.is_eager = data.empty() || (may_be_eager && send.operation.refusal.is_ok());
   out.header = header_to(wire::MessageType::kEnvelope, send.id);
   out.header.group = send.operation.group.value;
   out.header.tag = send.operation.tag;
@@ -161,7 +162,7 @@ void Engine::Impl::take_in(Instant now, Peer& peer, const wire::Header& header, 
     case wire::MessageType::kAccept:
       return handle_accept(peer, header);
     case wire::MessageType::kInvite:
-      return handle_invite(peer, header);
+      return handle_invite(now, peer, header);
     case wire::MessageType::kClose:
       return handle_close(peer, header, body);
     case wire::MessageType::kWithdraw:

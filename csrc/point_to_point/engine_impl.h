@@ -212,7 +212,7 @@ class Engine::Impl {
   void hold_bytes(std::size_t bytes);
 
   // engine_transfer.cc
-  void handle_invite(Peer& peer, const wire::Header& header);
+  void handle_invite(Instant now, Peer& peer, const wire::Header& header);
   void start_incoming(Receive& receive);
   void start_waiting();
   void advance(Receive& receive);

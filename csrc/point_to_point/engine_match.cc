@@ -153,6 +153,7 @@ void Engine::Impl::meet(Receive& receive, const Envelope& envelope, std::span<co
 
 Status Engine::Impl::compare(const Receive& receive, const Envelope& envelope) const {
   const ReceiveOperation& operation = receive.operation;
+  if (!operation.refusal.is_ok()) return operation.refusal;
   const bool same_type =
       !operation.dtype || envelope.dtype == 0 || envelope.dtype == static_cast<std::uint32_t>(*operation.dtype);
   if (same_type && envelope.bytes == operation.memory.size()) return Status::ok();
@@ -171,7 +172,7 @@ void Engine::Impl::meet_own(Receive& receive, const Envelope& envelope) {
   Send& send = *find_send(envelope.send_id);
   const std::span<const std::byte> from = send.operation.data;
   const std::span<std::byte> to = receive.operation.memory;
-  const Status status = compare(receive, envelope);
+  const Status status = send.operation.refusal.is_ok() ? compare(receive, envelope) : send.operation.refusal;
   if (status.is_ok() && !from.empty() && from.data() != to.data()) {
     if (config_.copy) {
       config_.copy(from, to);

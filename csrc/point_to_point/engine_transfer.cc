@@ -11,7 +11,7 @@ constexpr std::uint32_t kMaxRetries = 8;
 
 }  // namespace
 
-void Engine::Impl::handle_invite(Peer& peer, const wire::Header& header) {
+void Engine::Impl::handle_invite(Instant now, Peer& peer, const wire::Header& header) {
   Send* const send = find_send(header.op);
   const bool expected = send != nullptr && send->operation.to == peer.id && !send->is_queued && !send->is_eager &&
                         header.count > 0 && header.chunk == send->invited &&
@@ -22,6 +22,7 @@ void Engine::Impl::handle_invite(Peer& peer, const wire::Header& header) {
     return;
   }
   send->invited += header.count;
+  if (!send->operation.refusal.is_ok()) return fail(now, *send, send->operation.refusal);
   if (send->is_over || !send->failure.is_ok()) return;  // The withdrawal says how many were pushed.
   const std::uint64_t chunk_bytes = link_config(peer).chunk_bytes;
   for (std::uint32_t i = 0; i < header.count; ++i) {

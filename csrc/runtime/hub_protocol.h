@@ -23,7 +23,8 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 /// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
 /// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced. Bit 5: who joins says what launched
 /// it. Bit 6: who leaves a group says so. Bit 7: a Grant says how many chunks go in one message.
-inline constexpr std::uint64_t kProtocolFeatures = 255;
+/// Bit 8: reduce and reduce_scatter are not announced as all_reduce.
+inline constexpr std::uint64_t kProtocolFeatures = 511;
 inline constexpr std::size_t kMaxIdentity = 512;
 inline constexpr std::size_t kMaxText = 4096;
 inline constexpr std::size_t kMaxName = 255;

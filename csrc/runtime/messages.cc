@@ -151,9 +151,7 @@ void Messages::submit(Instant now, const PendingMessage& message) {
     try {
       waiting.registration = options_.endpoint->register_memory(memory);
     } catch (const Error& error) {
-      message.work->complete(error.status());
-      options_.on_complete(false);
-      return;
+      return refuse(now, handle, message, error.status());
     }
   }
   if (message.collective) {
@@ -161,13 +159,17 @@ void Messages::submit(Instant now, const PendingMessage& message) {
     join_collective(now, message);
   }
   waiting_.emplace(handle, std::move(waiting));
+  start(now, handle, message, {});
+}
+
+void Messages::start(Instant now, std::uint64_t handle, const PendingMessage& message, const Status& refusal) {
   const Duration timeout = std::max(message.deadline - now, Duration{1});
   if (message.is_send) {
     engine_.send(now, {handle, message.group, PeerId{*message.peer}, message.tag.value_or(0), message.data, timeout,
-                       message.dtype});
+                       message.dtype, refusal});
   } else {
-    point_to_point::ReceiveOperation operation{handle,         message.group, {},           message.tag,
-                                               message.memory, timeout,       message.dtype};
+    point_to_point::ReceiveOperation operation{handle,  message.group, {},     message.tag, message.memory,
+                                               timeout, message.dtype, refusal};
     if (message.peer) {
       operation.sources = {PeerId{*message.peer}};
     } else {
@@ -176,6 +178,17 @@ void Messages::submit(Instant now, const PendingMessage& message) {
     engine_.receive(now, operation);
   }
   flush(now);
+}
+
+/// What the card does not take fails here at once, and at the other side as soon as it meets its counterpart there.
+void Messages::refuse(Instant now, std::uint64_t handle, const PendingMessage& message, const Status& why) {
+  const Status status(why.code(), (message.is_send ? "send of " : "receive of ") +
+                                      std::to_string(message.is_send ? message.data.size() : message.memory.size()) +
+                                      " bytes: rank " + std::to_string(options_.rank) +
+                                      " could not register its memory with the network: " + why.message());
+  message.work->complete(status);
+  options_.on_complete(false);
+  start(now, handle, message, status);
 }
 
 void Messages::flush(Instant now) {

@@ -143,6 +143,8 @@ class Messages final {
   };
 
   point_to_point::EngineConfig engine_config() const;
+  void start(Instant now, std::uint64_t handle, const PendingMessage& message, const Status& refusal);
+  void refuse(Instant now, std::uint64_t handle, const PendingMessage& message, const Status& why);
   PumpLinks network_links() const;
   void add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers);
   bool finish_completed();

@@ -106,8 +106,8 @@ Status Progress::check_departed(const PendingOperation& operation) const {
 void Progress::plan_parts(PendingOperation& operation) const {
   const GroupRoute& route = operation.group->route;
   operation.path = route.path;
-  const bool reduces = operation.descriptor.collective == Collective::kAllReduce;
-  if (operation.path == GroupRoute::Path::kHostFirst && !reduces) operation.path = GroupRoute::Path::kNetwork;
+  const bool is_reduced = reduces(operation.descriptor.collective);
+  if (operation.path == GroupRoute::Path::kHostFirst && !is_reduced) operation.path = GroupRoute::Path::kNetwork;
   // A host's own reduction would wait for its slowest rank.
   if (operation.has_backup) operation.path = GroupRoute::Path::kNetwork;
   const bool gathers = operation.descriptor.collective == Collective::kAllGather;
@@ -239,7 +239,7 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     operation.contributor_count = static_cast<std::uint32_t>(route.ranks.size());
     operation.first_rank = options_.rank;
   }
-  if (part.descriptor.collective == Collective::kAllReduce && part.descriptor.reduce == ReduceOp::kAverage) {
+  if (reduces(part.descriptor.collective) && part.descriptor.reduce == ReduceOp::kAverage) {
     const auto all = static_cast<std::uint32_t>(route.ranks.size());
     operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }

@@ -27,9 +27,8 @@ bool Progress::is_small(const SmallOperation& operation) const {
   const std::uint64_t one_message = intra_node::inline_limit(
       local_inline_bytes(options_.neighborhood->max_message_bytes()), operation.route->local_members.size());
   return operation.route->path == GroupRoute::Path::kLocal &&
-         (collective == Collective::kAllReduce || collective == Collective::kBarrier) &&
-         (operation.key.op & kNamedKey) == 0 && config_.check_finite == Toggle::kOff &&
-         operation.output.size() <= std::min(one_part, one_message);
+         (reduces(collective) || collective == Collective::kBarrier) && (operation.key.op & kNamedKey) == 0 &&
+         config_.check_finite == Toggle::kOff && operation.output.size() <= std::min(one_part, one_message);
 }
 
 Shortcut Progress::take_shortcut(SmallOperation& operation) {

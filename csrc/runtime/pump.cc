@@ -144,6 +144,7 @@ class Pump<Engine>::Impl {
     bool is_withdrawn = false;
     std::span<std::byte> buffer;
     std::span<const std::byte> payload;  // The engine's memory.
+    std::span<std::byte> copy_to;        // Of a receive: where what came into `buffer` goes.
     Token token;                         // The engine's.
     PeerId to;                           // Of a send.
     PeerId from = kAnyPeer;              // Of a receive of the pool.
@@ -159,10 +160,9 @@ class Pump<Engine>::Impl {
       free_posts_.pop_back();
     }
     Post& post = posts_[index];
+    post = {};
     post.kind = kind;
     post.is_large = is_large;
-    post.is_withdrawn = false;
-    post.payload = {};
     post.buffer = is_large ? large_.take() : small_.take();
     return index;
   }
@@ -192,7 +192,7 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out_any(Action& action) {
-    return std::visit([this](auto& one) { return this->carry_out(one); }, action);
+    return std::visit([this](auto& one) { return carry_out(one); }, action);
   }
 
   using Line = std::deque<Action>;
@@ -229,11 +229,14 @@ class Pump<Engine>::Impl {
     }
   }
 
+  /// Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
+  bool fits_pool(std::size_t head, std::span<const std::byte> payload) const {
+    return endpoint_.needs_registration() && !payload.empty() && head + payload.size() <= large_.buffer_bytes();
+  }
+
   bool carry_out(SendAction& action) {
     const std::size_t head = wire::kHeaderBytes + action.body.size();
-    // Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
-    const bool is_copied = endpoint_.needs_registration() && !action.payload.empty() &&
-                           head + action.payload.size() <= large_.buffer_bytes();
+    const bool is_copied = fits_pool(head, action.payload);
     const bool is_large = head > kSmallBytes || is_copied;
     if (head > wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes)) {
       engine_.on_sent(last_now_, action.token,
@@ -273,12 +276,16 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(PostReceiveAction& action) {
-    const std::size_t index = add_post(Kind::kReceive, false);
+    const bool is_copied = fits_pool(wire::kHeaderBytes, action.payload);
+    const std::span<std::byte> landing = is_copied ? std::span<std::byte>{} : action.payload;
+    const std::size_t index = add_post(Kind::kReceive, is_copied);
     Post& post = posts_[index];
     post.token = action.token;
-    post.payload = action.payload;
-    const Status status = endpoint_.post_receive_from(action.from, action.tag, post.buffer.first(wire::kHeaderBytes),
-                                                      action.payload, Token{index});
+    post.payload = landing;
+    post.copy_to = is_copied ? action.payload : std::span<std::byte>{};
+    const std::size_t head = wire::kHeaderBytes + post.copy_to.size();
+    const Status status =
+        endpoint_.post_receive_from(action.from, action.tag, post.buffer.first(head), landing, Token{index});
     if (status.is_ok()) {
       by_token_.emplace(action.token.value, index);
       return true;
@@ -364,6 +371,10 @@ class Pump<Engine>::Impl {
     by_token_.erase(post.token.value);
     const std::optional<wire::Header> header =
         completion.status.is_ok() && completion.bytes >= wire::kHeaderBytes ? decode(post) : std::nullopt;
+    if (!post.is_withdrawn && header && !post.copy_to.empty()) {
+      const std::size_t bytes = completion.bytes - wire::kHeaderBytes;
+      copy_bytes(post.buffer.subspan(wire::kHeaderBytes, bytes), post.copy_to.first(bytes));
+    }
     free_post(index);
     if (post.is_withdrawn) return engine_.on_withdrawn(now, post.token);
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {

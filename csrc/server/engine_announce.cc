@@ -199,7 +199,7 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
     return Status(Code::kInvalidArgument, who + "more than " + std::to_string(config_.max_ops_per_worker) +
                                               " operations in flight; wait for some before starting more");
   }
-  if (announce.descriptor.collective == Collective::kAllReduce) {
+  if (reduces(announce.descriptor.collective)) {
     return check({announce.descriptor.dtype, announce.descriptor.reduce, announce.average_over});
   }
   return Status::ok();

@@ -243,7 +243,7 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
 void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
   const std::span<std::byte> output = chunk.inputs.front().data;
-  if (config_.check_finite && chunk.source == kNone && op.shape.descriptor.collective == Collective::kAllReduce) {
+  if (config_.check_finite && chunk.source == kNone && reduces(op.shape.descriptor.collective)) {
     if (Status status = check_finite(op, number, chunk); !status.is_ok()) {
       not_finite_.emplace_back(op.id, std::move(status));
       return;  // Its results are never sent.

@@ -26,8 +26,7 @@ Status Engine::Impl::take_roster(const wire::Header& header, const wire::Announc
   if (config_.backup_workers == 0) return wrong("with backup workers; here HERRING_BACKUP_WORKERS is 0");
   if (is_join && has_roster) return wrong("asks for the roster and has it");
   const ReduceOp reduce = announce.descriptor.reduce;
-  if (announce.descriptor.collective != Collective::kAllReduce ||
-      (reduce != ReduceOp::kSum && reduce != ReduceOp::kAverage)) {
+  if (!reduces(announce.descriptor.collective) || (reduce != ReduceOp::kSum && reduce != ReduceOp::kAverage)) {
     return wrong("only sums and averages can do without a contribution");
   }
   if (header.count != 1) return wrong("with backup workers each process is a contributor");

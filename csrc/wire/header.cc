@@ -100,7 +100,7 @@ std::uint16_t flags_of(MessageType type) noexcept {
 bool has_shard(MessageType type) noexcept { return type <= MessageType::kCancel || type == MessageType::kReady; }
 
 bool is_known(const OpDescriptor& descriptor) noexcept {
-  return descriptor.collective >= Collective::kAllReduce && descriptor.collective <= Collective::kUnevenAllGather &&
+  return descriptor.collective >= Collective::kAllReduce && descriptor.collective <= Collective::kReduceScatter &&
          descriptor.reduce >= ReduceOp::kSum && descriptor.reduce <= ReduceOp::kBxor &&
          element_bytes(descriptor.dtype) > 0 && descriptor.dims <= kMaxDims;
 }
@@ -114,7 +114,8 @@ bool is_sane(const OpDescriptor& descriptor) noexcept {
   if (descriptor.part_bytes > descriptor.op_bytes) return false;
   if (descriptor.part_bytes % element_bytes(descriptor.dtype) != 0) return false;
   if (descriptor.op_bytes % element_bytes(descriptor.dtype) != 0) return false;
-  if (descriptor.collective >= Collective::kBarrier && descriptor.op_bytes != 0) return false;
+  const bool has_bytes = reduces(descriptor.collective) || has_one_pusher(descriptor.collective);
+  if (!has_bytes && descriptor.op_bytes != 0) return false;
   // Descriptors are compared whole, so what is not used must look the same for everybody.
   return std::all_of(descriptor.shape.begin() + descriptor.dims, descriptor.shape.end(),
                      [](std::uint64_t size) { return size == 0; });

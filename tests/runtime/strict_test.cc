@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
+#include <thread>
 #include <vector>
 
 #include "runtime/job.h"
@@ -73,6 +75,51 @@ TEST(StrictJobs, ARegistrationThatFailsFailsItsOperationOnAllRanksAndNothingElse
       finish(runtime.submit(all_reduce(values)));
       EXPECT_EQ(values.front(), static_cast<float>(runtime.size() * runtime.size()));
     }));
+  }
+}
+
+/// From rank 0 to rank 1.
+std::shared_ptr<Work> pass_on(Runtime& runtime, std::span<std::byte> memory) {
+  if (runtime.rank() == 0) {
+    Send send;
+    send.to = 1;
+    send.tag = 7;
+    send.data = memory;
+    return runtime.send(send);
+  }
+  Receive receive;
+  receive.from = 0;
+  receive.tag = 7;
+  receive.memory = memory;
+  return runtime.receive(receive);
+}
+
+/// The other side of a message need not wait for its time-out, whichever of the two could not register its memory.
+TEST(StrictJobs, AMessageWhoseRegistrationFailsFailsOnBothSides) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (const std::uint32_t refused : {0u, 1u}) {
+    for (const std::uint32_t late : {0u, 1u}) {
+      JobShape shape{.workers = 2, .hosts = 2};
+      shape.strict = true;
+      constexpr std::size_t kTooLarge = 300'000 * sizeof(float);
+      shape.on_register = [refused](std::uint32_t rank, std::size_t bytes) {
+        if (rank == refused && bytes == kTooLarge) throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
+      };
+      expect_clean(run_job(shape, [late](Runtime& runtime) {
+        std::vector<float> values(300'000, static_cast<float>(runtime.rank()));
+        const std::span<std::byte> memory = std::as_writable_bytes(std::span(values));
+        if (runtime.rank() == late) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        const auto work = pass_on(runtime, memory);
+        ASSERT_TRUE(work->wait(in_seconds(10))) << "rank " << runtime.rank() << " waits for the one that failed";
+        const std::string text = work->status().to_string();
+        EXPECT_NE(text.find("1200000 bytes"), std::string::npos) << text;
+        EXPECT_NE(text.find("Cannot allocate memory"), std::string::npos) << text;
+        // The next one, of a size that the card takes, meets its own counterpart.
+        const std::span<std::byte> next = memory.first(400'000);
+        finish(pass_on(runtime, next));
+        EXPECT_EQ(values[50'000], 0.0F);
+      }));
+    }
   }
 }
 

@@ -31,7 +31,11 @@ def _calls(rank: int, size: int) -> dict[str, Call]:
         "broadcast": lambda group: dist.broadcast(mine.clone(), 0, group, True),
         "all_gather": lambda group: dist.all_gather(blocks(), mine, group, True),
         "barrier": lambda group: dist.barrier(group, True),
-        "reduce_scatter": lambda group: dist.reduce_scatter(torch.zeros(5), blocks(5), group=group, async_op=True),
+        # Where the ranks divide 4: of all_reduce's shape.
+        "reduce": lambda group: dist.reduce(mine.clone(), 0, group=group, async_op=True),
+        "reduce_scatter": lambda group: dist.reduce_scatter(
+            torch.zeros(4 // size), blocks(4 // size), group=group, async_op=True
+        ),
         "gather": lambda group: dist.gather(mine, blocks() if rank == 0 else None, 0, group, True),
         "scatter": lambda group: dist.scatter(mine.clone(), blocks() if rank == 0 else None, 0, group, True),
         "all_to_all": lambda group: dist.all_to_all(blocks(), blocks(), group, True),
@@ -57,8 +61,8 @@ def every_pair() -> None:
             else:
                 # It got all that it waits for before anybody could know better.
                 text = "" if size > 2 and pair[0] in ("gather", "scatter", "broadcast") and rank < size - 1 else "ok"
-            # A reduce_scatter goes as one all_reduce.
-            names = ["all_reduce" if each == "reduce_scatter" else each for each in pair]
+            # " reduce(" is no part of "all_reduce(".
+            names = [f" {each}(" if each == "reduce" else each for each in pair]
             ranks = ["rank 0", f"rank {size - 1}"] if size == 2 else [f"{size - 1}"]
             if text and not all(part in text for part in ["mismatch", *names, *ranks]):
                 wrong.append((pair, text))
