@@ -32,6 +32,7 @@ class ServerCounters(TypedDict):
     bytes_sent: int
     ops: int
     memory_bound_bytes: int
+    record_bound_bytes: int
 
 class Straggler(TypedDict):
     rank: int

@@ -17,6 +17,7 @@ py::dict to_dict(const runtime::ServerCounters& counters) {
   entry["bytes_sent"] = counters.bytes_sent;
   entry["ops"] = counters.ops;
   entry["memory_bound_bytes"] = counters.memory_bound_bytes;
+  entry["record_bound_bytes"] = counters.record_bound_bytes;
   return entry;
 }
 

@@ -27,6 +27,7 @@ void add(ServerCounters& all, const ServerCounters& one) {
   all.bytes_sent += one.bytes_sent;
   all.ops += one.ops;
   all.memory_bound_bytes = std::max(all.memory_bound_bytes, one.memory_bound_bytes);
+  all.record_bound_bytes = std::max(all.record_bound_bytes, one.record_bound_bytes);
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ namespace {
 // Slots and announce buffers grow with the number of workers; past these totals each worker gets fewer instead.
 constexpr std::uint64_t kMaxSlotBytes = 256u << 20;
 constexpr std::uint64_t kMaxAnnounceBytes = 128u << 20;
+// Records of operations, of all lanes of a server.
+constexpr std::uint64_t kRecordBytes = 1u << 30;
 // Text of an Error or Cancel that still fits next to an announce.
 constexpr std::uint64_t kMinBodyBytes = 2048;
 constexpr std::uint32_t kMaxCredits = 32;
@@ -190,6 +192,7 @@ class Planner {
   }
 
   void count_bytes() {
+    budget_.record_bytes = kRecordBytes / std::max(input_.lanes_of_server, 1u);
     const std::uint64_t checked = input_.checksum ? CheckedEndpoint::kPostBytes : 0;
     const std::uint64_t kept = input_.backup_workers > 0 ? input_.backup_bytes : 0;
     for (const std::uint32_t window : budget_.lane_windows) {

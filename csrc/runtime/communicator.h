@@ -110,6 +110,7 @@ struct ServerCounters {  ///< What one server has moved so far, and what it may 
   std::uint64_t bytes_sent = 0;
   std::uint64_t ops = 0;
   std::uint64_t memory_bound_bytes = 0;  ///< For chunks and announces of all its lanes, at most.
+  std::uint64_t record_bound_bytes = 0;  ///< For records of operations, unfinished and failed, at most.
 };
 
 /// All of 64 bits: one that is new is added up as well.

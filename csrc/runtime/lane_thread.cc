@@ -72,6 +72,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.control_messages = budget.control_messages();
   options.max_body_bytes = budget.body_bytes;
   options.memory_bound = budget.lane_bytes[lane.peer.value - placement.workers];
+  options.record_bytes = budget.record_bytes;
   options.near_worker = near_worker(config, lane);
   return options;
 }
@@ -185,6 +186,7 @@ void LaneThread::serve() {
   engine_config.max_eager_bytes = config.eager_bytes;
   engine_config.announce_credits = options_.announce_credits;
   engine_config.eager_window = options_.eager_window;
+  engine_config.record_bytes = options_.record_bytes;
   engine_config.failover = options_.failover;
   engine_config.check_finite = config.check_finite == Toggle::kOn;
   engine_config.backup_workers = options_.backup_workers;

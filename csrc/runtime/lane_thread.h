@@ -34,6 +34,7 @@ struct LaneOptions {
   std::uint32_t control_messages = 0;
   std::uint64_t max_body_bytes = 0;
   std::uint64_t memory_bound = 0;  ///< Budget::lane_bytes
+  std::uint64_t record_bytes = 0;  ///< Budget, same name
   bool failover = false;           ///< Placement, same names
   std::uint32_t backup_workers = 0;
   std::uint32_t lanes = 0;                   ///< Of the plan.
@@ -66,6 +67,7 @@ class LaneThread final {
   void peer_left(PeerId worker, const std::string& why);
   server::EngineStats stats() const;
   std::uint64_t memory_bound() const { return options_.memory_bound; }
+  std::uint64_t record_bound() const { return 2 * options_.record_bytes; }
   bool is_idle() const { return idle_.load(std::memory_order_acquire); }
 
  private:

@@ -364,13 +364,11 @@ void Progress::add_part(std::unique_ptr<Part> part) {
 }
 
 void Progress::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {
-  std::vector<OpKey> keys;
-  for (const auto& [key, part] : parts_) {
-    if (part->operation.get() == &operation && !part->aborted) keys.push_back(key);
-  }
-  for (const OpKey& key : keys) {
+  // Not by looking at all parts: a thousand operations that end together would take a million looks.
+  for (std::uint32_t number = 0; number < std::max(operation.next_part, 1u); ++number) {
+    const OpKey key{operation.group->id, operation.op, number};
     const auto found = parts_.find(key);
-    if (found == parts_.end()) continue;
+    if (found == parts_.end() || found->second->operation.get() != &operation || found->second->aborted) continue;
     Part& part = *found->second;
     part.aborted = true;
     if (part.network_submitted || !part.local) {

@@ -575,10 +575,11 @@ std::vector<ServerCounters> Runtime::server_counters() {
   for (std::uint32_t server = 0; server < placement.servers; ++server) {
     const std::int64_t* row = &values[server * kFields];
     counters.push_back({server, placement.server_places[server], static_cast<std::uint64_t>(row[0]),
-                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0});
+                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0, 0});
   }
   for (const LanePlace& lane : placement.lanes) {
     counters[lane.server].memory_bound_bytes += placement.budget.lane_bytes[lane.peer.value - placement.workers];
+    counters[lane.server].record_bound_bytes += placement.budget.record_bound();
   }
   return counters;
 }

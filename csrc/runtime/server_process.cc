@@ -136,6 +136,7 @@ ServerCounters ServerProcess::counters() const {
     counters.bytes_sent += stats.bytes_sent;
     counters.ops += stats.ops_completed;
     counters.memory_bound_bytes += lane->memory_bound();
+    counters.record_bound_bytes += lane->record_bound();
   }
   return counters;
 }

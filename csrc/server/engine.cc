@@ -260,6 +260,9 @@ void Engine::Impl::erase_op(std::uint64_t id) {
   }
   forget_tags(*found->second);
   give_back_room(*found->second);
+  for (const Participant& participant : found->second->participants) {
+    drop_records(participant.peer, participant.record_bytes);
+  }
   ops_.erase(found);
 }
 

@@ -27,6 +27,8 @@ struct EngineConfig {
                                              ///< and, with failover, to the workers' EngineConfig::lane_slots.
   Duration run_time{};                       ///< About so long a message of several chunks takes (adaptive_run.h).
   std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
+  std::uint64_t record_bytes = 0;            ///< For records of operations, unfinished and failed; 0: no limit. Past it
+                                             ///< each worker has its share, so twice as much is the most.
   std::uint32_t max_eager_bytes = 0;         ///< Largest eager payload of one announce.
   std::uint32_t announce_credits = 0;  ///< Announces one worker may have sent that this lane has not yet credited back.
                                        ///< 0: no limit, no Credit messages.
@@ -63,6 +65,8 @@ struct EngineStats {
   std::uint64_t dropped = 0;        ///< Backup workers: contributions that an operation was decided without ...
   std::uint64_t kept_bytes = 0;     ///< ... memory taken for results that they have not come for ...
   std::uint64_t kept_peak = 0;      ///< ... and the most that it was.
+  std::uint64_t record_bytes = 0;   ///< Records of operations (EngineConfig::record_bytes) ...
+  std::uint64_t record_peak = 0;    ///< ... and the most that they were.
 };
 
 /// How late a worker's announces came after the first of their operation, over operations that all have announced.

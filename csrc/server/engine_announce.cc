@@ -89,12 +89,14 @@ void Engine::Impl::defer(Op& op, const wire::Header& header, std::span<const std
   WorkerState& worker = workers_[header.sender];
   ++worker.ops;
   if ((header.flags & wire::kFlagEager) != 0) ++worker.eager;
+  add_records(PeerId{header.sender}, sizeof(Deferred) + body.size());
   op.deferred.push_back({header, {body.begin(), body.end()}});
 }
 
 void Engine::Impl::undefer(const Deferred& deferred) {
   WorkerState& worker = workers_[deferred.header.sender];
   --worker.ops;
+  drop_records(PeerId{deferred.header.sender}, sizeof(Deferred) + deferred.body.size());
   if ((deferred.header.flags & wire::kFlagEager) != 0) --worker.eager;
 }
 
@@ -118,6 +120,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
   const std::span<const std::byte> data = is_moved ? std::span<const std::byte>{} : rest;
   if (status.is_ok()) status = check_failover(header, *announce, rest);
   if (status.is_ok()) status = check_announce(header, *announce, data);
+  if (status.is_ok()) status = check_records(header, *announce, body);
   if (!status.is_ok()) {
     refuse(status);
     return;
@@ -276,6 +279,7 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
     participant.counted = true;
     if (participant.eager) ++worker.eager;
   }
+  charge(op, participant);
   op.participants.push_back(std::move(participant));
   place_participant(op, static_cast<std::uint32_t>(op.participants.size() - 1));
 }

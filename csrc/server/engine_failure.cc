@@ -39,11 +39,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   op.deferred.clear();
   set_timer(op, now + config_.drain_grace);
   drain(now, op, false);
-  while (failed_order_.size() > config_.max_tombstones) {
-    const auto oldest = std::find_if(failed_order_.begin(), failed_order_.end(),
-                                     [this](std::uint64_t id) { return find_op(id)->drained; });
-    if (oldest == failed_order_.end()) return;
-    erase_op(*oldest);
+  while (failed_order_.size() > config_.max_tombstones && forget_oldest_failure()) {
   }
 }
 
@@ -138,7 +134,12 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   participant.announce.contributor_count = static_cast<std::uint32_t>(header.offset);
   participant.announcers = header.count;
   const bool fresh = op == nullptr;
+  if (!has_room_for_records(peer, record_bytes_of(participant.announce.contributor_count, fresh))) {
+    ++stats_.messages_rejected;
+    return;
+  }
   if (fresh) op = &create_op(key_of(header), now);
+  charge(*op, participant);
   op->participants.push_back(std::move(participant));
   const auto place = header.chunk;
   const bool room = place >= op->owners.size() || op->owners[place].empty() ||

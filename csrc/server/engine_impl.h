@@ -57,6 +57,7 @@ struct Participant {
   std::uint32_t outstanding = 0;               // Receives posted for it and not finished.
   std::uint32_t pushed = 0;                    // Chunks that arrived.
   std::uint32_t results = 0;                   // Results sent, by chunk.
+  std::uint64_t record_bytes = 0;              // What it counts in its worker's.
   std::optional<std::uint32_t> gave_up_after;  // Its Cancel came: it pushed so many chunks, no more will follow.
   std::uint32_t told_first = 0;                // Chunks granted in the present pass that it is not told of yet:
   std::uint32_t told_count = 0;                // so many,
@@ -189,6 +190,7 @@ struct WorkerState {
   std::uint32_t ops = 0;                                      // Announced, not finished.
   std::uint32_t eager = 0;                                    // Of those, eager.
   std::uint32_t granted = 0;                                  // Chunks granted, not arrived.
+  std::uint64_t record_bytes = 0;                             // Its records of operations, failed ones too.
 
   // With failover.
   std::uint64_t next_grant = 0;
@@ -284,6 +286,14 @@ class Engine::Impl {
   void count_lateness(const Op& op, Participant& participant);
   void note_lateness(Op& op);
   void make_ready(Instant now, Op& op);
+
+  // engine_records.cc
+  void charge(Op& op, Participant& participant);
+  void add_records(PeerId peer, std::uint64_t bytes);
+  void drop_records(PeerId peer, std::uint64_t bytes);
+  bool has_room_for_records(PeerId peer, std::uint64_t bytes);
+  Status check_records(const wire::Header& header, const wire::Announce& announce, std::span<const std::byte> body);
+  bool forget_oldest_failure();
 
   // engine_grant.cc
   enum class Grant : std::uint8_t { kAll, kNoSlots, kNoWindow };
@@ -404,6 +414,9 @@ class Engine::Impl {
   Actions actions_;
   EngineStats stats_;
 };
+
+/// What one more announce of an operation of so many contributors takes.
+std::uint64_t record_bytes_of(std::uint32_t contributors, bool is_first);
 
 /// "rank 3", "ranks 0-2, 5"; sorts its argument.
 std::string rank_list(std::vector<std::uint32_t> ranks);

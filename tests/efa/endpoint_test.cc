@@ -223,6 +223,33 @@ TEST_F(FabricTest, OneUnreachablePeerCannotUseUpAllSends) {
   EXPECT_TRUE(endpoint.post_send(PeerId{1}, Tag{1}, data, {}, Token{accepted}).is_ok());
 }
 
+/// A process that is stopped, or busy with something else, for a while.
+TEST_F(FabricTest, PeersThatDoNotReadCannotUseUpAllSends) {
+  HERRING_FABRIC_OPEN(5);
+  auto& endpoint = *parties_[0].endpoint;
+  const Bytes data = pattern(4000, 1);
+  Bytes in(4000);
+  std::uint64_t token = 0;
+  // Until the connections stand: peers take what is meant for them.
+  for (std::uint32_t peer = 1; peer < 5; ++peer) {
+    ASSERT_TRUE(parties_[peer].endpoint->post_receive(Tag{1}, in, {}, Token{1}).is_ok());
+    ASSERT_TRUE(endpoint.post_send(PeerId{peer}, Tag{1}, data, {}, Token{token++}).is_ok());
+    ASSERT_TRUE(until([&] { return parties_[peer].done.contains(1); }));
+  }
+  std::uint64_t refused = 0;
+  for (std::uint32_t peer = 1; peer < 4; ++peer) {
+    for (int i = 0; i < 5000; ++i) {
+      const Status status = endpoint.post_send(PeerId{peer}, Tag{2}, data, {}, Token{token});
+      ASSERT_TRUE(status.is_ok() || status.is_again()) << status.to_string();
+      refused += status.is_again() ? 1 : 0;
+      token += status.is_ok() ? 1 : 0;
+    }
+  }
+  EXPECT_GT(refused, 0u) << "all was taken: nothing is tested";
+  ASSERT_TRUE(parties_[4].endpoint->post_receive(Tag{3}, in, {}, Token{3}).is_ok());
+  EXPECT_TRUE(endpoint.post_send(PeerId{4}, Tag{3}, data, {}, Token{token}).is_ok());
+}
+
 TEST_F(FabricTest, APeerMayGetANewAddress) {
   HERRING_FABRIC_OPEN(3);
   auto& endpoint = *parties_[0].endpoint;

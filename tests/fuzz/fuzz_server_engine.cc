@@ -27,6 +27,8 @@ constexpr std::uint32_t kMaxEager = 256;
 constexpr std::size_t kHeapLimit = 256 << 10;
 
 constexpr std::uint64_t kBackupBytes = 6000;
+/// Of records: reached by floods.
+constexpr std::uint64_t kRecordBytes = 20'000;
 
 server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   server::EngineConfig config;
@@ -43,6 +45,7 @@ server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   config.announce_credits = 4;
   config.eager_window = 4;
   config.max_tombstones = 16;
+  config.record_bytes = kRecordBytes;
   config.failover = (setup & kSetupFailover) != 0;
   config.backup_workers = !config.failover && (setup & kSetupBackup) != 0 ? 1 : 0;
   config.backup_bytes = kBackupBytes;
@@ -394,6 +397,7 @@ class Harness {
     HERRING_REQUIRE(stats.slots_in_use <= slots_.size() / kChunkBytes && stats.slots_in_use <= stats.slots_peak);
     HERRING_REQUIRE(receives_.size() <= stats.slots_in_use);
     HERRING_REQUIRE(stats.kept_bytes <= kBackupBytes);
+    HERRING_REQUIRE(stats.record_bytes <= stats.record_peak && stats.record_peak <= 2 * kRecordBytes);
     actions = Actions();
     const std::size_t heap = __sanitizer_get_current_allocated_bytes();
     HERRING_REQUIRE(heap < heap_before_ + kHeapLimit);
@@ -480,6 +484,7 @@ class Harness {
     HERRING_REQUIRE(engine_.is_idle());
     HERRING_REQUIRE(engine_.stats().slots_in_use == 0);
     HERRING_REQUIRE(engine_.stats().kept_bytes == 0);
+    HERRING_REQUIRE(engine_.stats().record_bytes == 0);
     HERRING_REQUIRE(engine_.next_deadline() == Instant::max());
   }
 
