@@ -27,7 +27,8 @@ def stop_while_it_sends(pid: int, work: dist.Work, group: dist.ProcessGroup) -> 
         try:
             work.wait()
         except RuntimeError as error:
-            assert "timeout (after 3 s" in str(error), error
+            if "timeout (after 3 s" not in str(error):
+                raise
         else:
             sys.exit("rank 2 was stopped too late")
     finally:
