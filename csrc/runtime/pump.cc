@@ -15,17 +15,15 @@
 
 #include "core/copy.h"
 #include "point_to_point/engine.h"
-#include "runtime/buffer_pool.h"
+#include "runtime/post_table.h"
 #include "server/engine.h"
 #include "worker/engine.h"
 
 namespace herring::runtime {
 namespace {
 
-/// Header and an Announce; every send but an error text fits.
-constexpr std::size_t kSmallBytes = 256;
-constexpr std::size_t kSmallPerSlab = 64;
 constexpr std::size_t kPollBatch = 64;
+constexpr std::size_t kSmallBytes = PostTable::kSmallBytes;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
 
 /// Engines that wait for peers; a server's lane answers only.
@@ -47,9 +45,7 @@ class Pump<Engine>::Impl {
         options_(std::move(options)),
         reduce_(std::move(reduce)),
         complete_(std::move(complete)),
-        small_(endpoint, kSmallBytes, kSmallPerSlab),
-        large_(endpoint, wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes),
-               std::clamp<std::size_t>(options_.control_receives, 1, 64)),
+        posts_(endpoint, options_),
         watch_(options_.links.watch, options_.links.peers) {
     for (const PeerId peer : options_.links.peers) peers_[peer].is_linked = true;
     for (std::size_t i = 0; i < options_.control_receives; ++i) unposted_.push_back(add_control(kAnyPeer));
@@ -124,58 +120,11 @@ class Pump<Engine>::Impl {
   }
 
  private:
-  enum class Kind : std::uint8_t { kFree, kSend, kPing, kPong, kReceive, kControl };
-
-  struct Peer {
-    PumpTraffic traffic;
-    Instant heard{};          // What last came from it came then.
-    bool is_linked = false;   // One of PumpLinks::peers.
-    bool is_pinged = false;   // A Ping is on its way ...
-    bool is_ponged = false;   // ... or a Pong,
-    bool owes_pong = false;   // and after it goes another.
-    std::uint32_t sends = 0;  // The transport has so many to it ...
-    Instant moved{};          // ... and last finished one then, or took the first.
-  };
-
-  /// One post and the buffer that its header lives in until the transport is done with it.
-  struct Post {
-    Kind kind = Kind::kFree;
-    bool is_large = false;
-    bool is_withdrawn = false;
-    std::span<std::byte> buffer;
-    std::span<const std::byte> payload;  // The engine's memory.
-    std::span<std::byte> copy_to;        // Of a receive: where what came into `buffer` goes.
-    Token token;                         // The engine's.
-    PeerId to;                           // Of a send.
-    PeerId from = kAnyPeer;              // Of a receive of the pool.
-    Peer* peer = nullptr;                // Of a send: lives as long as the pump.
-  };
-
-  std::size_t add_post(Kind kind, bool is_large) {
-    std::size_t index = posts_.size();
-    if (free_posts_.empty()) {
-      posts_.emplace_back();
-    } else {
-      index = free_posts_.back();
-      free_posts_.pop_back();
-    }
-    Post& post = posts_[index];
-    post = {};
-    post.kind = kind;
-    post.is_large = is_large;
-    post.buffer = is_large ? large_.take() : small_.take();
-    return index;
-  }
-
-  void free_post(std::size_t index) {
-    Post& post = posts_[index];
-    (post.is_large ? large_ : small_).give_back(post.buffer);
-    post.kind = Kind::kFree;
-    free_posts_.push_back(index);
-  }
+  using Kind = PostKind;
+  using Peer = PumpPeer;
 
   std::size_t add_control(PeerId from) {
-    const std::size_t index = add_post(Kind::kControl, true);
+    const std::size_t index = posts_.add(Kind::kControl, true);
     posts_[index].from = from;
     return index;
   }
@@ -229,14 +178,9 @@ class Pump<Engine>::Impl {
     }
   }
 
-  /// Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
-  bool fits_pool(std::size_t head, std::span<const std::byte> payload) const {
-    return endpoint_.needs_registration() && !payload.empty() && head + payload.size() <= large_.buffer_bytes();
-  }
-
   bool carry_out(SendAction& action) {
     const std::size_t head = wire::kHeaderBytes + action.body.size();
-    const bool is_copied = fits_pool(head, action.payload);
+    const bool is_copied = posts_.fits(head, action.payload);
     const bool is_large = head > kSmallBytes || is_copied;
     if (head > wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes)) {
       engine_.on_sent(last_now_, action.token,
@@ -244,7 +188,7 @@ class Pump<Engine>::Impl {
                                                   " bytes; the limit is " + std::to_string(options_.max_body_bytes)));
       return take_fresh();
     }
-    const std::size_t index = add_post(Kind::kSend, is_large);
+    const std::size_t index = posts_.add(Kind::kSend, is_large);
     Post& post = posts_[index];
     post.token = action.token;
     post.to = action.to;
@@ -259,7 +203,10 @@ class Pump<Engine>::Impl {
       copy_bytes(payload, post.buffer.subspan(head, payload.size()));
       payload = post.buffer.subspan(head, payload.size());
     }
-    const Status status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), payload, Token{index});
+    Status status = action.is_unregistered ? posts_.register_payload(index) : Status::ok();
+    if (status.is_ok()) {
+      status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), payload, Token{index});
+    }
     if (status.is_ok()) {
       ++stats_.messages_sent;
       Peer& peer = peers_[action.to];
@@ -269,16 +216,16 @@ class Pump<Engine>::Impl {
       peer.traffic.bytes_sent += action.payload.size();
       return true;
     }
-    free_post(index);
+    posts_.free(index);
     if (status.is_again()) return false;
     engine_.on_sent(last_now_, action.token, status);
     return take_fresh();
   }
 
   bool carry_out(PostReceiveAction& action) {
-    const bool is_copied = fits_pool(wire::kHeaderBytes, action.payload);
+    const bool is_copied = posts_.fits(wire::kHeaderBytes, action.payload);
     const std::span<std::byte> landing = is_copied ? std::span<std::byte>{} : action.payload;
-    const std::size_t index = add_post(Kind::kReceive, is_copied);
+    const std::size_t index = posts_.add(Kind::kReceive, is_copied);
     Post& post = posts_[index];
     post.token = action.token;
     post.payload = landing;
@@ -290,7 +237,7 @@ class Pump<Engine>::Impl {
       by_token_.emplace(action.token.value, index);
       return true;
     }
-    free_post(index);
+    posts_.free(index);
     if (status.is_again()) return false;
     engine_.on_received(last_now_, action.token, status, {});
     return take_fresh();
@@ -339,18 +286,18 @@ class Pump<Engine>::Impl {
         const Token token = posts_[index].token;
         --posts_[index].peer->sends;
         posts_[index].peer->moved = now;
-        free_post(index);
+        posts_.free(index);
         engine_.on_sent(now, token, completion.status);
         break;
       }
       case Kind::kPing:
         peers_[posts_[index].to].is_pinged = false;
-        free_post(index);
+        posts_.free(index);
         break;
       case Kind::kPong: {
         Peer& peer = peers_[posts_[index].to];
         const PeerId to = posts_[index].to;
-        free_post(index);
+        posts_.free(index);
         peer.is_ponged = false;
         if (peer.owes_pong) late_answers_.push_back(to);
         break;
@@ -375,7 +322,7 @@ class Pump<Engine>::Impl {
       const std::size_t bytes = completion.bytes - wire::kHeaderBytes;
       copy_bytes(post.buffer.subspan(wire::kHeaderBytes, bytes), post.copy_to.first(bytes));
     }
-    free_post(index);
+    posts_.free(index);
     if (post.is_withdrawn) return engine_.on_withdrawn(now, post.token);
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
       ++stats_.messages_received;
@@ -450,7 +397,7 @@ class Pump<Engine>::Impl {
 
   /// Past the backlog: what waits there says nothing about this peer.
   Status post_link_message(PeerId to, Kind kind) {
-    const std::size_t index = add_post(kind, false);
+    const std::size_t index = posts_.add(kind, false);
     posts_[index].to = to;
     wire::Header header;
     header.type = kind == Kind::kPing ? wire::MessageType::kPing : wire::MessageType::kPong;
@@ -459,7 +406,7 @@ class Pump<Engine>::Impl {
     const wire::HeaderBytes bytes = wire::encode(header);
     std::memcpy(posts_[index].buffer.data(), bytes.data(), bytes.size());
     Status status = endpoint_.post_send(to, kControlTag, posts_[index].buffer.first(bytes.size()), {}, Token{index});
-    if (!status.is_ok()) free_post(index);
+    if (!status.is_ok()) posts_.free(index);
     return status;
   }
 
@@ -524,21 +471,18 @@ class Pump<Engine>::Impl {
     if (posts_[index].kind == Kind::kControl) {
       --posted_controls_;
     } else if (posts_[index].kind != Kind::kFree) {
-      free_post(index);
+      posts_.free(index);
     }
   }
 
-  std::size_t in_transport() const { return posted_controls_ + (posts_.size() - free_posts_.size() - controls_); }
+  std::size_t in_transport() const { return posted_controls_ + (posts_.in_use() - controls_); }
 
   Engine& engine_;
   transport::Endpoint& endpoint_;
   PumpOptions options_;
   ReduceFunction reduce_;
   CompleteFunction complete_;
-  BufferPool small_;
-  BufferPool large_;
-  std::deque<Post> posts_;  // A post's index is its token at the transport.
-  std::vector<std::size_t> free_posts_;
+  PostTable posts_;
   std::vector<std::size_t> unposted_;  // Control receives that wait for room.
   std::size_t controls_ = 0;           // Of the pool, posted or not.
   std::size_t posted_controls_ = 0;

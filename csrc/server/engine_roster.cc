@@ -170,6 +170,7 @@ void Engine::Impl::send_kept(Op& op, Participant& participant, std::uint32_t chu
                                            op.run_bytes(chunk, 1));
   stats_.bytes_sent += payload.size();
   send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, kNone, participant.peer, true});
+  std::get<SendAction>(actions_.back()).is_unregistered = true;
 }
 
 /// Actions are carried out in order: the copy is made before the result's own memory can be used again.

@@ -25,6 +25,8 @@ struct SendAction {
   std::vector<std::byte> body;  ///< Small and owned: an encoded Announce, an error text. May be empty.
   std::span<const std::byte> payload;
   Token token;
+  bool is_unregistered = false;  ///< `payload` is a copy of the engine's own; else its owner registered it for networks
+                                 ///< that need that.
 };
 
 /// Post a receive of one header and at most payload.size() bytes, which land in `payload` with no copy. `payload` is

@@ -276,6 +276,7 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
   if (record.borrows) {
     Op& op = *find_op(record.op);
     ++op.payload_sends;
+    action.is_unregistered = op.is_over;
     if (op.is_over) sends_.at(action.token.value).keep = op.retained;
   }
   actions_.emplace_back(std::move(action));

@@ -120,6 +120,7 @@ class Job {
     options.backup_grace = chance(random, 0.5) ? Duration{} : std::chrono::microseconds(pick(random, 1, 300));
     const std::uint64_t bounds[] = {0, 3000, 40'000, 400'000, 1u << 30};
     options.backup_bytes = bounds[pick(random, 0, 4)];
+    options.strict = seed % 5 == 0;
     if (chance(random, 0.2)) {
       options.checksum = true;
       options.max_damaged = 1000;
