@@ -24,6 +24,9 @@ void Engine::cancel(Instant now, GroupId group, std::uint64_t tag, const Status&
 void Engine::close_group(Instant now, GroupId group, const Status& why) { impl_->close_group(now, group, why); }
 void Engine::on_peer_lost(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_lost(now, peer, why); }
 void Engine::on_peer_left(Instant now, PeerId peer, const std::string& why) { impl_->on_peer_left(now, peer, why); }
+void Engine::on_member_left(Instant now, GroupId group, PeerId peer, const std::string& why) {
+  impl_->on_member_left(now, group, peer, why);
+}
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_completions(std::vector<Completion>& out) { impl_->take_completions(out); }

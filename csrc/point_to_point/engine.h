@@ -129,6 +129,9 @@ class Engine final {
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   /// A worker said goodbye: what is on its way has `grace` to come; all else that needs it fails.
   void on_peer_left(Instant now, PeerId peer, const std::string& why);
+  /// A worker calls nothing more in this group: what waits for it there has a moment for what is on its way. Not
+  /// messages of reserved tags: those are collectives'.
+  void on_member_left(Instant now, GroupId group, PeerId peer, const std::string& why);
   void on_tick(Instant now);
   Instant next_deadline() const;
 

@@ -269,6 +269,26 @@ void Engine::Impl::on_peer_left(Instant now, PeerId id, const std::string& why) 
   for (const std::uint64_t number : unmet) fail(now, *find_receive(number), Status(Code::kPeerLost, why));
 }
 
+void Engine::Impl::on_member_left(Instant now, GroupId group, PeerId peer, const std::string& why) {
+  const Instant soon = now + std::min<Duration>(config_.grace, kLastWord);
+  const Status doom(Code::kPeerLost, why);
+  for (const auto& [number, send] : sends_) {
+    const SendOperation& operation = send->operation;
+    const bool is_meant = operation.group == group && operation.to == peer && (operation.tag & kReservedTagBit) == 0;
+    if (!is_meant || send->invited > 0 || send->is_over || !send->failure.is_ok()) continue;
+    send->doom = doom;
+    set_timer(*send, std::min(send->timer, soon));
+  }
+  for (const auto& [number, receive] : receives_) {
+    const ReceiveOperation& operation = receive->operation;
+    const bool is_meant = operation.group == group && operation.sources == std::vector{peer} &&
+                          (operation.tag.value_or(0) & kReservedTagBit) == 0;
+    if (!is_meant || receive->is_matched) continue;
+    receive->doom = doom;
+    set_timer(*receive, std::min(receive->timer, soon));
+  }
+}
+
 void Engine::Impl::on_tick(Instant now) {
   while (!timers_.empty() && std::get<0>(*timers_.begin()) <= now) {
     const auto [when, kind, id] = *timers_.begin();
@@ -276,15 +296,21 @@ void Engine::Impl::on_tick(Instant now) {
       Receive& receive = *find_receive(id);
       if (receive.has_failed) {
         drain(receive, true);
+      } else if (const Status doom = std::exchange(receive.doom, {}); !doom.is_ok() && receive.is_matched) {
+        set_timer(receive, now + config_.grace);  // It came all the same.
       } else {
-        fail(now, receive, timeout_of(receive));
+        fail(now, receive, doom.is_ok() ? timeout_of(receive) : doom);
       }
       continue;
     }
     Send& send = *find_send(id);
     set_timer(send, Instant::max());
     if (send.failure.is_ok() && !send.is_over) {
-      fail(now, send, timeout_of(send));
+      if (const Status doom = std::exchange(send.doom, {}); !doom.is_ok() && send.invited > 0) {
+        set_timer(send, now + config_.grace);
+      } else {
+        fail(now, send, doom.is_ok() ? timeout_of(send) : doom);
+      }
       continue;
     }
     // The other side had its time to answer. What still reads the memory is the transport's to end.

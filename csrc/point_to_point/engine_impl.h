@@ -65,6 +65,7 @@ struct Send {
   bool is_queued = false;
   bool is_eager = false;
   bool is_over = false;
+  Status doom;  // What it fails with at `timer`; Ok: its time-out.
   Status failure;
   Instant timer = Instant::max();
 };
@@ -86,6 +87,7 @@ struct Receive {
   std::uint32_t received = 0;
   std::map<std::uint32_t, std::uint64_t> open;  // Chunk -> token of its posted receive.
   std::optional<std::uint32_t> pushed;          // What the sender says it has pushed.
+  Status doom;                                  // As Send::doom.
   Status failure;
   Instant timer = Instant::max();
 
@@ -163,6 +165,7 @@ class Engine::Impl {
   void close_group(Instant now, GroupId group, const Status& why);
   void on_peer_lost(Instant now, PeerId peer, const std::string& why);
   void on_peer_left(Instant now, PeerId peer, const std::string& why);
+  void on_member_left(Instant now, GroupId group, PeerId peer, const std::string& why);
   void on_tick(Instant now);
 
  private:

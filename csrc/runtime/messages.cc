@@ -304,6 +304,11 @@ void Messages::worker_left(Instant now, std::uint32_t rank, const std::string& w
   flush(now);
 }
 
+void Messages::member_left(Instant now, GroupId group, std::uint32_t rank, const std::string& why) {
+  engine_.on_member_left(now, group, PeerId{rank}, why);
+  flush(now);
+}
+
 void Messages::close_group(Instant now, GroupId group, const Status& why) {
   engine_.close_group(now, group, why);
   flush(now);

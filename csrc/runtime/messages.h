@@ -114,6 +114,7 @@ class Messages final {
   /// Adds the network endpoint's descriptors; false where there is something to poll already.
   bool prepare_wait(std::vector<int>& descriptors, Instant& deadline);
   void worker_left(Instant now, std::uint32_t rank, const std::string& why, bool is_gone);
+  void member_left(Instant now, GroupId group, std::uint32_t rank, const std::string& why);
   void close_group(Instant now, GroupId group, const Status& why);
   bool has_pending(GroupId group) const;
   void cancel_unmatched_receives(Instant now, const Status& why);

@@ -155,6 +155,7 @@ void Progress::group_left(Instant now, const HubEvent& event) {
   run_local_actions(now);
   if (!messages_) return;
   messages_->end_collectives_from(now, event.group.id, event.calls, Status(Code::kPeerLost, to_string(event)));
+  messages_->member_left(now, event.group.id, event.member.rank, to_string(event));
 }
 
 void Progress::end_closing() {

@@ -97,6 +97,7 @@ class World {
 
  private:
   // world_switch.h: from one generation to the next; servers, and planned switches.
+  std::optional<Plan> plan_of(const Worker& worker);
   bool join(Worker& worker);
   void install(Worker& worker, const Plan& plan);
   void apply(Worker& worker, const Step& step);
@@ -324,6 +325,11 @@ class World {
     if (worker.stage == Stage::kWaiting || worker.stage == Stage::kSwitching || !is_elastic_) return false;
     const std::uint64_t number = worker.stage == Stage::kJoining ? worker.go.generation : worker.present;
     if (meetings_[number].left.empty()) return false;
+    // Who leaves well has sent all that the others need to get in, and they hear that first.
+    const bool all_left_well = std::none_of(workers_.begin(), workers_.end(), [&](const Worker& other) {
+      return !other.is_alive && meetings_[number].left.contains(other.id);
+    });
+    if (worker.stage == Stage::kJoining && all_left_well && plan_of(worker)) return false;
     if (worker.stage == Stage::kJoining) {
       meetings_[number].left.insert(worker.id);
       worker.stage = Stage::kWaiting;

@@ -6,6 +6,23 @@
 /// while training goes on.
 namespace herring::elastic::testing {
 
+/// What it has to do to get in, once all have said what they have; nothing where it lacks a result that is gone.
+inline std::optional<Plan> World::plan_of(const Worker& worker) {
+  Meeting& meeting = meetings_[worker.go.generation];
+  if (meeting.summaries.size() < meeting.members.size()) return std::nullopt;
+  std::vector<Summary> summaries;
+  for (const WorkerId member : meeting.members) summaries.push_back(meeting.summaries.at(member));
+  Plan plan = make_plan(summaries, meeting.members);
+  for (const Step& step : plan.steps) {
+    const bool lacks = std::find(step.to.begin(), step.to.end(), worker.go.rank) != step.to.end();
+    // Who has the result is not there any more: the joining will fail.
+    if (lacks && step.kind == Step::Kind::kDeliver && meeting.left.contains(meeting.members[step.from])) {
+      return std::nullopt;
+    }
+  }
+  return plan;
+}
+
 inline bool World::join(Worker& worker) {
   if (worker.stage != Stage::kJoining) return false;
   Meeting& meeting = meetings_[worker.go.generation];
@@ -13,17 +30,9 @@ inline bool World::join(Worker& worker) {
     meeting.summaries[worker.id] = *decode_summary(encode(worker.journal.summary()));
     return true;
   }
-  if (meeting.summaries.size() < meeting.members.size()) return false;
-  std::vector<Summary> summaries;
-  for (const WorkerId member : meeting.members) summaries.push_back(meeting.summaries.at(member));
-  const Plan plan = make_plan(summaries, meeting.members);
-  for (const Step& step : plan.steps) {
-    const bool lacks = std::find(step.to.begin(), step.to.end(), worker.go.rank) != step.to.end();
-    // Who has the result is not there any more: the joining will fail.
-    if (lacks && step.kind == Step::Kind::kDeliver && meeting.left.contains(meeting.members[step.from])) return false;
-  }
-  install(worker, plan);
-  return true;
+  const std::optional<Plan> plan = plan_of(worker);
+  if (plan) install(worker, *plan);
+  return plan.has_value();
 }
 
 inline void World::install(Worker& worker, const Plan& plan) {

@@ -251,6 +251,28 @@ TEST(Messages, LeavingAGroupEndsItsMessagesOnBothSides) {
   }
 }
 
+TEST(Messages, WhatWaitsForOneWhoLeftTheGroupEndsSoonAndWhatIsOnItsWayComes) {
+  Cluster cluster({.workers = 3});
+  const Bytes data = pattern(5000), taken = pattern(6000);
+  Bytes memory(10), in(6000), other(10);
+  const std::uint64_t send = cluster.send(0, send_of(1, 1, data));
+  const std::uint64_t receive = cluster.receive(0, receive_of({1}, 2, memory));
+  const std::uint64_t any = cluster.receive(0, receive_of({1, 2}, 3, other));
+  const std::uint64_t coming = cluster.send(0, send_of(1, 4, taken));
+  const std::uint64_t its = cluster.receive(1, receive_of({0}, 4, in));
+  cluster.member_left(0, GroupId{7}, 1, "worker 1 has left the group");
+  const Instant begun = cluster.now();
+  ASSERT_FALSE(cluster.run_until_idle(std::chrono::seconds(2))) << "the receive from anybody waits on";
+  EXPECT_LE(cluster.now() - begun, std::chrono::seconds(3));
+  expect_has(status_of(cluster, send), Code::kPeerLost, {"worker 1 has left the group"});
+  expect_has(status_of(cluster, receive), Code::kPeerLost, {"worker 1 has left the group"});
+  EXPECT_TRUE(status_of(cluster, coming).is_ok()) << status_of(cluster, coming).to_string();
+  EXPECT_TRUE(status_of(cluster, its).is_ok());
+  EXPECT_EQ(in, taken);
+  EXPECT_EQ(cluster.find(any), nullptr);
+  cluster.cancel_receives(0, Status(Code::kShutdown, "over"));
+}
+
 TEST(Messages, PendingReceivesCanBeCancelled) {
   Cluster cluster({});
   Bytes memory(10), coming(5000);

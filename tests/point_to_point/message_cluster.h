@@ -85,6 +85,11 @@ class Cluster {
     workers_[rank].engine->close_group(network_.now(), group, why);
     flush(rank);
   }
+  /// `rank` hears that another worker calls nothing more in the group.
+  void member_left(std::uint32_t rank, GroupId group, std::uint32_t leaver, const std::string& why) {
+    workers_[rank].engine->on_member_left(network_.now(), group, PeerId{leaver}, why);
+    flush(rank);
+  }
   void cancel_receives(std::uint32_t rank, const Status& why) {
     workers_[rank].engine->cancel_unmatched_receives(why);
     flush(rank);
