@@ -99,8 +99,8 @@ void Engine::Impl::fail(Instant now, Send& send, const Status& why) {
     queued_now_ -= std::erase_if(peer.queue, [&send](const Outgoing& out) { return out.send == send.id; });
     send.is_queued = false;
     send.is_over = true;
-  } else if (peer.lost) {
-    send.is_over = true;
+  } else if (peer.lost || (peer.left && send.invited == 0)) {
+    send.is_over = true;  // Nobody is there to answer.
   } else {
     set_timer(send, now + config_.grace);
     wire::Header header = header_to(wire::MessageType::kWithdraw, send.id);
