@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "gil.h"
 
@@ -29,29 +28,6 @@ struct Backend::Pending {
   std::mutex mutex;
   std::condition_variable none_left;
   std::size_t count = 0;
-  std::vector<c10::weak_intrusive_ptr<Work>> unwatched;  // Sends whose end nobody but a wait() sees.
-  std::size_t prune_at = 64;
-
-  void remember(const c10::intrusive_ptr<Work>& work) {
-    const std::lock_guard lock(mutex);
-    if (unwatched.size() >= prune_at) {
-      std::erase_if(unwatched, [](const auto& one) { return one.expired(); });
-      prune_at = std::max<std::size_t>(64, 2 * unwatched.size());
-    }
-    unwatched.emplace_back(work);
-  }
-
-  /// From here on their end is seen at once.
-  void watch() {
-    std::vector<c10::intrusive_ptr<Work>> works;
-    {
-      const std::lock_guard lock(mutex);
-      for (const auto& one : std::exchange(unwatched, {})) works.push_back(one.lock());
-    }
-    for (const auto& work : works) {
-      if (work) work->watch();
-    }
-  }
 
   /// Counts from construction to destruction; held by the Work until it ends.
   class Ticket final {
@@ -151,7 +127,6 @@ void Backend::shutdown() {
   if (closed_.exchange(true)) return;
   if (getpid() != process_->pid) return;
   process_->runtime->leave_group(options_.id);
-  pending_->watch();
   {
     std::unique_lock lock(pending_->mutex);
     pending_->none_left.wait_for(lock, kDrain, [&] { return pending_->count == 0; });
@@ -183,9 +158,7 @@ Backend::WorkPtr Backend::start(WorkInfo info, Step step) {
   // A receive that nobody waits for has no end that shutdown() could wait for.
   const bool receives = info.op_type == c10d::OpType::RECV || info.op_type == c10d::OpType::RECVANYSOURCE;
   if (!receives) info.ticket = std::make_shared<Pending::Ticket>(pending_);
-  const bool is_send = info.op_type == c10d::OpType::SEND;
   const c10::intrusive_ptr<Work> work = Work::start(std::move(info), std::move(step), process_->runtime);
-  if (is_send) pending_->remember(work);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalescing_->push_back(work);
   return work;

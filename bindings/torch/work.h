@@ -53,8 +53,6 @@ class Work final : public c10d::Work {
   static c10::intrusive_ptr<Work> start(WorkInfo info, Step first, std::shared_ptr<runtime::Communicator> runtime);
   Work(WorkInfo info, std::shared_ptr<runtime::Communicator> runtime);
   ~Work() override;
-  /// From now on the runtime's callback threads finish this Work where nobody else does.
-  void watch();
 
   bool isCompleted() override;
   /// Blocks at most `timeout` (none given: until the operation's own deadline, which the runtime keeps). Throws what
@@ -71,6 +69,8 @@ class Work final : public c10d::Work {
 
   /// Submits `step` and makes it the current one.
   void enter(Step step);
+  /// From now on the runtime's callback threads finish this Work where nobody else does.
+  void watch();
   /// Asks the operations of step `number` to call back.
   void watch_step(const Parts& parts, std::uint64_t number);
   /// Ends step `number` where nobody has yet. All of its parts are done.

@@ -101,8 +101,6 @@ def destroy_in_time(case: str) -> None:
     works = []
     if case == "receive":
         works.append(dist.irecv(torch.zeros(3), (rank + 1) % size))
-    elif case == "send":
-        works += [dist.isend(value, 1)] if rank == 0 else []
     elif case == "apart":
         works.append(dist.all_reduce(value, group=first if rank == 0 else second, async_op=True))
     elif case == "composed":
