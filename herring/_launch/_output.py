@@ -6,7 +6,7 @@ mix. What has no end yet:
 * A progress bar (text after a carriage return) is forwarded within BAR_S.
 * Other text is shown on a terminal after PREVIEW_S; where another line comes in between, it is shown again in full. In
   a file or pipe it waits for the end of its line.
-* A line of more than LONG_LINE bytes has the stream to itself until it ends, or pauses for FLOOR_S.
+* A line of more than LONG_LINE bytes has the stream to itself until it ends, or its rank pauses for FLOOR_S.
 
 Nothing here waits for a reader: what is not taken waits in a queue, and past QUEUE_LIMIT the ranks wait in their
 writes. Where nobody reads any more (a closed pipe), what comes is dropped and the job goes on.
@@ -195,6 +195,10 @@ class Source:
             self._write(text, self._shown)
             self._parts, self._shown = [text], len(text)
 
+    def hold(self, now: float) -> None:
+        """It is not read now, for its destination takes nothing: that is no pause of the rank."""
+        self._last = now
+
     def give_floor(self) -> None:
         """Its long line is not waited for any longer."""
         if self.destination.floor is self:
@@ -295,9 +299,9 @@ class Outputs:
     def turn(self, seconds: float) -> list[int]:
         """Forwards what there is; waits for something at most this long. Which of the watched can be read."""
         now = time.monotonic()
+        self._choose_sources(now)
         due = [at for at in (source.due() for source in self._sources) if at is not None]
         wait = max(0.0, min([seconds, *(at - now for at in due)]))
-        self._choose_sources()
         watched = []
         for key, events in self._selector.select(wait):
             if isinstance(key.data, Source):
@@ -306,9 +310,8 @@ class Outputs:
                 key.data.flush()
             elif events:
                 watched.append(key.fd)
-        now = time.monotonic()
         for source in list(self._sources):
-            at = source.due()
+            at = source.due()  # At a time before the select: what had come by then is read.
             if at is not None and at <= now:
                 source.show()
             if source.ended:
@@ -322,10 +325,12 @@ class Outputs:
             if problem and each is not self._err:
                 self.say(problem)
 
-    def _choose_sources(self) -> None:
+    def _choose_sources(self, now: float) -> None:
         """Who is read in this turn, and who is waited for to take more."""
         for source in self._sources:
             to = source.destination
+            if to.is_full:
+                source.hold(now)
             may = not to.is_full and to.floor in (None, source)
             self._select(source.fd, source, selectors.EVENT_READ, may)
         for each in {self._out, self._err}:

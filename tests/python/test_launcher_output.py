@@ -125,18 +125,25 @@ def test_sixty_megabytes_on_one_line(launches):
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 8
 
 
-def test_a_long_line_is_whole_beside_others(launches):
+@pytest.mark.parametrize("pause_s", [0, 2.5])
+def test_a_long_line_is_whole_beside_others(launches, pause_s):
+    """Also where the reader pauses in the middle of it: it is not the rank that has paused then."""
     code = """
 if rank == 0:
     sys.stdout.write("x" * 8_000_000 + "\\n")
 else:
+    wait_for_go()
     for number in range(3000): print("y" * 100)
 """
-    code_, out, err = launches.run(code, "--tag-output")
-    assert code_ == 0, err
-    lines = out.splitlines()
-    assert lines.count("[rank 1] " + "y" * 100) == 3000
-    assert lines.count("[rank 0] " + "x" * 8_000_000) == 1
+    job = launches.start(code, "--tag-output")
+    begin = read_until(job.stdout.fileno(), b"xxx", 20)
+    launches.go()
+    time.sleep(pause_s)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    lines = (begin + out).splitlines()
+    assert lines.count(b"[rank 1] " + b"y" * 100) == 3000
+    assert lines.count(b"[rank 0] " + b"x" * 8_000_000) == 1
     assert len(lines) == 3001
 
 
