@@ -94,6 +94,11 @@ enum class Collective : std::uint8_t {
   kReduceScatter = 10,
 };
 
+/// The number names one of them.
+constexpr bool is_known(Collective collective) noexcept {
+  return collective >= Collective::kAllReduce && collective <= Collective::kReduceScatter;
+}
+
 /// Size of one element in bytes; 0 for a number that names no type.
 std::size_t element_bytes(DataType dtype) noexcept;
 /// "float32", "sum", "all_reduce", ...; "unknown" for a number that names nothing.

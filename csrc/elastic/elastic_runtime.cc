@@ -252,6 +252,8 @@ void ElasticRuntime::Impl::start(const OperationId& id, Operation& operation) {
                            Status(Code::kPeerLost, to_string(request.descriptor) + ": its root is lost"));
     }
   }
+  // All get the sum, and who wants it is another number to those who call after a loss: it is not compared.
+  if (request.descriptor.collective == Collective::kReduce) request.descriptor.root = 0;
   const bool goes_old = is_old(id);
   const Generation& generation = goes_old ? old : present;
   if (goes_old) ++old_unfinished;

@@ -192,10 +192,9 @@ std::optional<Summary> decode_summary(std::span<const std::byte> bytes) {
     record.id.group = reader.u32();
     record.id.key = reader.u64();
     const std::uint8_t state = reader.u8();
-    const std::uint8_t collective = reader.u8();
-    if (state < 1 || state > 3 || collective < 1 || collective > 4) return std::nullopt;
+    record.collective = static_cast<Collective>(reader.u8());
+    if (state < 1 || state > 3 || !is_known(record.collective)) return std::nullopt;
     record.state = static_cast<Record::State>(state);
-    record.collective = static_cast<Collective>(collective);
     record.bytes = reader.u64();
     record.root = reader.u64();
     record.members = reader.u32();

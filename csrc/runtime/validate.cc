@@ -13,11 +13,6 @@ Status bad(const Request& request, const std::string& what) {
   return Status(Code::kInvalidArgument, to_string(request.descriptor) + ": " + what);
 }
 
-std::string no_root(const OpDescriptor& descriptor, const GroupRoute& route) {
-  return "root " + std::to_string(descriptor.root) + " is not in the group, which has ranks 0 to " +
-         std::to_string(route.ranks.size() - 1);
-}
-
 constexpr const char* kOverlap = "the input and the output overlap; they must be apart, or one and the same";
 
 /// Results would be written to what is still to be read. Where the input lies `offset` into the output it is in place.
@@ -40,16 +35,17 @@ Status validate(const Request& request, const GroupRoute& route) {
                              (descriptor.reduce == ReduceOp::kSum || descriptor.reduce == ReduceOp::kAverage);
   if (request.has_backup && !may_lack_some) return bad(request, "only sums and averages can have backup workers");
   switch (descriptor.collective) {
-    case Collective::kReduce:
-      if (descriptor.root >= route.ranks.size()) return bad(request, no_root(descriptor, route));
-      [[fallthrough]];
     case Collective::kAllReduce:
+    case Collective::kReduce:  // The root is for the caller to check: in an elastic job that rank may be gone.
     case Collective::kReduceScatter:
       if (request.input.size() != request.output.size()) return bad(request, "input and output differ in size");
       if (overlaps_elsewhere(request, 0)) return bad(request, kOverlap);
       return server::check({descriptor.dtype, descriptor.reduce, 1});
     case Collective::kBroadcast:
-      if (descriptor.root >= route.ranks.size()) return bad(request, no_root(descriptor, route));
+      if (descriptor.root >= route.ranks.size()) {
+        return bad(request, "root " + std::to_string(descriptor.root) + " is not in the group, which has ranks 0 to " +
+                                std::to_string(route.ranks.size() - 1));
+      }
       if (descriptor.root == route.index && request.input.size() != request.output.size()) {
         return bad(request, "input and output differ in size");
       }

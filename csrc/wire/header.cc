@@ -100,9 +100,8 @@ std::uint16_t flags_of(MessageType type) noexcept {
 bool has_shard(MessageType type) noexcept { return type <= MessageType::kCancel || type == MessageType::kReady; }
 
 bool is_known(const OpDescriptor& descriptor) noexcept {
-  return descriptor.collective >= Collective::kAllReduce && descriptor.collective <= Collective::kReduceScatter &&
-         descriptor.reduce >= ReduceOp::kSum && descriptor.reduce <= ReduceOp::kBxor &&
-         element_bytes(descriptor.dtype) > 0 && descriptor.dims <= kMaxDims;
+  return is_known(descriptor.collective) && descriptor.reduce >= ReduceOp::kSum &&
+         descriptor.reduce <= ReduceOp::kBxor && element_bytes(descriptor.dtype) > 0 && descriptor.dims <= kMaxDims;
 }
 
 bool has_one_pusher(Collective collective) noexcept {

@@ -277,6 +277,37 @@ TEST(ElasticJobs, WhoCallsAfterALossWhatOthersCalledBeforeItHasWhatTheyHave) {
                   });
 }
 
+/// Who wants the sum is lost, or has another number since: all have the sum either way.
+TEST(ElasticJobs, AReduceGoesOnWithoutItsRoot) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  const auto reduce = [](ElasticRuntime& runtime, std::vector<float>& values, std::uint32_t root) {
+    runtime::Request request = all_reduce(values);
+    request.descriptor.collective = Collective::kReduce;
+    request.descriptor.root = root;
+    return runtime.submit(request);
+  };
+  const auto expect_sum = [](const std::shared_ptr<runtime::Work>& work, const std::vector<float>& values) {
+    finish(work);
+    EXPECT_EQ(values.front(), 3.0F);
+  };
+  run_with_a_loss(
+      [&](ElasticRuntime& runtime, std::atomic<bool>& may_die) {
+        std::vector<float> lost{1};
+        std::vector<float> moved{1};
+        const auto to_lost = reduce(runtime, lost, 1);
+        const auto to_moved = reduce(runtime, moved, 2);
+        may_die = true;
+        expect_sum(to_lost, lost);
+        expect_sum(to_moved, moved);
+      },
+      [&](ElasticRuntime& runtime) {
+        for (int i = 0; i < 2; ++i) {
+          std::vector<float> values{2};
+          expect_sum(reduce(runtime, values, 1), values);
+        }
+      });
+}
+
 /// The old runtime is shut down before there is a new one: the caller asks for memory all the time.
 TEST(ElasticJobs, MemoryAskedForWhileTheJobIsPutTogetherAnewIsNoError) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";

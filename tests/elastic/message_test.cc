@@ -36,11 +36,14 @@ TEST(ElasticMessage, JournalsCrossTheWireWhole) {
   Record record;
   record.id = {3, 0};
   record.state = Record::State::kComplete;
-  record.collective = Collective::kBroadcast;
   record.bytes = 100;
   record.root = 8;
   record.members = 3;
-  summary.operations = {record};
+  for (int number = 1; name(static_cast<Collective>(number)) != "unknown"; ++number) {
+    record.collective = static_cast<Collective>(number);
+    summary.operations.push_back(record);
+  }
+  ASSERT_EQ(summary.operations.size(), 10u);
   const auto heard = decode_summary(encode(summary));
   ASSERT_TRUE(heard.has_value());
   EXPECT_EQ(*heard, summary);
