@@ -52,8 +52,6 @@ struct Budget {
   std::uint64_t worker_descriptors = 0;   ///< Sockets, where each connection is one: of a worker without lanes,
   std::uint64_t server_descriptors = 0;   ///< and of the lanes of one server.
 
-  /// What records of a lane's operations may take: a worker past the limit has its share still.
-  std::uint64_t record_bound() const { return 2 * record_bytes; }
   /// Control receives of a lane for one worker.
   std::uint32_t control_messages() const { return announce_credits + uncredited + ready + moved; }
 };

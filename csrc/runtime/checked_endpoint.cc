@@ -369,11 +369,8 @@ void CheckedEndpoint::Impl::on_received(std::size_t index, const transport::Comp
     if (is_ours) on_report(*frame, head);
     return repost(index);
   }
-  if (!is_ours) {
-    if (post.is_over) return complete_receive(index, transport::CompletionKind::kCancelled, 0, {});
-    return note_damaged(index, frame, bytes);
-  }
-  const auto peer = peers_.find(PeerId{frame->sender});
+  if (!is_ours && !post.is_over) return note_damaged(index, frame, bytes);
+  const auto peer = is_ours ? peers_.find(PeerId{frame->sender}) : peers_.end();
   if (peer != peers_.end()) {
     take_confirmations(peer->second, *frame);
     // Nobody wants it where its receive is withdrawn, so its sender need not send it again.

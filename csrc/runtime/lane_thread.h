@@ -67,7 +67,7 @@ class LaneThread final {
   void peer_left(PeerId worker, const std::string& why);
   server::EngineStats stats() const;
   std::uint64_t memory_bound() const { return options_.memory_bound; }
-  std::uint64_t record_bound() const { return 2 * options_.record_bytes; }
+  std::uint64_t record_bound() const { return server::record_bound(options_.record_bytes); }
   bool is_idle() const { return idle_.load(std::memory_order_acquire); }
 
  private:

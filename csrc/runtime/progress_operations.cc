@@ -364,7 +364,8 @@ void Progress::add_part(std::unique_ptr<Part> part) {
 }
 
 void Progress::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {
-  // Not by looking at all parts: a thousand operations that end together would take a million looks.
+  // Not by looking at all parts: a thousand operations that end together would take a million looks. Number 0 is also a
+  // join's, before the first part.
   for (std::uint32_t number = 0; number < std::max(operation.next_part, 1u); ++number) {
     const OpKey key{operation.group->id, operation.op, number};
     const auto found = parts_.find(key);

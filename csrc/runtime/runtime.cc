@@ -579,7 +579,7 @@ std::vector<ServerCounters> Runtime::server_counters() {
   }
   for (const LanePlace& lane : placement.lanes) {
     counters[lane.server].memory_bound_bytes += placement.budget.lane_bytes[lane.peer.value - placement.workers];
-    counters[lane.server].record_bound_bytes += placement.budget.record_bound();
+    counters[lane.server].record_bound_bytes += server::record_bound(placement.budget.record_bytes);
   }
   return counters;
 }

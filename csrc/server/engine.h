@@ -28,7 +28,7 @@ struct EngineConfig {
   Duration run_time{};                       ///< About so long a message of several chunks takes (adaptive_run.h).
   std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
   std::uint64_t record_bytes = 0;            ///< For records of operations, unfinished and failed; 0: no limit. Past it
-                                             ///< each worker has its share, so twice as much is the most.
+                                             ///< each worker has its share (record_bound()).
   std::uint32_t max_eager_bytes = 0;         ///< Largest eager payload of one announce.
   std::uint32_t announce_credits = 0;  ///< Announces one worker may have sent that this lane has not yet credited back.
                                        ///< 0: no limit, no Credit messages.
@@ -47,6 +47,9 @@ struct EngineConfig {
   Duration max_tombstone = std::chrono::seconds(600);  ///< late: the operation's time-out, within these limits,
   std::size_t max_tombstones = 4096;                   ///< and at most so many of them.
 };
+
+/// What EngineConfig::record_bytes comes to at most.
+constexpr std::uint64_t record_bound(std::uint64_t record_bytes) { return 2 * record_bytes; }
 
 /// Counters; read by the owner of the lane, exact at any time between calls.
 struct EngineStats {

@@ -58,6 +58,8 @@ bool Engine::Impl::has_room_for_records(PeerId peer, std::uint64_t bytes) {
 Status Engine::Impl::check_records(const wire::Header& header, const wire::Announce& announce,
                                    std::span<const std::byte> body) {
   const PeerId peer{header.sender};
+  const std::uint64_t most = record_bytes_of(announce.contributor_count, true) + body.size();
+  if (config_.record_bytes == 0 || stats_.record_bytes + most <= config_.record_bytes) return Status::ok();
   const bool is_first = find_live(key_of(header)) == nullptr;
   if (has_room_for_records(peer, record_bytes_of(announce.contributor_count, is_first) + body.size())) {
     return Status::ok();

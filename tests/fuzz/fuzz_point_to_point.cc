@@ -12,6 +12,7 @@
 #include "point_to_point/message.h"
 #include "require.h"
 #include "wire/reason.h"
+#include "withdrawn.h"
 
 /// Workers that send anything, and a transport that does anything it may. Whatever they do: no crash, no touch of an
 /// operation's memory after its end, every operation ends once, bounded memory, and nothing left once all are gone.
@@ -188,17 +189,8 @@ class Harness {
     engine_.link(0).on_received(now_, token, Status(Code::kPeerLost, "the connection broke"), {});
   }
 
-  /// Until now a message may have been landing there.
   void give_back(std::size_t which) {
-    if (withdrawn_.empty()) return;
-    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
-    const Token token = *at;
-    withdrawn_.erase(at);
-    if (const auto found = receives_.find(token.value); found != receives_.end()) {
-      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
-      receives_.erase(found);
-    }
-    engine_.link(0).on_withdrawn(now_, token);
+    if (const auto token = withdrawn_.give_back(which, receives_)) engine_.link(0).on_withdrawn(now_, *token);
   }
 
   void sent(std::size_t which, const Status& status) {
@@ -231,8 +223,7 @@ class Harness {
         }
         receives_.emplace(post->token.value, *post);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
-        HERRING_REQUIRE(receives_.contains(cancel->token.value));
-        withdrawn_.push_back(cancel->token);
+        withdrawn_.add(cancel->token, receives_);
       }
     }
     std::vector<Completion> done;
@@ -268,7 +259,7 @@ class Harness {
   std::uint64_t handle_ = 0;
   std::uint64_t next_number_[kPeers] = {};
   std::vector<SendAction> sends_;
-  std::vector<Token> withdrawn_;
+  Withdrawn withdrawn_;
   std::map<std::uint64_t, PostReceiveAction> receives_;  // By token.
   std::map<std::uint64_t, wire::Header> invites_;        // By tag; sender: whom it invited.
 };

@@ -14,6 +14,7 @@
 #include "mutate.h"
 #include "require.h"
 #include "server/engine.h"
+#include "withdrawn.h"
 
 /// Workers that send anything, and a transport that does anything it may. Whatever they do: no crash, no memory of the
 /// lane handed out twice, bounded memory, and a lane that is idle once all workers are gone.
@@ -356,17 +357,8 @@ class Harness {
     engine_.on_received(now_, token, Status(Code::kTransport, "truncated"), {});
   }
 
-  /// Until now a message may have been landing there.
   void give_back(std::size_t which) {
-    if (withdrawn_.empty()) return;
-    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
-    const Token token = *at;
-    withdrawn_.erase(at);
-    if (const auto found = receives_.find(token.value); found != receives_.end()) {
-      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
-      receives_.erase(found);
-    }
-    engine_.on_withdrawn(now_, token);
+    if (const auto token = withdrawn_.give_back(which, receives_)) engine_.on_withdrawn(now_, *token);
   }
 
   void sent(std::size_t which, const Status& status) {
@@ -397,7 +389,7 @@ class Harness {
     HERRING_REQUIRE(stats.slots_in_use <= slots_.size() / kChunkBytes && stats.slots_in_use <= stats.slots_peak);
     HERRING_REQUIRE(receives_.size() <= stats.slots_in_use);
     HERRING_REQUIRE(stats.kept_bytes <= kBackupBytes);
-    HERRING_REQUIRE(stats.record_bytes <= stats.record_peak && stats.record_peak <= 2 * kRecordBytes);
+    HERRING_REQUIRE(stats.record_bytes <= stats.record_peak && stats.record_peak <= server::record_bound(kRecordBytes));
     actions = Actions();
     const std::size_t heap = __sanitizer_get_current_allocated_bytes();
     HERRING_REQUIRE(heap < heap_before_ + kHeapLimit);
@@ -440,10 +432,7 @@ class Harness {
     HERRING_REQUIRE(receives_.emplace(receive.token.value, receive).second);
   }
 
-  void carry_out(const CancelReceiveAction& cancelled) {
-    HERRING_REQUIRE(receives_.contains(cancelled.token.value));
-    withdrawn_.push_back(cancelled.token);
-  }
+  void carry_out(const CancelReceiveAction& cancelled) { withdrawn_.add(cancelled.token, receives_); }
 
   void carry_out(const ReduceAction& reduce) {
     HERRING_REQUIRE(!reduce.inputs.empty() && reduce.outputs.size() == 1);
@@ -504,7 +493,7 @@ class Harness {
   std::vector<wire::Header> pulls_;                                              // Grants to answer with Ready.
   std::map<std::uint64_t, PostReceiveAction> receives_;                          // By token.
   std::vector<std::pair<Token, std::span<const std::byte>>> sends_;
-  std::vector<Token> withdrawn_;
+  Withdrawn withdrawn_;
 };
 
 }  // namespace

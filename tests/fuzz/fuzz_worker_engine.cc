@@ -11,6 +11,7 @@
 #include "mutate.h"
 #include "require.h"
 #include "wire/reason.h"
+#include "withdrawn.h"
 #include "worker/engine.h"
 #include "worker_program.h"
 
@@ -222,17 +223,8 @@ class Harness {
     engine_.on_received(now_, token, Status(Code::kPeerLost, "the connection broke"), {});
   }
 
-  /// Until now a message may have been landing there.
   void give_back(std::size_t which) {
-    if (withdrawn_.empty()) return;
-    const auto at = withdrawn_.begin() + static_cast<std::ptrdiff_t>(which % withdrawn_.size());
-    const Token token = *at;
-    withdrawn_.erase(at);
-    if (const auto found = receives_.find(token.value); found != receives_.end()) {
-      std::fill(found->second.payload.begin(), found->second.payload.end(), std::byte{0x3C});
-      receives_.erase(found);
-    }
-    engine_.on_withdrawn(now_, token);
+    if (const auto token = withdrawn_.give_back(which, receives_)) engine_.on_withdrawn(now_, *token);
   }
 
   void sent(std::size_t which, const Status& status) {
@@ -266,8 +258,7 @@ class Harness {
         }
         receives_.emplace(post->token.value, *post);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
-        HERRING_REQUIRE(receives_.contains(cancel->token.value));
-        withdrawn_.push_back(cancel->token);
+        withdrawn_.add(cancel->token, receives_);
       } else if (auto* copy = std::get_if<CopyAction>(&action)) {
         HERRING_REQUIRE(copy->from.size() == copy->to.size());
         std::copy(copy->from.begin(), copy->from.end(), copy->to.begin());
@@ -314,7 +305,7 @@ class Harness {
   std::map<OpKey, std::uint64_t> uses_;
   std::vector<SendAction> sends_;
   std::map<std::uint64_t, PostReceiveAction> receives_;  // By token.
-  std::vector<Token> withdrawn_;
+  Withdrawn withdrawn_;
   std::vector<std::pair<PeerId, wire::Header>> announced_;
   std::map<PeerId, std::uint64_t> next_grant_;
   std::set<PeerId> lost_;
