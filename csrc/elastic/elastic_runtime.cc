@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "elastic/elastic_impl.h"
+#include "runtime/name_uses.h"
 #include "runtime/validate.h"
 
 namespace herring::elastic {
@@ -118,6 +119,9 @@ Status ElasticRuntime::Impl::check(Request& request) const {
   }
   const Group& group = found->second;
   if (!group.closed.is_ok()) return group.closed;
+  if (!journal.has_room(request.group.value, request.name)) {
+    return runtime::no_room_for_name(*request.name, journal.names());
+  }
   const OperationId id = journal.next(request.group.value, request.name);
   if (outcomes.contains(id)) return Status::ok();  // Nothing of this call is asked for any more.
   if (const auto root = straddling.find(id); root != straddling.end()) {

@@ -7,8 +7,15 @@ namespace herring::elastic {
 Journal::Journal() { add_group(0); }
 
 void Journal::remove_group(std::uint32_t group) {
-  groups_.erase(group);
+  if (const auto found = groups_.find(group); found != groups_.end()) {
+    names_ -= found->second.uses.size();
+    groups_.erase(found);
+  }
   std::erase_if(records_, [group](const auto& entry) { return entry.first.group == group; });
+}
+
+bool Journal::has_room(std::uint32_t group, std::optional<std::string_view> name) const {
+  return !name || names_ < kMaxNames || groups_.at(group).uses.contains(runtime::name_key(*name));
 }
 
 OperationId Journal::next(std::uint32_t group, std::optional<std::string_view> name) const {
@@ -29,7 +36,9 @@ OperationId Journal::submit(const Submission& submission) {
   record.members = submission.members;
   if (submission.name) {
     record.name = runtime::name_key(*submission.name);
-    record.use = group.uses[record.name]++;
+    const auto [uses, is_new] = group.uses.emplace(record.name, 0);
+    if (is_new) ++names_;
+    record.use = uses->second++;
   } else {
     ++group.next;
   }
@@ -49,6 +58,8 @@ void Journal::restart() {
 }
 
 void Journal::begin_at(const GroupRecord& start) {
+  names_ += start.uses.size();
+  names_ -= groups_.at(0).uses.size();
   groups_.at(0) = start;
   start_ = start;
 }

@@ -26,6 +26,12 @@ class Journal final {
     std::uint64_t root = 0;
     std::uint32_t members = 1;
   };
+  /// Each takes about 130 bytes here, and 32 for each worker while a job is put together anew.
+  static constexpr std::size_t kMaxNames = std::size_t{1} << 18;
+  /// Of all groups.
+  std::size_t names() const { return names_; }
+  /// False: the name is new to its group, and there are as many as there may be.
+  bool has_room(std::uint32_t group, std::optional<std::string_view> name) const;
   /// The number that submit() would give.
   OperationId next(std::uint32_t group, std::optional<std::string_view> name) const;
   /// Numbers an operation and records it as pending. The group exists.
@@ -55,6 +61,7 @@ class Journal final {
  private:
   bool is_new_ = true;
   std::map<std::uint32_t, GroupRecord> groups_;
+  std::size_t names_ = 0;
   GroupRecord start_;
   std::map<OperationId, Record> records_;
 };

@@ -3,11 +3,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "core/status.h"
 
 /// How often each name was used in a group. No name can be forgotten while the job lives: another rank may still count
 /// it, and the two would wait for each other. So there is a bound, and what a name costs is little.
 namespace herring::runtime {
+
+/// The name is new, and there is no room for it.
+inline Status no_room_for_name(std::string_view name, std::size_t names) {
+  return Status(Code::kInvalidArgument,
+                "\"" + std::string(name) + "\": " + std::to_string(names) +
+                    " different names were used, and there is no room for more; name a tensor by what it is, not by "
+                    "the step, so that its name comes again");
+}
 
 class NameUses final {
  public:

@@ -278,12 +278,7 @@ class Runtime::Impl {
     }
     const std::uint64_t name = name_key(*request.name);
     const auto use = group.name_uses.next(name);
-    if (!use) {
-      return Status(Code::kInvalidArgument,
-                    "\"" + *request.name + "\": " + std::to_string(group.name_uses.size()) +
-                        " different names were used, and there is no room for more; name a tensor by what it is, not "
-                        "by the step, so that its name comes again");
-    }
+    if (!use) return no_room_for_name(*request.name, group.name_uses.size());
     if (*use == 0 && group.name_uses.size() == NameUses::kManyNames) warn_of_names(*request.name);
     op = use_key(name, *use);
     return Status::ok();
