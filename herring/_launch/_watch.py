@@ -137,7 +137,7 @@ def watch(job: Job, policy: Policy) -> int:
                 job.stop()
                 return 1
         for process in job.poll(_TURN_S):
-            some_have_finished = True
+            some_have_finished = some_have_finished or process.code == 0
             policy.note(process)
             if process.code == 0 or failed is not None or _goes_on(job, process, policy):
                 continue

@@ -367,3 +367,31 @@ else:
     launches.go()
     job.terminate()
     job.communicate(timeout=30)
+
+
+def test_a_server_that_was_killed_has_not_finished(launches):
+    """The others miss a rank that stands still, and name it: the launcher does not end the job before they can."""
+    job = launches.start(
+        "mark(os.getpid())\nwait_for_go()", "--servers", "2", "--restart-servers", "1", "--verbose",
+        env={"HERRING_DEAD_AFTER_S": "0.5", "HERRING_HEARTBEAT_S": "0.1"},
+    )  # fmt: skip
+    ranks = [int(pid) for pid in launches.marks(2)]
+    said = read_line_with(job.stderr, "server 0 is process ")
+    os.kill(int(said.split()[-1]), signal.SIGKILL)
+    read_line_with(job.stderr, "server 0 is process ")
+    os.kill(ranks[1], signal.SIGSTOP)
+    try:
+        said = read_line_with(job.stderr, "has been stopped")
+        assert f"to go on: kill -CONT {ranks[1]}" in said
+    finally:
+        os.kill(ranks[1], signal.SIGCONT)
+    launches.go()
+    job.communicate(timeout=30)
+
+
+def read_line_with(stream, text: str) -> str:
+    """The next line that has it; those before are dropped."""
+    for line in stream:
+        if text in line.decode():
+            return line.decode()
+    pytest.fail(f"no line with {text!r}")
