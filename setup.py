@@ -67,14 +67,15 @@ class EggInfo(egg_info):
 
 
 class CMakeBuild(build_ext):
-    """Builds libherring.so and herring._core with CMake, and the torch binding where torch is installed."""
+    """Builds libherring.so, TensorFlow's operations and herring._core with CMake, and the torch binding where torch is
+    installed."""
 
     def run(self) -> None:
         is_in_place = self.inplace or getattr(self, "editable_mode", False)
         package = ROOT / "herring" if is_in_place else Path(self.build_lib).resolve() / "herring"
         built = self.build_native()
         (package / "lib").mkdir(parents=True, exist_ok=True)
-        for library in [built / "lib" / "libherring.so", *built.glob("_core.*.so")]:
+        for library in [*built.glob("lib/*.so"), *built.glob("_core.*.so")]:
             target = package / library.relative_to(built)
             target.unlink(missing_ok=True)  # A process that has the old one loaded keeps it.
             shutil.copy2(library, target)
@@ -83,7 +84,7 @@ class CMakeBuild(build_ext):
         self.build_torch_binding(package)
 
     def build_native(self) -> Path:
-        """Runs CMake; returns the folder with lib/libherring.so and _core.*.so."""
+        """Runs CMake; returns the folder with lib/*.so and _core.*.so."""
         # An editable install gets a temporary build_temp; a lasting one makes the next install quick.
         kept = ROOT / "build" / f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
         build = (kept if getattr(self, "editable_mode", False) else Path(self.build_temp).resolve()) / "cmake"
@@ -95,7 +96,8 @@ class CMakeBuild(build_ext):
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         try:
             subprocess.run(configure, check=True)
-            subprocess.run(["ninja", "-C", str(build), "herring_shared", "herring_python"], check=True)
+            targets = ["herring_shared", "herring_tensorflow", "herring_python"]
+            subprocess.run(["ninja", "-C", str(build), *targets], check=True)
         except FileNotFoundError as missing:
             raise SystemExit(f"{missing.filename} was not found: pip install {missing.filename}") from None
         except subprocess.CalledProcessError as failed:

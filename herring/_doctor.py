@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = ["run"]
 
 CHOSEN = "CHOSEN: "
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+TENSORFLOW_TIMEOUT_S = 60
 
 
 @dataclass
@@ -152,8 +154,17 @@ def _torch() -> Finding:
 def _tensorflow() -> Finding:
     version = _package("tensorflow") or _package("tensorflow-cpu")
     if version is None:
-        return Finding("TensorFlow", "absent", "not installed, and not supported yet")
-    return Finding("TensorFlow", "absent", f"{version}; not supported yet: numpy and DLPack arrays, or torch")
+        return Finding("TensorFlow", "absent", "not installed: herring.tensorflow does not work")
+    # In a process of its own: TensorFlow fills this one with threads and settings.
+    command = [sys.executable, "-c", "from herring.tensorflow._ops import library; library()"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TENSORFLOW_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding("TensorFlow", "problem", f"{version}; importing it took over {TENSORFLOW_TIMEOUT_S} s")
+    if run.returncode != 0:
+        why = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        return Finding("TensorFlow", "problem", f"{version}, but herring.tensorflow does not load: {why}")
+    return Finding("TensorFlow", "ok", f"{version}; herring.tensorflow: CPU tensors, in eager mode and tf.function")
 
 
 def _others() -> list[Finding]:

@@ -1,0 +1,115 @@
+"""Gradients that are averaged before anybody sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from herring._errors import InvalidArgumentError
+from herring.tensorflow._collectives import ReduceOp, check_op, dense
+from herring.tensorflow._compression import Compression, Compressor
+from herring.tensorflow._ops import library, reduce_all
+
+
+def _name_of(variable: Any, index: int) -> str:
+    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
+    return f"gradient.{index}.{name}"
+
+
+def reduce_gradients(
+    gradients: Sequence[Any], sources: Sequence[Any], compression: type[Compressor], op: str
+) -> list[Any]:
+    """The reduced gradients, in their order; None stays None. All travel at once, each when it has been computed."""
+    library().attach()
+    reduced = list(gradients)
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    pairs = [compression.compress(dense(gradients[index])) for index in present]
+    names = [_name_of(sources[index], index) for index in present]
+    results = reduce_all([tensor for tensor, _ in pairs], names, op)
+    for index, result, (_, context) in zip(present, results, pairs, strict=True):
+        reduced[index] = compression.decompress(result, context)
+    return reduced
+
+
+class DistributedGradientTape:
+    """A tf.GradientTape whose gradient() is reduced over all ranks.
+
+    Args:
+        gradtape: The tape that has recorded, or is going to.
+        device_dense, device_sparse: As SageMaker's callers say them; without meaning here.
+        compression: Compression.fp16 sends float16.
+        sparse_as_dense: IndexedSlices are always made dense.
+        op: ReduceOp.
+
+    Gradients are matched by the variables' names (Keras: paths) and places in the list, which must be the same on all
+    ranks. Source: smdistributed.dataparallel.tensorflow.
+    """
+
+    def __init__(
+        self,
+        gradtape: Any,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: type[Compressor] = Compression.none,
+        sparse_as_dense: bool = False,
+        op: str = ReduceOp.AVERAGE,
+    ) -> None:
+        del device_dense, device_sparse, sparse_as_dense
+        if not isinstance(gradtape, tf.GradientTape):
+            raise InvalidArgumentError(f"gradtape is {type(gradtape).__name__}; it must be a tf.GradientTape")
+        self._tape = gradtape
+        self._compression = compression
+        self._op = check_op(op)
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
+        """tf.GradientTape.gradient(), reduced over all ranks; in the structure of `sources`."""
+        gradients = self._tape.gradient(target, sources, output_gradients, **options)
+        reduced = reduce_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._compression, self._op)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: str = ReduceOp.AVERAGE,
+    bucket_cap_mb: int = 25,
+) -> Any:
+    """A Keras 3 optimizer like `optimizer`, which reduces the gradients over all ranks before it applies them.
+
+    For model.compile(optimizer=..., jit_compile=False). It has the optimizer's class name, so that a saved model loads
+    without Herring. Keras clips (clipnorm, clipvalue) what has been reduced. `use_locking`, the devices,
+    `sparse_as_dense` and `bucket_cap_mb` are without meaning here.
+    """
+    del use_locking, device_dense, device_sparse, sparse_as_dense, bucket_cap_mb
+    kind: Any = type(optimizer)
+    if not callable(getattr(kind, "apply", None)) or not hasattr(kind, "from_config"):
+        raise InvalidArgumentError(f"optimizer is {kind.__name__}; it must be an optimizer of Keras 3")
+    check_op(op)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        sources = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        return kind.apply(self, reduce_gradients(grads, sources, compression, op), trainable_variables)
+
+    distributed: Any = type(kind.__name__, (kind,), {"apply": apply, "__module__": kind.__module__})
+    settings = optimizer.get_config()
+    if name is not None:
+        settings["name"] = name
+    return distributed.from_config(settings)
