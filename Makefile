@@ -6,6 +6,7 @@ SIM_SEEDS ?= 100000
 CHAOS_ROUNDS ?= 200
 CHAOS_SEED ?= 1
 SOAK_MINUTES ?= 10
+TENSORFLOW_RELEASES ?= 2.21.0
 TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
 RUN = $(VENV)/bin/python
 PATH_IN_VENV = PATH="$(abspath $(VENV))/bin:$$PATH"
@@ -14,7 +15,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases setup setup-tests build-tests cpp-tests test-install format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow setup setup-tests build-tests cpp-tests test-install format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -29,6 +30,7 @@ help:
 	@echo "make ecosystem  install Accelerate, Transformers and Lightning, and train with each on Herring"
 	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
+	@echo "make test-tensorflow  tests/tensorflow on each of TENSORFLOW_RELEASES ($(TENSORFLOW_RELEASES)), each in its own environment"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -96,6 +98,9 @@ ecosystem: setup-tests
 
 conformance: setup-tests
 	@$(PATH_IN_VENV) $(RUN) tests/conformance/run.py --jobs $(JOBS) --write docs/conformance.md
+
+test-tensorflow: setup
+	@PYTHON="$(RUN)" .ci/test-tensorflow $(TENSORFLOW_RELEASES)
 
 torch-releases: setup
 	@PYTHON="$(RUN)" .ci/torch-releases $(TORCH_RELEASES)

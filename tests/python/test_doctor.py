@@ -32,9 +32,9 @@ def test_what_herring_does_not_use_is_not_called_ok(clean_env, tmp_path):
     (tensorflow / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.16.1\n")
     clean_env["PYTHONPATH"] += os.pathsep + str(tmp_path)
     findings = doctor(clean_env)
-    for subject in ("CUDA", "TensorFlow"):
-        assert findings[subject][0] == "absent", findings[subject]
-    assert findings["TensorFlow"][1].startswith("2.16.1; not supported yet")
+    assert findings["CUDA"][0] == "absent", findings["CUDA"]
+    assert findings["TensorFlow"][0] == "problem", findings["TensorFlow"]
+    assert findings["TensorFlow"][1].startswith("2.16.1, but herring.tensorflow does not load: ")
     assert "CPU tensors only" in findings["CUDA"][1]
 
 

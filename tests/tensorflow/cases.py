@@ -1,0 +1,354 @@
+"""What each rank does in test_tensorflow.py: `cases.py NAME ...` runs them one after the other and says how each went.
+
+herringrun starts it. A rank that fails in a case goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+if "one_thread" in sys.argv:
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+import herring
+import herring.tensorflow as hvd
+from herring.tensorflow._ops import library
+
+FLOATS = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
+INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8]
+
+
+def expect(kind: type[BaseException], call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"{missing} not in: {caught.value}"
+
+
+def close(value: tf.Tensor, wanted: object, tolerance: float = 1e-6) -> None:
+    np.testing.assert_allclose(np.asarray(value, np.float64), np.asarray(wanted, np.float64), tolerance, tolerance)
+
+
+def every_dtype_and_operation() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    wanted = {"sum": sum(range(1, size + 1)), "min": 1, "max": size, "average": (size + 1) / 2}
+    for dtype in FLOATS + INTEGERS:
+        for op, value in wanted.items():
+            result = hvd.oob_allreduce(tf.cast(tf.fill([3, 2], rank + 1), dtype), op=op)
+            assert (result.dtype, result.shape) == (dtype, (3, 2))
+            close(tf.cast(result, tf.float64), np.full((3, 2), value if dtype in FLOATS else int(value)))
+
+
+def every_shape() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    for shape in ([], [0], [3, 0, 2], [1], [2] * 10, [1000, 1001]):
+        result = hvd.oob_allreduce(tf.fill(shape, rank + 1.0), op="sum")
+        assert result.shape == shape
+        close(result, np.full(shape, sum(range(1, size + 1))))
+
+
+def strings_and_complex_numbers_are_refused() -> None:
+    expect(tf.errors.UnimplementedError, lambda: hvd.oob_allreduce(tf.complex(1.0, 2.0)), "complex64", "float32")
+    expect(tf.errors.UnimplementedError, lambda: hvd.oob_allreduce(tf.constant(["text"])), "string")
+    variables = [tf.Variable(1.0), tf.Variable("text")]
+    expect(tf.errors.UnimplementedError, lambda: hvd.broadcast_variables(variables, 0), "variable.1.")
+    assert library().pending() == 0
+    expect(herring.InvalidArgumentError, lambda: hvd.oob_allreduce(tf.ones(1), op="mean"), "'mean'", "AVERAGE")
+    expect(herring.InvalidArgumentError, lambda: hvd.broadcast(tf.ones(1), 7), "7", "from 0 to")
+
+
+def in_a_function() -> None:
+    """Without names, constants among them, and with another shape later."""
+    rank, size = hvd.rank(), hvd.size()
+    total = sum(range(1, size + 1))
+
+    @tf.function
+    def step(value: tf.Tensor) -> tf.Tensor:
+        doubled = hvd.oob_allreduce(2 * value, op="sum")
+        assert doubled.shape == value.shape
+        return doubled + hvd.oob_allreduce(tf.constant(1.0), op="sum")
+
+    completed = herring.stats()["ops_completed"]
+    for number in range(5):
+        close(step(tf.fill([3], (rank + 1.0) * number)), np.full(3, 2 * total * number + size))
+    if size > 1:  # A job of one process counts none.
+        assert herring.stats()["ops_completed"] - completed == 10, "a constant was reduced once for all"
+    close(step(tf.fill([2, 2], rank + 1.0)), np.full((2, 2), 2 * total + size))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def unknown(value: tf.Tensor) -> tf.Tensor:
+        return hvd.oob_allreduce(value, op="max")
+
+    for length in (1, 5, 0):
+        close(unknown(tf.fill([length], rank + 1.0)), np.full(length, size))
+
+
+def control_flow() -> None:
+    rank, size = hvd.rank(), hvd.size()
+
+    @tf.function
+    def step(number: tf.Tensor) -> tf.Tensor:
+        value = tf.fill([2], tf.cast(rank, tf.float32))
+        if number % 2 == 0:
+            value = hvd.oob_allreduce(value + 1.0, op="sum", name="even")
+        for _ in tf.range(number):
+            value = hvd.oob_allreduce(value, op="average", name="loop")
+        return value
+
+    for number in range(6):
+        start = size * (size + 1) / 2 if number % 2 == 0 else (size - 1) / 2 if number else 0.0
+        close(step(tf.constant(number)), np.full(2, start))
+
+
+def unused_results_are_reduced_all_the_same() -> None:
+    @tf.function
+    def step() -> tf.Tensor:
+        hvd.oob_allreduce(tf.ones(3), op="sum")
+        return tf.constant(1.0)
+
+    completed = herring.stats()["ops_completed"]
+    step()
+    step()
+    assert herring.stats()["ops_completed"] - completed == 2
+
+
+def gradients_travel_while_others_are_computed() -> None:
+    """The second tensor is there when the first has been submitted, not before."""
+
+    def slow(value: np.ndarray) -> np.ndarray:
+        limit = time.monotonic() + 20
+        while library().pending() == 0:
+            assert time.monotonic() < limit, "the first was not submitted"
+            time.sleep(0.001)
+        return value
+
+    from herring.tensorflow._ops import reduce_all
+
+    @tf.function
+    def step(value: tf.Tensor) -> list[tf.Tensor]:
+        late = tf.numpy_function(slow, [value], tf.float32, stateful=False)
+        late.set_shape([4])
+        return reduce_all([late, value], ["late", "early"], "sum")
+
+    for result in step(tf.ones(4)):
+        close(result, np.full(4, hvd.size()))
+
+
+def gradients_of_reductions() -> None:
+    size = hvd.size()
+    for op, wanted in (("sum", size), ("average", 1.0)):
+        variable = tf.Variable([1.0, 2.0])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(hvd.oob_allreduce(variable * 3.0, op=op))
+        close(tape.gradient(loss, variable), np.full(2, 3.0 * wanted))
+    variable = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(hvd.oob_allreduce(variable * 1.0, op="max"))
+    expect(herring.InvalidArgumentError, lambda: tape.gradient(loss, variable), "'max'", "SUM")
+
+
+def tape() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    weight, unused, table = tf.Variable([2.0, 3.0]), tf.Variable(1.0), tf.Variable(tf.ones([4, 2]))
+
+    def gradients() -> dict[str, tf.Tensor]:
+        with tf.GradientTape() as recorded:
+            rows = tf.gather(table, [rank])
+            loss = tf.reduce_sum(weight * weight) * (rank + 1.0) + tf.reduce_sum(rows)
+        distributed = hvd.DistributedGradientTape(recorded)
+        return distributed.gradient(loss, {"weight": weight, "unused": unused, "table": table})
+
+    for call in (gradients, tf.function(gradients)):
+        result = call()
+        close(result["weight"], np.array([4.0, 6.0]) * (size + 1) / 2)
+        assert result["unused"] is None
+        wanted = np.zeros((4, 2))
+        wanted[:size] = 1 / size
+        close(result["table"], wanted)
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as recorded:
+        loss = weight[0] * (rank + 1.0)
+    for _ in range(2):
+        close(recorded.gradient(loss, weight), [(size + 1) / 2, 0.0])
+    assert recorded.watched_variables() == (weight,)
+    halved = hvd.DistributedGradientTape(tf.GradientTape(), compression=hvd.Compression.fp16, op=hvd.ReduceOp.SUM)
+    with halved:
+        loss = tf.reduce_sum(weight * (rank + 1.0))
+    result = halved.gradient(loss, [weight])[0]
+    assert result.dtype == tf.float32
+    close(result, np.full(2, size * (size + 1) / 2))
+    expect(herring.InvalidArgumentError, lambda: hvd.DistributedGradientTape(weight), "tf.GradientTape")
+
+
+def data(count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(5)
+    return random.normal(size=(count, 8)).astype("float32"), random.normal(size=(count, 1)).astype("float32")
+
+
+def model(seed: int) -> object:
+    tf.keras.utils.set_random_seed(seed)
+    layers = [tf.keras.layers.Dense(16, activation="relu", name="first"), tf.keras.layers.Dense(1, name="last")]
+    return tf.keras.Sequential([tf.keras.Input((8,)), *layers])
+
+
+def keras_fit() -> None:
+    """As one process with the whole batch; each rank starts with other weights."""
+    rank, size = hvd.rank(), hvd.size()
+    inputs, labels = data(96)
+    alone, shared = model(1), model(1 if rank == 0 else 50 + rank)
+    hvd.broadcast_variables(shared.variables, 0)
+    alone.compile(tf.keras.optimizers.SGD(0.05, momentum=0.9), "mse", jit_compile=False)
+    alone.fit(inputs, labels, batch_size=24, epochs=2, shuffle=False, verbose=0)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.05, momentum=0.9))
+    assert type(optimizer).__name__ == "SGD"
+    shared.compile(optimizer, "mse", jit_compile=False)
+    mine = np.concatenate([np.arange(24)[rank::size] + 24 * step for step in range(4)])
+    shared.fit(inputs[mine], labels[mine], batch_size=24 // size, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(alone.variables, shared.variables, strict=True):
+        close(other, one, 1e-5)
+    if rank == 0:
+        shared.save("shared.keras")
+        loaded = tf.keras.models.load_model("shared.keras")
+        assert type(loaded.optimizer) is tf.keras.optimizers.SGD
+    expect(herring.InvalidArgumentError, lambda: hvd.DistributedOptimizer("sgd"), "optimizer of Keras 3")
+
+
+def custom_loop() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    inputs, labels = data(32)
+    shared, optimizer = model(3), tf.keras.optimizers.Adam(0.01)
+    loss_of = tf.keras.losses.MeanSquaredError()
+
+    @tf.function
+    def step(images: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as recorded:
+            loss = loss_of(wanted, shared(images, training=True))
+        recorded = hvd.DistributedGradientTape(recorded)
+        gradients = recorded.gradient(loss, shared.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, shared.trainable_variables, strict=True))
+        return hvd.oob_allreduce(loss)
+
+    losses = [float(step(inputs[rank::size], labels[rank::size])) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    for variable in shared.variables:
+        close(hvd.oob_allreduce(variable, op="max"), variable, 0.0)
+    assert library().pending() == 0
+
+
+def broadcasts() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    root = size - 1
+    variables = [tf.Variable(tf.fill([3], float(rank))), tf.Variable(rank), tf.Variable(rank == root)]
+    hvd.broadcast_variables(variables, root)
+    assert [np.asarray(each).tolist() for each in variables] == [[root] * 3, root, True]
+    value = tf.function(lambda: hvd.broadcast(tf.fill([2], float(rank)), 0))()
+    close(value, [0.0, 0.0])
+    expect(herring.InvalidArgumentError, lambda: hvd.broadcast_global_variables(0), "broadcast_variables")
+
+
+def tensorflow_1_session() -> None:
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))
+        hook = hvd.BroadcastGlobalVariablesHook(1)
+        with tf.compat.v1.train.MonitoredSession(hooks=[hook]) as session:
+            assert session.run(variable) == 1.0
+
+
+def mismatches_are_named_on_all_ranks() -> None:
+    rank = hvd.rank()
+    step = tf.function(lambda value: hvd.oob_allreduce(value, op="sum", name="loss"))
+    for call in (lambda value: hvd.oob_allreduce(value, op="sum"), step):
+        wrong = tf.ones([3 + rank])
+        expect(tf.errors.FailedPreconditionError, lambda call=call, wrong=wrong: call(wrong), "[3]", "[4]", "rank 0")
+        close(call(tf.ones(3)), np.full(3, hvd.size()))
+    assert library().pending() == 0
+
+
+def many_steps_leave_nothing() -> None:
+    value = tf.ones([1000])
+    step = tf.function(lambda: [hvd.oob_allreduce(value * index, op="sum", name=str(index)) for index in range(4)])
+    import resource
+
+    def grown() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for _ in range(200):
+        step()
+    before = grown()
+    for _ in range(1500):
+        step()
+    assert library().pending() == 0
+    assert grown() - before < 20_000, "KB in 1,500 steps"
+
+
+def compiled_by_xla() -> None:
+    """XLA has no such operation: said so, no hang."""
+    step = tf.function(lambda value: hvd.oob_allreduce(value, op="sum", name="x"), jit_compile=True)
+    expect(tf.errors.InvalidArgumentError, lambda: step(tf.ones(3)), "Herring")
+
+
+def starting_again() -> None:
+    hvd.shutdown()
+    expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
+    hvd.init()
+    close(hvd.oob_allreduce(tf.ones(2), op="sum", name="again"), np.full(2, hvd.size()))
+
+
+def one_thread() -> None:
+    """With one inter-op thread, and calls that a graph may run in any order."""
+    variables = [tf.Variable(tf.fill([100 + index], float(index))) for index in range(16)]
+
+    @tf.function
+    def step() -> list[tf.Tensor]:
+        with tf.GradientTape() as recorded:
+            loss = tf.add_n([tf.reduce_sum(each * each) for each in variables])
+        gradients = hvd.DistributedGradientTape(recorded).gradient(loss, variables)
+        others = [hvd.oob_allreduce(tf.reduce_sum(each), op="sum") for each in reversed(gradients)]
+        return [tf.reduce_sum(tf.stack(others))]
+
+    wanted = hvd.size() * sum(2 * index * (100 + index) for index in range(16))
+    for _ in range(20):
+        close(step()[0], wanted, 1e-5)
+
+
+def dead_rank() -> None:
+    """The last rank dies in the middle of a step; the others are told who."""
+    step = tf.function(lambda: hvd.oob_allreduce(tf.ones(10), op="sum", name="loss"))
+    step()
+    last = hvd.size() - 1
+    if hvd.rank() == last:
+        os._exit(9)
+    begun = time.monotonic()
+    expect(tf.errors.AbortedError, lambda: [step() for _ in range(1_000_000)], f"worker {last}")
+    assert time.monotonic() - begun < 5
+
+
+def main(names: list[str]) -> None:
+    rank = os.environ["RANK"]
+    if "before_init" in names:
+        names.remove("before_init")
+        expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
+        print(f"<{rank} before_init ok>", flush=True)
+    hvd.init()
+    failed = False
+    for name in names:
+        try:
+            globals()[name]()
+            print(f"<{rank} {name} ok>", flush=True)
+        except BaseException:
+            failed = True
+            print(f"<{rank} {name} failed>\n{traceback.format_exc()}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

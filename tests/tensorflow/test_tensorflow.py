@@ -1,0 +1,125 @@
+"""herring.tensorflow on several ranks. A launch runs many cases: importing TensorFlow takes seconds."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from surroundings import clean_environment
+
+HERE = Path(__file__).resolve().parent
+EXAMPLE = HERE.parents[1] / "examples" / "tensorflow_digits.py"
+CASES = [
+    "before_init",
+    "every_dtype_and_operation",
+    "every_shape",
+    "strings_and_complex_numbers_are_refused",
+    "in_a_function",
+    "control_flow",
+    "unused_results_are_reduced_all_the_same",
+    "gradients_travel_while_others_are_computed",
+    "gradients_of_reductions",
+    "tape",
+    "keras_fit",
+    "custom_loop",
+    "broadcasts",
+    "tensorflow_1_session",
+    "mismatches_are_named_on_all_ranks",
+    "compiled_by_xla",
+    "many_steps_leave_nothing",
+    "starting_again",
+]
+
+
+class Launch:
+    """cases.py on several ranks: what they printed, and how they ended."""
+
+    def __init__(self, folder: Path, size: int, *cases: str, servers: int = 0) -> None:
+        launcher = [sys.executable, "-m", "herring._launch", "-np", str(size), "--servers", str(servers)]
+        self._finish(folder, size, [(launcher, {})], cases)
+
+    def _finish(
+        self, folder: Path, size: int, prefixes: list[tuple[list[str], dict[str, str]]], cases: Sequence[str]
+    ) -> None:
+        env = clean_environment() | {"HERRING_TIMEOUT_S": "20", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        started = [
+            subprocess.Popen(
+                [*prefix, sys.executable, str(HERE / "cases.py"), *cases], env=env | own, cwd=folder,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for prefix, own in prefixes
+        ]  # fmt: skip
+        try:
+            self.output = "".join(each.communicate(timeout=240)[0] for each in started)
+        finally:
+            for each in started:
+                each.kill()
+                each.wait()
+        self.size = size
+        self.codes = [each.returncode for each in started]
+
+    def check(self, case: str, ranks: int | None = None) -> None:
+        told = set(re.findall(rf"<(\d+) {case} ok>", self.output))
+        wanted = {str(rank) for rank in range(self.size if ranks is None else ranks)}
+        assert told == wanted, self.output[-8000:]
+
+
+class LaunchByHand(Launch):
+    """No launcher ends the others when one ends."""
+
+    def __init__(self, folder: Path, size: int, *cases: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
+        places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)} for rank in range(size)]
+        self._finish(folder, size, [([], job | place) for place in places], cases)
+
+
+@pytest.fixture(scope="module", params=[(2, 0), (3, 1)], ids=["2-ranks", "3-ranks-1-server"])
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    size, servers = request.param
+    cases = [each for each in CASES if servers == 0 or each != "starting_again"]  # herringrun's servers serve one job.
+    return Launch(tmp_path_factory.mktemp("tensorflow"), size, *cases, servers=servers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(launch: Launch, case: str) -> None:
+    launch.check(case, ranks=0 if case == "starting_again" and launch.size == 3 else None)
+
+
+def test_all_of_it_ended_well(launch: Launch) -> None:
+    assert launch.codes == [0], launch.output[-8000:]
+    assert "Traceback" not in launch.output
+
+
+def test_one_inter_op_thread_is_enough(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 2, "one_thread")
+    launch.check("one_thread")
+    assert launch.codes == [0], launch.output[-8000:]
+
+
+def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
+    launch = LaunchByHand(tmp_path, 3, "dead_rank")
+    launch.check("dead_rank", ranks=2)
+    assert launch.codes == [0, 0, 9], launch.output[-8000:]
+
+
+def test_a_job_of_one_process(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 1, "every_shape", "tape", "keras_fit", "in_a_function")
+    assert launch.codes == [0], launch.output[-8000:]
+
+
+@pytest.mark.parametrize("options", [[], ["--fit"]], ids=["loop", "fit"])
+def test_the_example_learns(tmp_path: Path, options: list[str]) -> None:
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", sys.executable, str(EXAMPLE), *options]
+    done = subprocess.run(
+        command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"^accuracy ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert found, done.stdout
+    assert float(found[1]) > 0.9
