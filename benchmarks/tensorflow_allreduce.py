@@ -65,15 +65,15 @@ def main() -> None:
     import tensorflow as tf
 
     import herring.tensorflow as herring_tf
-    from herring.tensorflow._ops import reduce_all
+    from herring.tensorflow._gradients import reduce_gradients
 
     # Connects the workers: TensorFlow's collective operations work in this process from here on.
     tf.distribute.MultiWorkerMirroredStrategy()
     herring_tf.init()
 
     def herring_call(values: list[Any]) -> Callable[[], Any]:
-        names = [f"{index}.{values[0].shape}.{len(values)}" for index in range(len(values))]
-        function = tf.function(lambda tensors: reduce_all(tensors, names, "sum"))
+        none, op = herring_tf.Compression.none, herring_tf.ReduceOp.SUM
+        function = tf.function(lambda tensors: reduce_gradients(tensors, tensors, none, op))
         return lambda: function(values)
 
     keys = itertools.count(1000)

@@ -210,7 +210,7 @@ void wait(void*, TF_OpKernelContext* context) {
     pending->work->wait(Instant::max());
     if (const Status outcome = pending->work->status(); !outcome.is_ok()) {
       code = code_of(outcome.code());
-      failed = "herring: " + outcome.to_string();
+      failed = "herring: " + (pending->name.empty() ? "" : "\"" + pending->name + "\": ") + outcome.to_string();
       continue;
     }
     TF_SetOutput(context, i, pending->output.get(), status.get());

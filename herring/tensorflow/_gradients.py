@@ -12,22 +12,66 @@ from herring.tensorflow._collectives import ReduceOp, check_op, dense
 from herring.tensorflow._compression import Compression, Compressor
 from herring.tensorflow._ops import library, reduce_all
 
+# Smaller gradients travel together: each operation costs about what 64 KB take.
+_SMALL_BYTES = 64 << 10
+_TOGETHER_BYTES = 1 << 20
 
-def _name_of(variable: Any, index: int) -> str:
-    name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
-    return f"gradient.{index}.{name}"
+
+def _name_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor")
+
+
+def _together(tensors: Sequence[Any]) -> list[list[int]]:
+    """Which of them travel as one: small ones of a dtype, in their order. The same on all ranks."""
+    parts: list[list[int]] = []
+    open_parts: dict[Any, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        elements = tensor.shape.num_elements()  # None: not known before it is there.
+        if elements is None or elements * tensor.dtype.size > _SMALL_BYTES:
+            parts.append([index])
+            continue
+        part, size = open_parts.get(tensor.dtype, ([], 0))
+        if not part or size + elements * tensor.dtype.size > _TOGETHER_BYTES:
+            part, size = [], 0
+            parts.append(part)
+        part.append(index)
+        open_parts[tensor.dtype] = (part, size + elements * tensor.dtype.size)
+    return parts
+
+
+def _reduce(tensors: Sequence[Any], names: Sequence[str], op: str) -> list[Any]:
+    """The reduced tensors. All travel at once, each when it has been computed."""
+    parts = _together(tensors)
+    sent, labels = [], []
+    for number, part in enumerate(parts):
+        first = part[0]
+        if len(part) == 1:
+            sent.append(tensors[first])
+            labels.append(f"gradient.{first}.{names[first]}")
+        else:
+            sent.append(tf.concat([tf.reshape(tensors[index], [-1]) for index in part], 0))
+            labels.append(f"gradients.{number}.{names[first]}")
+    reduced: dict[int, Any] = {}
+    for part, result in zip(parts, reduce_all(sent, labels, op), strict=True):
+        if len(part) == 1:
+            reduced[part[0]] = result
+            continue
+        pieces = tf.split(result, [tensors[index].shape.num_elements() for index in part])
+        for index, piece in zip(part, pieces, strict=True):
+            reduced[index] = tf.reshape(piece, tensors[index].shape)
+    return [reduced[index] for index in range(len(tensors))]
 
 
 def reduce_gradients(
     gradients: Sequence[Any], sources: Sequence[Any], compression: type[Compressor], op: str
 ) -> list[Any]:
-    """The reduced gradients, in their order; None stays None. All travel at once, each when it has been computed."""
+    """The reduced gradients, in their order; None stays None."""
     library().attach()
     reduced = list(gradients)
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     pairs = [compression.compress(dense(gradients[index])) for index in present]
-    names = [_name_of(sources[index], index) for index in present]
-    results = reduce_all([tensor for tensor, _ in pairs], names, op)
+    names = [_name_of(sources[index]) for index in present]
+    results = _reduce([tensor for tensor, _ in pairs], names, op)
     for index, result, (_, context) in zip(present, results, pairs, strict=True):
         reduced[index] = compression.decompress(result, context)
     return reduced

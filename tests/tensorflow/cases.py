@@ -189,6 +189,38 @@ def tape() -> None:
     expect(herring.InvalidArgumentError, lambda: hvd.DistributedGradientTape(weight), "tf.GradientTape")
 
 
+def many_gradients() -> None:
+    """Small and large ones of two dtypes, scalars, empty ones, and shapes that a graph does not know."""
+    rank, size = hvd.rank(), hvd.size()
+    shapes: list[list[int]] = [[3], [], [0, 4], [30_000], [2, 5], [100_000], [16_000], [7, 7]] * 4
+    kinds = [tf.float32, tf.float64]
+    variables = [
+        tf.Variable(tf.ones(shape, kinds[index // 3 % 2]), name=f"weight{index}") for index, shape in enumerate(shapes)
+    ]
+
+    def gradients() -> list[tf.Tensor]:
+        with tf.GradientTape() as recorded:
+            losses = [
+                tf.cast(tf.reduce_sum(each), tf.float32) * (rank + 1.0) * index for index, each in enumerate(variables)
+            ]
+            loss = tf.add_n(losses)
+        return hvd.DistributedGradientTape(recorded, op="sum").gradient(loss, variables)
+
+    for call in (gradients, tf.function(gradients)):
+        for index, (gradient, variable) in enumerate(zip(call(), variables, strict=True)):
+            assert (gradient.shape, gradient.dtype) == (variable.shape, variable.dtype)
+            close(gradient, np.full(variable.shape, index * size * (size + 1) / 2))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+    def unknown(value: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as recorded:
+            recorded.watch(value)
+            loss = tf.reduce_sum(value * value)
+        return hvd.DistributedGradientTape(recorded).gradient(loss, [value])[0]
+
+    close(unknown(tf.ones(5)), np.full(5, 2.0))
+
+
 def data(count: int) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(5)
     return random.normal(size=(count, 8)).astype("float32"), random.normal(size=(count, 1)).astype("float32")
@@ -270,6 +302,11 @@ def mismatches_are_named_on_all_ranks() -> None:
         wrong = tf.ones([3 + rank])
         expect(tf.errors.FailedPreconditionError, lambda call=call, wrong=wrong: call(wrong), "[3]", "[4]", "rank 0")
         close(call(tf.ones(3)), np.full(3, hvd.size()))
+    variables = [tf.Variable(tf.ones([2]), name="one"), tf.Variable(tf.ones([20_000 + rank]), name="two")]
+    with tf.GradientTape() as recorded:
+        loss = tf.add_n([tf.reduce_sum(each) for each in variables])
+    recorded = hvd.DistributedGradientTape(recorded)
+    expect(tf.errors.FailedPreconditionError, lambda: recorded.gradient(loss, variables), "gradient.1.two")
     assert library().pending() == 0
 
 

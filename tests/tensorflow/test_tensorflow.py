@@ -25,6 +25,7 @@ CASES = [
     "gradients_travel_while_others_are_computed",
     "gradients_of_reductions",
     "tape",
+    "many_gradients",
     "keras_fit",
     "custom_loop",
     "broadcasts",
