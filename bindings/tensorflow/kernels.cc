@@ -170,6 +170,10 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = TF_Dim(input, static_cast<int>(i));
   pending->output.reset(
       TF_AllocateTensor(TF_TensorType(input), sizes.data(), static_cast<int>(sizes.size()), TF_TensorByteSize(input)));
+  if (!pending->output) {
+    return fail(context, TF_RESOURCE_EXHAUSTED,
+                "herring: no memory for a result of " + std::to_string(TF_TensorByteSize(input)) + " bytes");
+  }
   TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get());
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
   const Tensor owned(handle);

@@ -311,20 +311,20 @@ def mismatches_are_named_on_all_ranks() -> None:
 
 
 def many_steps_leave_nothing() -> None:
-    value = tf.ones([1000])
+    value = tf.ones([10_000])
     step = tf.function(lambda: [hvd.oob_allreduce(value * index, op="sum", name=str(index)) for index in range(4)])
     import resource
 
     def grown() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    for _ in range(200):
+    for _ in range(300):
         step()
     before = grown()
     for _ in range(1500):
         step()
     assert library().pending() == 0
-    assert grown() - before < 20_000, "KB in 1,500 steps"
+    assert grown() - before < 60_000, "KB in 1,500 steps, which make 480,000 KB of tensors"
 
 
 def compiled_by_xla() -> None:

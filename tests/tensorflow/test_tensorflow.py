@@ -47,7 +47,7 @@ class Launch:
     def _finish(
         self, folder: Path, size: int, prefixes: list[tuple[list[str], dict[str, str]]], cases: Sequence[str]
     ) -> None:
-        env = clean_environment() | {"HERRING_TIMEOUT_S": "20", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        env = clean_environment() | {"HERRING_TIMEOUT_S": "60", "TF_CPP_MIN_LOG_LEVEL": "3"}
         started = [
             subprocess.Popen(
                 [*prefix, sys.executable, str(HERE / "cases.py"), *cases], env=env | own, cwd=folder,
