@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -9,6 +10,13 @@ import herring
 
 LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_", "SLURM", "TORCHELASTIC_", "PET_", "SM_")
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
+
+
+def is_installed(package: str) -> bool:
+    """Without importing it. Where tests/ is on sys.path, as in a run of all tests, tests/torch and tests/tensorflow are
+    found under the packages' names: as a spec without a file."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
 
 
 def clean_environment() -> dict[str, str]:

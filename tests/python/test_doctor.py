@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
+from surroundings import is_installed
 
 from herring import _doctor
 
@@ -72,7 +72,7 @@ def test_no_libfabric_and_only_loopback_are_told_apart_from_a_cluster(clean_env)
     assert "several hosts: not possible" in findings["so"][1]
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.skipif(not is_installed("torch"), reason="torch is not installed")
 def test_a_torch_that_herring_cannot_serve_is_a_problem(clean_env, tmp_path, monkeypatch):
     """No binding and nothing to build it with: the first init_process_group would say so, hours later."""
     from herring.torch import _binding

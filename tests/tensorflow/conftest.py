@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -13,8 +12,10 @@ sys.path.insert(0, str(HERE.parent / "python"))  # surroundings.py
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from surroundings import is_installed
+
     # Not by importing it: that takes seconds, and the tests' own process does not need it.
-    if importlib.util.find_spec("tensorflow") is None:
+    if not is_installed("tensorflow"):
         skip = pytest.mark.skip(reason="tensorflow is not installed (make test-tensorflow installs it)")
         for item in items:
             if HERE in item.path.parents:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 
 import pytest
+from surroundings import is_installed
 
 import herring
 from herring.bench._models import MODELS, T5_RANKS, Layer, Model, bert_large, maskrcnn, resnet50, t5_3b
 from herring.bench._replay_schedule import Bucket, Gradient, backward_for, buckets, expected_step, gradients
 
 MB = 1 << 20
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+needs_torch = pytest.mark.skipif(not is_installed("torch"), reason="needs torch")
 
 
 @pytest.mark.parametrize(

