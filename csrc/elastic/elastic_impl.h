@@ -41,12 +41,13 @@ struct Outcome {
 
 struct Group {
   GroupId id;
-  std::vector<std::uint64_t> members;  ///< Ids, in group order.
-  std::vector<std::uint32_t> ranks;    ///< Of those in the present generation.
-  std::uint32_t index = 0;             ///< This worker among `ranks`.
-  std::size_t most_members = 0;        ///< That it ever had.
-  Status closed = {};                  ///< Why nothing can be called in it any more.
-  bool is_own_abort = false;           ///< It was this worker that aborted it.
+  std::vector<std::uint64_t> members;   ///< Ids, in group order.
+  std::vector<std::uint32_t> ranks;     ///< Of those in the present generation.
+  std::uint32_t index = 0;              ///< This worker among `ranks`.
+  std::size_t most_members = 0;         ///< That it ever had.
+  Status closed = {};                   ///< Why nothing can be called in it any more.
+  bool is_own_abort = false;            ///< It was this worker that aborted it.
+  std::uint64_t first_of_messages = 0;  ///< Number of the first collective whose messages can meet in this generation.
 };
 
 inline constexpr const char* kOthersAreIn =
@@ -65,8 +66,10 @@ class ElasticRuntime::Impl final {
   void remove_group(GroupId id);
   void end_left_behind(GroupId id, const Status& why);
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
-  /// The runtime that messages go through; null where `ended`. Waits for the end of a switch.
-  std::shared_ptr<runtime::Runtime> for_messages();
+  std::optional<std::uint64_t> take_number(GroupId id);
+  /// The runtime that a message goes through, or why it does not go. Waits for the end of a switch.
+  std::shared_ptr<runtime::Runtime> for_message(GroupId id, const runtime::Composed* collective, Status& status);
+  std::shared_ptr<runtime::ReceiveWork> refused_message(const Status& why) const;
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   void abort(const std::string& reason);
   void abort_group(GroupId id, const std::string& reason);

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "elastic/elastic_impl.h"
+#include "runtime/messages.h"
 #include "runtime/name_uses.h"
 #include "runtime/validate.h"
 
@@ -334,11 +335,30 @@ void ElasticRuntime::Impl::forget(const OperationId& id) {
   journal.forget(id);
 }
 
-std::shared_ptr<runtime::Runtime> ElasticRuntime::Impl::for_messages() {
+std::optional<std::uint64_t> ElasticRuntime::Impl::take_number(GroupId id) {
+  std::unique_lock lock(mutex);
+  wait_for_plan(lock);
+  return groups.contains(id) ? std::optional(journal.take_number(id.value)) : std::nullopt;
+}
+
+std::shared_ptr<runtime::Runtime> ElasticRuntime::Impl::for_message(GroupId id, const runtime::Composed* collective,
+                                                                    Status& status) {
   std::unique_lock lock(mutex);
   ++messages_used;
   changed.wait(lock, [this] { return (is_stable && !holds_messages) || !ended.is_ok() || is_stopping; });
+  const auto group = groups.find(id);
+  if (collective != nullptr && group != groups.end() && collective->number < group->second.first_of_messages) {
+    status = Status(Code::kPeerLost, to_string(collective->descriptor) +
+                                         ": another rank called it before the job was put together anew, where it "
+                                         "failed; call it again");
+  }
   return present.runtime;
+}
+
+std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::Impl::refused_message(const Status& why) const {
+  auto work = std::make_shared<runtime::MessageWork>(callbacks);
+  work->complete(why);
+  return work;
 }
 
 /// Between two generations there is no shared memory to be had, and the caller takes its own.
@@ -483,11 +503,16 @@ void ElasticRuntime::add_group(GroupId id, std::span<const std::uint32_t> ranks)
 void ElasticRuntime::remove_group(GroupId id) { impl_->remove_group(id); }
 std::shared_ptr<Work> ElasticRuntime::submit(const Request& request) { return impl_->submit(request); }
 std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) {
-  return impl_->for_messages()->send(message);
+  Status refused;
+  const auto runtime = impl_->for_message(message.group, message.collective.get(), refused);
+  return refused.is_ok() ? runtime->send(message) : impl_->refused_message(refused);
 }
 std::shared_ptr<runtime::ReceiveWork> ElasticRuntime::receive(const runtime::Receive& message) {
-  return impl_->for_messages()->receive(message);
+  Status refused;
+  const auto runtime = impl_->for_message(message.group, message.collective.get(), refused);
+  return refused.is_ok() ? runtime->receive(message) : impl_->refused_message(refused);
 }
+std::optional<std::uint64_t> ElasticRuntime::take_number(GroupId group) { return impl_->take_number(group); }
 std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
 void ElasticRuntime::abort_group(GroupId id, const std::string& reason) { impl_->abort_group(id, reason); }

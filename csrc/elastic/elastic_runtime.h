@@ -48,6 +48,7 @@ class ElasticRuntime final : public runtime::Communicator {
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request) override;
   std::shared_ptr<runtime::Work> send(const runtime::Send& message) override;
   std::shared_ptr<runtime::ReceiveWork> receive(const runtime::Receive& message) override;
+  std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
   void abort_group(GroupId id, const std::string& reason) override;

@@ -378,6 +378,10 @@ void ElasticRuntime::Impl::install(Generation next, const Message& go, const Pla
   if (elastic && journal.is_new()) journal.begin_at(plan.start);
   journal.settle_in();
   adopt(std::move(next));
+  for (auto& [id, group] : groups) {
+    const auto called = plan.next.find(id.value);
+    if (called != plan.next.end()) group.first_of_messages = called->second;
+  }
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     apply(step, std::find(step.to.begin(), step.to.end(), rank) != step.to.end(), received[i]);

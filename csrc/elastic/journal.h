@@ -36,6 +36,8 @@ class Journal final {
   OperationId next(std::uint32_t group, std::optional<std::string_view> name) const;
   /// Numbers an operation and records it as pending. The group exists.
   OperationId submit(const Submission& submission);
+  /// Numbers a collective that is made of messages: nothing of it is kept over the end of a generation.
+  std::uint64_t take_number(std::uint32_t group) { return groups_.at(group).next++; }
   void complete(const OperationId& id) { records_.at(id).state = Record::State::kComplete; }
   void fail(const OperationId& id) { records_.at(id).state = Record::State::kFailed; }
   /// Broadcast: the worker whose data it is turns out to be another.

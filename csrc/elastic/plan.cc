@@ -108,6 +108,11 @@ Plan make_plan(std::span<const Summary> given, std::span<const std::uint64_t> wo
   Plan plan;
   plan.start = find_start(given);
   const std::vector<Summary> summaries = with_start(given, plan.start);
+  for (const Summary& summary : summaries) {
+    for (const GroupRecord& group : summary.groups) {
+      plan.next[group.group] = std::max(plan.next[group.group], group.next);
+    }
+  }
   std::map<OperationId, Knowledge> known;
   for (std::uint32_t rank = 0; rank < summaries.size(); ++rank) {
     for (const Record& record : summaries[rank].operations) {

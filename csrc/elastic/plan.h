@@ -69,6 +69,9 @@ struct Step {
 struct Plan {
   std::vector<Step> steps;  ///< By operation.
   GroupRecord start;        ///< Where who is new begins in group 0.
+  /// By group: the number after the last that any worker has used. Messages of collectives below it went, at least in
+  /// part, through the generation that is over.
+  std::map<std::uint32_t, std::uint64_t> next;
 };
 
 /// `summaries` and `workers` (ids) by rank in the new generation.

@@ -257,7 +257,12 @@ void Progress::loop() {
   }
   const auto seat = seat_->take();
   seat_->close();
-  fail_everything(Status(Code::kShutdown, "the runtime was shut down before this operation finished"));
+  Status why(Code::kShutdown, "the runtime was shut down before this operation finished");
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!requested_failure_.is_ok()) why = requested_failure_;  // Nobody has looked at it yet, or it has been said.
+  }
+  fail_everything(why);
   publish();
 }
 

@@ -331,6 +331,9 @@ class Runtime::Impl {
       return work;
     }
     if (peer) message.peer = message.route->ranks[*peer];
+    if (message.collective) {  // In an elastic job it was numbered elsewhere.
+      message.owner->next_op = std::max(message.owner->next_op.load(), message.collective->number + 1);
+    }
     progress->submit(std::move(message));  // Under the lock, so that messages go in call order.
     return work;
   }

@@ -318,6 +318,28 @@ TEST(RuntimeMessages, AbortFailsEverythingOnEveryRank) {
   if (has_fabric()) expect_clean(run_job({.workers = 2, .hosts = 2}, one_aborts));
 }
 
+/// What ends the job is what its callers hear, also where the runtime is shut down before anybody looked at it.
+void aborts_and_shuts_down(Runtime& runtime) {
+  std::vector<Bytes> memory(50, Bytes(10));
+  std::vector<std::shared_ptr<Work>> works;
+  for (Bytes& each : memory) works.push_back(runtime.receive(receive_of(1 - runtime.rank(), 1, each)));
+  std::vector<float> values(10);
+  Request request = all_reduce(values);
+  request.name = "of rank " + std::to_string(runtime.rank());
+  works.push_back(runtime.submit(request));
+  runtime.give_up(Status(Code::kPeerLost, "the hub's reason"));
+  runtime.shutdown();
+  // The other rank may have left before.
+  for (const auto& work : works) expect_has(end_of(work), Code::kPeerLost, {});
+}
+
+TEST(RuntimeMessages, WhatEndsTheJobIsHeardAlsoWhereShutdownFollows) {
+  for (int round = 0; round < 20; ++round) {
+    expect_clean(run_job({.workers = 2}, aborts_and_shuts_down));
+    if (has_fabric()) expect_clean(run_job({.workers = 2, .hosts = 2}, aborts_and_shuts_down));
+  }
+}
+
 TEST(RuntimeMessages, LeavingAGroupEndsItsReceives) {
   expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     const std::vector<std::uint32_t> ranks{0, 1};

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from common import expect_error, world
+
+import herring
 
 Call = Callable[[Any], Any]
 
@@ -114,3 +119,34 @@ def destroy_in_time(case: str) -> None:
         with expect_error(RuntimeError, "left"):
             work.wait()
     assert took < 3, took  # A drain would take 5 s.
+
+
+def late_after_a_loss() -> None:
+    """Rank 0 has called a gather when rank 2 dies, rank 1 calls it only when the job goes on without rank 2."""
+    dist.init_process_group("herring", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    dist.barrier()
+    if rank == 2:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    changed = threading.Event()
+    herring.on_membership_change(lambda _: changed.set())
+    value = torch.ones(2)
+    works = [dist.gather(value, [value, value] if rank == 0 else None, 0, pair, True)] if rank == 0 else []
+    assert changed.wait(20)
+    if rank == 1:
+        works = [dist.gather(value, None, 0, pair, True)]
+    started = time.monotonic()
+    with expect_error(RuntimeError, "peer lost", "call it again" if rank == 1 else "worker 2"):
+        works[0].wait()
+    assert time.monotonic() - started < 10
+    # Called again by both: all is well.
+    gathered = [torch.zeros(2), torch.zeros(2)] if rank == 0 else None
+    dist.gather(value * rank, gathered, 0, pair)
+    assert gathered is None or [each.tolist() for each in gathered] == [[0, 0], [1, 1]]
+    dist.all_reduce(value, group=pair)
+    assert value.tolist() == [2, 2]
+    sys.stdout.write(f"rank {rank}: told in time\n")
+    sys.stdout.flush()
+    dist.destroy_process_group()
