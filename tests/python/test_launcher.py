@@ -174,11 +174,12 @@ wait_for_go()
 def test_who_stands_still_is_named(launches):
     """Where all ranks are stopped none of them can complain: herringrun stood there for ever and said nothing."""
     job = launches.start(
-        "mark(os.getpid())\nos.kill(os.getpid(), signal.SIGSTOP)",
+        "mark(os.getpid())\nwait_for_go()\nos.kill(os.getpid(), signal.SIGSTOP)",
         env={"HERRING_DEAD_AFTER_S": "0.5"},
     )
-    line = job.stderr.readline().decode()
     pids = [int(text) for text in launches.marks(2)]
+    launches.go()  # Both are there: they stop at one moment.
+    line = job.stderr.readline().decode()
     assert "rank 0, rank 1 have been stopped" in line
     words = line.partition("kill -CONT ")[2].split()
     assert sorted(map(int, words)) == sorted(pids)
