@@ -23,8 +23,9 @@ constexpr Duration kLinger = std::chrono::milliseconds(50);
 CheckedEndpoint::Impl::Impl(std::unique_ptr<transport::Endpoint> inner, CheckedOptions options)
     : inner_(std::move(inner)),
       options_(std::move(options)),
-      small_(*inner_, kSmallBytes, kPerSlab),
-      large_(*inner_, kFrameBytes + std::max(options_.max_head_bytes, kMaxReportBytes), kPerSlab / 4),
+      buffers_(*inner_, kSmallBytes, kPerSlab, kFrameBytes + std::max(options_.max_head_bytes, kMaxReportBytes),
+               kPerSlab / 4),
+      reports_(*inner_, kFrameBytes + kMaxReportBytes, kPerSlab / 4),
       now_(options_.now ? options_.now() : std::chrono::steady_clock::now()) {}
 
 CheckedEndpoint::Impl::~Impl() {
@@ -73,7 +74,7 @@ void CheckedEndpoint::Impl::add_peer(PeerId peer, std::span<const std::byte> add
   std::size_t posted = 0;
   for (const Post& post : posts_) posted += post.kind == Kind::kReportReceive ? 1 : 0;
   for (int i = 0; i < 2 && posted < kMaxReportReceives; ++i, ++posted) {
-    const std::size_t index = add_post(Kind::kReportReceive, kMaxReportBytes);
+    const std::size_t index = add_post(Kind::kReportReceive, kMaxReportBytes).value();
     posts_[index].tag = kReportTag;
     repost(index);
   }
@@ -91,7 +92,11 @@ void CheckedEndpoint::Impl::remove_peer(PeerId id) {
   }
 }
 
-std::size_t CheckedEndpoint::Impl::add_post(Kind kind, std::size_t head_bytes) {
+std::optional<std::size_t> CheckedEndpoint::Impl::add_post(Kind kind, std::size_t head_bytes) {
+  const bool is_large = kFrameBytes + head_bytes > kSmallBytes;
+  const std::span<std::byte> buffer =
+      kind == Kind::kReportSend ? reports_.take_in_turn() : buffers_.take(kind == Kind::kSend, is_large);
+  if (buffer.empty()) return std::nullopt;
   std::size_t index = posts_.size();
   if (free_posts_.empty()) {
     posts_.emplace_back();
@@ -102,14 +107,18 @@ std::size_t CheckedEndpoint::Impl::add_post(Kind kind, std::size_t head_bytes) {
   }
   Post& post = posts_[index];
   post.kind = kind;
-  post.is_large = kFrameBytes + head_bytes > kSmallBytes;
-  post.buffer = post.is_large ? large_.take() : small_.take();
+  post.is_large = is_large;
+  post.buffer = buffer;
   return index;
 }
 
 void CheckedEndpoint::Impl::free_post(std::size_t index) {
   Post& post = posts_[index];
-  (post.is_large ? large_ : small_).give_back(post.buffer);
+  if (post.kind == Kind::kReportSend) {
+    reports_.give_back(post.buffer);
+  } else {
+    buffers_.give_back(post.kind == Kind::kSend, post.is_large, post.buffer);
+  }
   damaged_.erase(index);
   post.kind = Kind::kFree;
   post.status = {};
@@ -139,7 +148,9 @@ Status CheckedEndpoint::Impl::post_send(PeerId to, Tag tag, std::span<const std:
                                                                       std::to_string(options_.max_head_bytes));
   }
   Peer& peer = found->second;
-  const std::size_t index = add_post(Kind::kSend, first.size());
+  const std::optional<std::size_t> added = add_post(Kind::kSend, first.size());
+  if (!added) return Status::again();
+  const std::size_t index = *added;
   Post& post = posts_[index];
   post.token = token;
   post.tag = tag;
@@ -221,7 +232,7 @@ Status CheckedEndpoint::Impl::post_receive(Tag tag, std::span<std::byte> first, 
                                               " bytes; the limit with checksums is " +
                                               std::to_string(options_.max_head_bytes));
   }
-  const std::size_t index = add_post(Kind::kReceive, second.empty() ? 0 : first.size());
+  const std::size_t index = add_post(Kind::kReceive, second.empty() ? 0 : first.size()).value();
   Post& post = posts_[index];
   post.token = token;
   post.tag = tag;

@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -87,7 +88,8 @@ class CheckedEndpoint::Impl {
   };
 
   // checked_endpoint.cc
-  std::size_t add_post(Kind kind, std::size_t head_bytes);
+  /// Nothing where a send has to wait for a buffer. Throws Error where there is none for a receive.
+  std::optional<std::size_t> add_post(Kind kind, std::size_t head_bytes);
   void free_post(std::size_t index);
   Status send_copy(std::size_t index);
   void complete_send(std::size_t index, Status status);
@@ -124,8 +126,8 @@ class CheckedEndpoint::Impl {
 
   std::unique_ptr<transport::Endpoint> inner_;
   const CheckedOptions options_;
-  BufferPool small_;
-  BufferPool large_;
+  PostBuffers buffers_;
+  BufferPool reports_;  // That are sent.
   std::deque<Post> posts_;
   std::vector<std::size_t> free_posts_;
   std::unordered_map<std::uint64_t, std::size_t> receives_;  // The user's token -> post.

@@ -235,7 +235,12 @@ Report CheckedEndpoint::Impl::make_report(PeerId to, const Peer& peer) const {
 
 void CheckedEndpoint::Impl::send_report(PeerId to, Peer& peer) {
   const std::vector<std::byte> body = encode(make_report(to, peer));
-  const std::size_t index = add_post(Kind::kReportSend, body.size());
+  const std::optional<std::size_t> added = add_post(Kind::kReportSend, body.size());
+  if (!added) {
+    peer.report_due = now_ + options_.ack_delay;
+    return;
+  }
+  const std::size_t index = *added;
   Post& post = posts_[index];
   post.peer = to;
   std::memcpy(post.buffer.data() + kFrameBytes, body.data(), body.size());

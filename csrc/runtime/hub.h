@@ -168,7 +168,8 @@ class HubClient final {
   int event_fd() const;
   bool next_event(HubEvent& event);
 
-  /// Tells everybody that this member cannot go on (they see kFailed).
+  /// Tells everybody that this member cannot go on: they see kFailed, and so does this process, whose other threads may
+  /// not know.
   void report_failure(const std::string& reason);
   /// Tells everybody that this worker has given up a group (they see kGroupAborted). Not group 0.
   void report_group_abort(const UsedGroup& group, const std::string& reason);

@@ -440,6 +440,9 @@ void HubClient::Impl::report_failure(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (leaving_ || end_ != End::kNone) return;
   post(FrameType::kFail, encode_text(reason));
+  if (!started_) return;
+  events_.push_back({HubEvent::Kind::kFailed, options_.self, reason, options_.holder});
+  events_waiting_.raise();
 }
 
 void HubClient::Impl::report_unreachable(const Unreachable& unreachable) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -54,12 +55,14 @@ class PostTable final {
 
   PostTable(transport::Endpoint& endpoint, const PumpOptions& options)
       : endpoint_(endpoint),
-        small_(endpoint, kSmallBytes, kSmallPerSlab),
-        large_(endpoint, wire::kHeaderBytes + std::max(options.max_body_bytes, kSmallBytes),
-               std::clamp<std::size_t>(options.control_receives, 1, kSmallPerSlab)) {}
+        buffers_(endpoint, kSmallBytes, kSmallPerSlab,
+                 wire::kHeaderBytes + std::max(options.max_body_bytes, kSmallBytes),
+                 std::clamp<std::size_t>(options.control_receives, 1, kSmallPerSlab)) {}
 
-  /// Throws Error where memory for buffers cannot be registered.
-  std::size_t add(PostKind kind, bool is_large) {
+  /// Nothing where a send has to wait for a buffer. Throws Error where there is none for a receive.
+  std::optional<std::size_t> add(PostKind kind, bool is_large) {
+    const std::span<std::byte> buffer = buffers_.take(is_sent(kind), is_large);
+    if (buffer.empty()) return std::nullopt;
     std::size_t index = posts_.size();
     if (free_.empty()) {
       posts_.emplace_back();
@@ -71,13 +74,13 @@ class PostTable final {
     post = {};
     post.kind = kind;
     post.is_large = is_large;
-    post.buffer = is_large ? large_.take() : small_.take();
+    post.buffer = buffer;
     return index;
   }
 
   void free(std::size_t index) {
     Post& post = posts_[index];
-    (post.is_large ? large_ : small_).give_back(post.buffer);
+    buffers_.give_back(is_sent(post.kind), post.is_large, post.buffer);
     post.kind = PostKind::kFree;
     if (!registrations_.empty()) registrations_.erase(index);
     free_.push_back(index);
@@ -98,7 +101,7 @@ class PostTable final {
 
   /// Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
   bool fits(std::size_t head, std::span<const std::byte> payload) const {
-    return endpoint_.needs_registration() && !payload.empty() && head + payload.size() <= large_.buffer_bytes();
+    return endpoint_.needs_registration() && !payload.empty() && head + payload.size() <= buffers_.large_bytes();
   }
 
   Post& operator[](std::size_t index) { return posts_[index]; }
@@ -109,10 +112,12 @@ class PostTable final {
 
  private:
   static constexpr std::size_t kSmallPerSlab = 64;
+  static bool is_sent(PostKind kind) {
+    return kind == PostKind::kSend || kind == PostKind::kPing || kind == PostKind::kPong;
+  }
 
   transport::Endpoint& endpoint_;
-  BufferPool small_;
-  BufferPool large_;
+  PostBuffers buffers_;
   std::deque<Post> posts_;
   std::vector<std::size_t> free_;
   std::unordered_map<std::size_t, std::unique_ptr<transport::Registration>> registrations_;

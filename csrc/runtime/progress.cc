@@ -356,21 +356,14 @@ bool Progress::take_commands(Instant now) {
     if (failure_.is_ok() && !requested_failure_.is_ok()) requested = requested_failure_;
   }
   if (!requested.is_ok()) fail_everything(requested);
-  for (const auto& operation : operations) start(now, operation);
+  start_all(now, operations);
   if (pump_ && !operations.empty()) pump_->flush(now);
   carry_out(now, messages);
   return !messages.is_empty() || !operations.empty() || !requested.is_ok();
 }
 
 void Progress::carry_out(Instant now, const MessageCommands& commands) {
-  for (const PendingMessage& message : commands.submitted) {
-    if (messages_) {
-      messages_->submit(now, message);
-    } else {
-      message.work->complete(failure());
-      settle(1);
-    }
-  }
+  start_all(now, commands.submitted);
   for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
   for (const GroupId group : commands.left_groups) {
     if (!messages_) break;

@@ -242,6 +242,8 @@ class Progress final : public Driver {
   Instant next_deadline() const;
   void sleep(Instant until);
 
+  void start_all(Instant now, std::span<const std::shared_ptr<PendingOperation>> operations);
+  void start_all(Instant now, std::span<const PendingMessage> messages);
   void start(Instant now, const std::shared_ptr<PendingOperation>& operation);
   void begin(Instant now, const std::shared_ptr<PendingOperation>& operation);
   bool begin_held(Instant now);

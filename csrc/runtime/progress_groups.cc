@@ -54,7 +54,7 @@ bool Progress::begin_held(Instant now) {
     ready.push_back(operation);
     return true;
   });
-  for (const auto& operation : ready) begin(now, operation);
+  start_all(now, ready);
   if (pump_ && !ready.empty()) pump_->flush(now);
   return !ready.empty();
 }

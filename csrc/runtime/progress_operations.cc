@@ -1,6 +1,8 @@
 // The life of an operation on the progress thread: cut into parts, each part through shared memory, servers, or both.
 
 #include <algorithm>
+#include <iterator>
+#include <span>
 #include <utility>
 
 #include "core/copy.h"
@@ -54,6 +56,41 @@ Status locate(const PendingOperation& operation, std::uint32_t part, const Statu
 }
 
 }  // namespace
+
+/// Where one throws, those behind it are submitted again, and end with all the rest.
+void Progress::start_all(Instant now, std::span<const std::shared_ptr<PendingOperation>> operations) {
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    try {
+      start(now, operations[i]);
+    } catch (...) {
+      const auto is_known = [this](const auto& operation) {
+        return operation->work->is_done() || std::ranges::find(operations_, operation) != operations_.end() ||
+               std::ranges::find(held_, operation) != held_.end();
+      };
+      const std::scoped_lock lock(mutex_);
+      std::ranges::remove_copy_if(operations.subspan(i), std::back_inserter(submitted_), is_known);
+      throw;
+    }
+  }
+}
+
+/// The same. The one that throws is known by then.
+void Progress::start_all(Instant now, std::span<const PendingMessage> messages) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (!messages_) {
+      messages[i].work->complete(failure());
+      settle(1);
+      continue;
+    }
+    try {
+      messages_->submit(now, messages[i]);
+    } catch (...) {
+      const std::scoped_lock lock(mutex_);
+      std::ranges::copy(messages.subspan(i + 1), std::back_inserter(message_commands_.submitted));
+      throw;
+    }
+  }
+}
 
 void Progress::start(Instant now, const std::shared_ptr<PendingOperation>& operation) {
   Status status;

@@ -124,7 +124,7 @@ class Pump<Engine>::Impl {
   using Peer = PumpPeer;
 
   std::size_t add_control(PeerId from) {
-    const std::size_t index = posts_.add(Kind::kControl, true);
+    const std::size_t index = posts_.add(Kind::kControl, true).value();
     posts_[index].from = from;
     return index;
   }
@@ -188,7 +188,9 @@ class Pump<Engine>::Impl {
                                                   " bytes; the limit is " + std::to_string(options_.max_body_bytes)));
       return take_fresh();
     }
-    const std::size_t index = posts_.add(Kind::kSend, is_large);
+    const std::optional<std::size_t> added = posts_.add(Kind::kSend, is_large);
+    if (!added) return false;
+    const std::size_t index = *added;
     Post& post = posts_[index];
     post.token = action.token;
     post.to = action.to;
@@ -225,7 +227,7 @@ class Pump<Engine>::Impl {
   bool carry_out(PostReceiveAction& action) {
     const bool is_copied = posts_.fits(wire::kHeaderBytes, action.payload);
     const std::span<std::byte> landing = is_copied ? std::span<std::byte>{} : action.payload;
-    const std::size_t index = posts_.add(Kind::kReceive, is_copied);
+    const std::size_t index = posts_.add(Kind::kReceive, is_copied).value();
     Post& post = posts_[index];
     post.token = action.token;
     post.payload = landing;
@@ -397,7 +399,9 @@ class Pump<Engine>::Impl {
 
   /// Past the backlog: what waits there says nothing about this peer.
   Status post_link_message(PeerId to, Kind kind) {
-    const std::size_t index = posts_.add(kind, false);
+    const std::optional<std::size_t> added = posts_.add(kind, false);
+    if (!added) return Status::again();
+    const std::size_t index = *added;
     posts_[index].to = to;
     wire::Header header;
     header.type = kind == Kind::kPing ? wire::MessageType::kPing : wire::MessageType::kPong;

@@ -42,8 +42,12 @@ class ScriptedEndpoint final : public transport::Endpoint {
         finish(message.token, Status(Code::kPeerLost, "removed"));
     }
   }
-  bool needs_registration() const override { return false; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override { return nullptr; }
+  bool needs_registration() const override { return registers; }
+  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
+    if (slabs == 0) throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
+    --slabs;
+    return nullptr;
+  }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     if (refuse || to == full) return Status::again();
@@ -102,6 +106,8 @@ class ScriptedEndpoint final : public transport::Endpoint {
   Status send_error;
   PeerId full{0xFFFF};  // Sends to it are refused.
   bool is_shut = false;
+  bool registers = false;
+  std::size_t slabs = 1000;  // That can be registered.
   std::deque<Sent> sent;
   std::map<std::uint64_t, bool> finished;
   std::map<std::uint64_t, Posted> receives;
@@ -235,6 +241,36 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
     const auto header = wire::decode(endpoint.sent[i].first);
     EXPECT_EQ(header->op, ++last) << "in the order in which they were asked for";
   }
+}
+
+/// A host that lets no more memory be pinned: what there is for sends goes round.
+TEST(Pump, SendsWaitForABufferWhereNoMoreMemoryCanBeRegistered) {
+  ScriptedEndpoint endpoint;
+  endpoint.registers = true;
+  endpoint.slabs = 5;  // Two for sends, one for control, and two for headers of receives.
+  worker::EngineConfig config = Bench::config();
+  config.chunk_bytes = 4096;
+  worker::Engine engine(config);
+  std::size_t failed = 0;
+  Pump<worker::Engine> pump(
+      engine, endpoint, {4, 1100}, [](const ReduceAction&) {}, [&failed](const auto&) { ++failed; });
+  constexpr std::size_t kOperations = 100;
+  std::vector<std::vector<std::byte>> memory(kOperations, std::vector<std::byte>(2000));
+  for (std::uint64_t op = 0; op < kOperations; ++op) {
+    worker::Operation operation = Bench::operation(memory[op]);
+    operation.key.op = op + 1;
+    engine.submit({}, operation);
+  }
+  pump.flush({});
+  EXPECT_LT(endpoint.sent.size(), kOperations);
+  for (std::size_t i = 0; i < endpoint.sent.size(); ++i) {
+    endpoint.finish(endpoint.sent[i].token);
+    pump.step({});
+  }
+  EXPECT_EQ(endpoint.sent.size(), kOperations);
+  EXPECT_EQ(endpoint.receives.size(), 4 + kOperations);
+  EXPECT_FALSE(pump.has_backlog());
+  EXPECT_EQ(failed, 0u);
 }
 
 TEST(Pump, AMessageThatIsNoneOfOursLeavesTheReceiveInPlace) {

@@ -384,7 +384,7 @@ TEST(HubExchange, FailsForAllWhenOneIsGone) {
   EXPECT_EQ(thrown_by([&] { members[1]->exchange("c", {}, in(20s)); }).code(), Code::kShutdown);
 }
 
-TEST(HubEvents, LeavingAndFailingReachAllOthersInOneOrder) {
+TEST(HubEvents, LeavingAndFailingReachAllInOneOrder) {
   Hub hub(hub_options(4));
   auto members = join_all(hub.port(), 4);
   members[3]->report_failure("cannot allocate");
@@ -400,6 +400,10 @@ TEST(HubEvents, LeavingAndFailingReachAllOthersInOneOrder) {
   EXPECT_EQ(failed.member.rank, 3u);
   EXPECT_EQ(failed.reason, "cannot allocate");
   EXPECT_EQ(next_event(*members[1]).member.rank, 2u);
+  const HubEvent own = next_event(*members[3]);
+  EXPECT_EQ(own.kind, HubEvent::Kind::kFailed) << "another thread of it may not know";
+  EXPECT_EQ(own.member.rank, 3u);
+  EXPECT_EQ(own.reason, "cannot allocate");
   EXPECT_EQ(next_event(*members[3]).member.rank, 2u) << "a failed member still hears of the others";
   members[1]->leave();
   EXPECT_EQ(next_event(*members[0]).member.rank, 1u);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -75,6 +76,40 @@ TEST(StrictJobs, ARegistrationThatFailsFailsItsOperationOnAllRanksAndNothingElse
       finish(runtime.submit(all_reduce(values)));
       EXPECT_EQ(values.front(), static_cast<float>(runtime.size() * runtime.size()));
     }));
+  }
+}
+
+/// A host that lets no more memory be pinned, in the middle of a job: messages wait for a buffer, and where receives
+/// need one the job ends, with the reason on all ranks; nobody waits, and no network is blamed.
+TEST(StrictJobs, WhereThereAreNoBuffersForMoreReceivesAllRanksHearWhy) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (const Toggle checksum : {Toggle::kOff, Toggle::kOn}) {
+    std::atomic<bool> is_short{false};
+    JobShape shape{.workers = 2, .hosts = 2};
+    shape.strict = true;
+    shape.config.checksum = checksum;
+    shape.on_register = [&](std::uint32_t rank, std::size_t bytes) {
+      if (!is_short || rank != 1 || bytes < 10'000) return;  // A tensor, which is small here.
+      throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
+    };
+    run_job(shape, [&is_short](Runtime& runtime) {
+      std::vector<float> warm(50, 1);
+      finish(runtime.submit(all_reduce(warm)));
+      if (runtime.rank() == 1) is_short = true;
+      std::vector<std::vector<float>> memory(600, std::vector<float>(50, 1));
+      std::vector<std::shared_ptr<Work>> works;
+      for (auto& values : memory) works.push_back(runtime.submit(all_reduce(values)));
+      for (std::size_t i = 0; i < works.size(); ++i) {
+        ASSERT_TRUE(works[i]->wait(in_seconds(5))) << "rank " << runtime.rank() << ", operation " << i;
+        const std::string text = works[i]->status().to_string();
+        EXPECT_EQ(text.find("nothing came back"), std::string::npos) << text;
+      }
+      // Some may have heard of a closed connection first.
+      const auto after = runtime.submit(all_reduce(warm));
+      ASSERT_TRUE(after->wait(in_seconds(5)));
+      const std::string text = after->status().to_string();
+      EXPECT_NE(text.find("Cannot allocate memory"), std::string::npos) << text;
+    });
   }
 }
 
