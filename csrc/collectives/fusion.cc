@@ -64,12 +64,20 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
                                             " is in flight already (duplicate name); synchronize it first, or choose "
                                             "another name");
   }
+  const bool is_in_place = tensor.source.data() == tensor.result.data();
+  std::shared_ptr<void> lease;
+  const Status status = runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
+                                       tensor.result, lease);
+  if (!status.is_ok()) {
+    names_.erase(name);
+    throw Error(status);
+  }
   const Ticket ticket = next_ticket_++;
   if (!engine_.submit(ticket, tensor.name, tensor.spec, now())) {
     names_.erase(name);
     return std::nullopt;
   }
-  records_.emplace(ticket, Record{name->first, tensor.spec, tensor.source, tensor.result, {}, {}, {}});
+  records_.emplace(ticket, Record{name->first, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
   wake_background(lock);
   return ticket;
 }

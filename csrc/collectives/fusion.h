@@ -46,7 +46,7 @@ class Fusion final {
   /// True where a tensor of this spec may come here.
   bool takes(const TensorSpec& spec) const;
   /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name has
-  /// a ticket that nobody has forgotten yet.
+  /// a ticket that nobody has forgotten yet, or the memory is in use.
   std::optional<Ticket> submit(const Tensor& tensor);
   State state(Ticket ticket) const;
   /// Blocks until it is not pending, or the deadline.

@@ -214,6 +214,7 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
     if (found == records_.end() || found->second.state != State::kPending) continue;
     names_.erase(std::string(found->second.name));
     found->second.name = {};
+    found->second.lease.reset();
     lock.unlock();
     const Status status = go_alone_(ticket);
     lock.lock();
@@ -229,6 +230,7 @@ void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state,
     Record& record = found->second;
     record.state = state;
     record.status = status;
+    record.lease.reset();
     std::ranges::move(record.on_end, std::back_inserter(callbacks));
     record.on_end.clear();
   }

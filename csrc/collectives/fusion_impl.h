@@ -43,6 +43,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
     TensorSpec spec;
     std::span<const std::byte> source;
     std::span<std::byte> result;
+    std::shared_ptr<void> lease;  // of both
     State state = State::kPending;
     Status status;
     std::vector<std::function<void(State)>> on_end;

@@ -202,6 +202,23 @@ TEST(Fusion, ANameThatIsInFlightIsRefused) {
   }));
 }
 
+TEST(Fusion, MemoryThatIsInUseIsRefused) {
+  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
+    Door door(runtime);
+    std::vector<float> values(10, 1), others(10, 1);
+    const Ticket ticket = door.start("t", values);
+    EXPECT_THROW(door.start("u", values), Error);
+    runtime::Request request = runtime::testing::all_reduce(std::span(values));
+    request.name = "v";
+    const auto work = runtime.submit(request);
+    EXPECT_EQ(work->status().code(), Code::kInvalidArgument) << work->status().message();
+    EXPECT_TRUE(door.finish(ticket).is_ok());
+    EXPECT_TRUE(door.finish(door.start("u", values)).is_ok());
+    EXPECT_EQ(values, std::vector<float>(10, 4));
+    door.close();
+  }));
+}
+
 TEST(Fusion, AShapeThatDiffersIsNamedAndTheRestIsWhole) {
   expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);

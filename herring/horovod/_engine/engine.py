@@ -15,6 +15,7 @@ from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError, MismatchError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
+from herring.horovod._engine.fusion import FusedOperation, Fusions
 from herring.horovod._engine.join import Announcement, Joins
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.timeline import Timeline
@@ -50,6 +51,8 @@ class Engine:
         self._uses: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], tuple[Operation, Announcement]] = {}
         self._generation = 0 if session.elastic is None else session.elastic.generation
+        self.fusions = Fusions(self)
+        self.fusions.open(GLOBAL_SET, range(self.size), self.rank)
         self.joins = Joins(self)
 
     # -- operations ---------------------------------------------------------------------------------------------
@@ -107,6 +110,33 @@ class Engine:
             operation.begin(watched=not (waits or single_step) or self.timeline is not None)
             return operation
 
+    def start_fused(
+        self, name: str, set_id: int, fusion: _core.Fusion, tensor: tuple[Any, ...], result: Any,
+        start_alone: Callable[[], Operation],
+    ) -> FusedOperation | None:
+        """Starts an allreduce that travels with others; None: it has to go alone, now.
+
+        Args:
+            tensor: Of Fusion.submit(), from the source on.
+            result: What wait() returns.
+            start_alone: Makes what goes instead where some rank cannot let it travel with others.
+
+        Raises InvalidArgumentError where an operation of this name is in flight.
+        """
+        key = f"allreduce.{name}"
+        operation = FusedOperation(self, fusion, key, result)
+        operation.start_alone = start_alone
+        with self._lock:
+            if (set_id, key) in self._in_flight:
+                return None  # start() says what is wrong.
+            ticket = fusion.submit(key, *tensor)
+            if ticket == 0:
+                return None
+            self.fusions.start(ticket, operation)
+        if self.timeline is not None:
+            self.timeline.watch(operation, "allreduce", key)
+        return operation
+
     def run(self, kind: str, name: str | None, set_id: int, steps: Callable[[Call], Steps], **options: Any) -> Any:
         """start() and wait."""
         return self.start(kind, name, set_id, steps, waits=True, **options).wait()
@@ -152,6 +182,8 @@ class Engine:
         place = (announcement.set_id, key)
         entry = (operation, announcement)
         self._in_flight[place] = entry
+        self.fusions.went_outside(announcement.set_id, key)
+        operation.on_done(lambda: self.fusions.came_back(announcement.set_id, key))
 
         def forget() -> None:
             with self._lock:
@@ -195,6 +227,7 @@ class Engine:
             index = wanted.index(self.rank) if self.rank in wanted else None
             if index is not None:
                 self.runtime.add_group(set_id, wanted)
+                self.fusions.open(set_id, wanted, index)
             members = self._sets[set_id] = Members(set_id, wanted, index)
         self.run("process_set", f"added.{set_id}", GLOBAL_SET, collectives.barrier)
         return members
@@ -203,6 +236,7 @@ class Engine:
         """Collective, as add_set()."""
         members = self.members(set_id)
         self._agree("remove_process_set", [set_id])
+        self.fusions.close(set_id)
         with self._lock:
             del self._sets[set_id]
             if members.index is not None:
@@ -250,6 +284,7 @@ class Engine:
             self.timeline.close()
             self.timeline = None
         self.joins.close()
+        self.fusions.close_all()
         if self._owns_session and process.session() is self.session:
             process.stop()
 

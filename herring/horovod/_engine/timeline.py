@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from herring.horovod._engine.fusion import FusedOperation
 from herring.horovod._engine.operation import Operation
 
 # Beyond this many the file would be too large to show; the rest is counted.
@@ -32,7 +33,7 @@ class Timeline:
         if self._path is not None:
             self._path.write_text("[]\n")  # A path that cannot be written is an error now, not at the end.
 
-    def watch(self, operation: Operation, kind: str, key: str) -> None:
+    def watch(self, operation: Operation | FusedOperation, kind: str, key: str) -> None:
         """Call before the operation begins. NEGOTIATE_ is Horovod's word for what is waited for other ranks in: here
         the ranks meet in the servers, so it has no length."""
         if self._path is None:

@@ -13,6 +13,7 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
+from herring.horovod._engine.fusion import FusedOperation
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.process_sets import ProcessSet
 
@@ -21,15 +22,23 @@ Average, Sum, Adasum, Min, Max, Product = range(6)
 _OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 
 
+# As in csrc/core/types.h: numbers on the wire, never used again.
+_DTYPE_NUMBERS = {
+    torch.float32: 1, torch.float64: 2, torch.float16: 3, torch.bfloat16: 4, torch.int8: 5, torch.int16: 6,
+    torch.int32: 7, torch.int64: 8, torch.uint8: 9, torch.bool: 10,
+}  # fmt: skip
+_OP_NUMBERS = {Sum: 1, Average: 2, Min: 3, Max: 4, Product: 5}
+
+
 class Handles:
     """Operations by number, from the call to synchronize()."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._operations: dict[int, tuple[Operation, bool]] = {}
+        self._operations: dict[int, tuple[Operation | FusedOperation, bool]] = {}
 
-    def add(self, operation: Operation, *, is_one: bool = False) -> int:
+    def add(self, operation: Operation | FusedOperation, *, is_one: bool = False) -> int:
         """The operation's number from now on; `is_one`: the result is a list of one, and the one is wanted."""
         with self._lock:
             number = next(self._numbers)
@@ -111,6 +120,42 @@ def all_reduce(
         "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum, shadow=shadow,
         op=_OPS.get(op, "sum"),
     )  # fmt: skip
+
+
+def all_reduce_async(
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
+    engine = home.current()
+    fusion = None if name is None else engine.fusions.of(process_set.process_set_id)
+    if fusion is not None:
+        dtype, number = _DTYPE_NUMBERS.get(tensor.dtype), _OP_NUMBERS.get(op)
+        if dtype is not None and number is not None and _is_plain(tensor) and (output is None or _is_plain(output)):
+            target = torch.empty_like(tensor) if output is None else output
+            source = tensor.data_ptr()
+            operation = engine.start_fused(
+                name, process_set.process_set_id, fusion,
+                (source, source if output is tensor else target.data_ptr(), dtype, number, tensor.shape,
+                 prescale_factor, postscale_factor),
+                [target],
+                lambda: all_reduce([tensor], [target], name, op, prescale_factor, postscale_factor, process_set),
+            )  # fmt: skip
+            if operation is not None:
+                return handles.add(operation, is_one=True)
+    outputs = None if output is None else [output]
+    started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
+    return handles.add(started, is_one=True)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its memory holds it as it is, one element after the other."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def all_gather(
