@@ -233,7 +233,7 @@ class Fusion:
         tensor_bytes: int,
         cycle: float,
         timeout: float,
-        go_alone: Callable[[int], object],
+        go_alone: Callable[[int, Any], object],
     ) -> None: ...
     def submit(
         self,
@@ -245,14 +245,17 @@ class Fusion:
         shape: tuple[int, ...],
         prescale: float,
         postscale: float,
+        owner: Any,
         /,
     ) -> int:
-        """Starts a reduction of memory at these addresses, which stays as it is until the end; its ticket. 0: it has
-        to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
-    def is_pending(self, ticket: int) -> bool: ...
+        """Starts a reduction of memory at these addresses, which `owner` holds and go_alone() gets; its ticket, from
+        1 << 60 on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
+    def poll(self, ticket: int) -> bool:
+        """Whether it has ended or gone alone. Its name is free then."""
+    def wait(self, ticket: int, timeout: float) -> bool | None:
+        """True: it has ended. False: it went alone. None: not after `timeout` seconds."""
     def finish(self, ticket: int, timeout: float) -> bool | None:
-        """Waits. True: it has ended, and is forgotten; raises how, where not well. False: it went alone. None: not by
-        then."""
+        """wait(); then it is forgotten, and raises how it ended, where not well."""
     def on_end(self, ticket: int, callback: Callable[[bool], object]) -> None:
         """Calls it when it has ended here, with what finish() would return."""
     def went_outside(self, name: str) -> None: ...

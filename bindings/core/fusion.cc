@@ -1,5 +1,7 @@
 #include "collectives/fusion.h"
 
+#include <unordered_map>
+
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 
@@ -22,12 +24,12 @@ class Callback final {
         }) {}
 
   /// Why it failed; what it raises is reported as Python reports exceptions in destructors.
-  template <class... Arguments>
-  Status operator()(Arguments... arguments) const {
+  template <class Call>
+  Status operator()(const Call& call) const {
     if (is_finalizing() || process_id() != pid_) return {Code::kShutdown, "Python is ending"};
     py::gil_scoped_acquire locked;
     try {
-      (*function_)(arguments...);
+      call(*function_);
       return Status::ok();
     } catch (py::error_already_set& error) {
       const std::string text = error.what();
@@ -41,8 +43,13 @@ class Callback final {
   std::shared_ptr<py::function> function_;
 };
 
+/// What Python says of tickets that have not been finished; touched with the interpreter's lock alone.
+using Owners = std::unordered_map<Ticket, py::object>;
+
 struct PyFusion {
-  explicit PyFusion(std::shared_ptr<Fusion> fusion) : owned(std::move(fusion)) {}
+  PyFusion(std::shared_ptr<Fusion> fusion, std::shared_ptr<Owners> kept)
+      : owners(std::move(kept)), owned(std::move(fusion)) {}
+  std::shared_ptr<Owners> owners;
   ProcessOwned<Fusion> owned;
 };
 
@@ -58,8 +65,15 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
   settings.engine.cycle = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(cycle));
   settings.tensor_bytes = tensor_bytes;
   settings.timeout = to_duration(timeout);
+  auto owners = std::make_shared<Owners>();
+  const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket) {
+    return callback([&weak, ticket](const py::function& function) {
+      const std::shared_ptr<Owners> all = weak.lock();
+      if (all) function(ticket, all->at(ticket));
+    });
+  };
   return std::make_unique<PyFusion>(
-      std::make_shared<Fusion>(runtime.owned.get(), GroupId{group}, ranks, settings, Callback(go_alone)));
+      std::make_shared<Fusion>(runtime.owned.get(), GroupId{group}, ranks, settings, go), owners);
 }
 
 std::uint64_t number(PyObject* value) {
@@ -92,9 +106,9 @@ std::optional<TensorSpec> spec_of(PyObject* dtype, PyObject* op, PyObject* shape
   return spec;
 }
 
-/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, /): the ticket, or 0.
+/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, owner, /): the ticket, or 0.
 Ticket submit(PyObject* self, std::span<PyObject* const> arguments) {
-  if (arguments.size() != 8) throw py::type_error("submit() takes 8 arguments");
+  if (arguments.size() != 9) throw py::type_error("submit() takes 9 arguments");
   std::optional<TensorSpec> spec = spec_of(arguments[3], arguments[4], arguments[5]);
   if (!spec) return 0;
   spec->prescale = factor(arguments[6]);
@@ -104,9 +118,11 @@ Ticket submit(PyObject* self, std::span<PyObject* const> arguments) {
     return std::span(reinterpret_cast<std::byte*>(number(address)), bytes);
   };
   const auto& fusion = py::cast<const PyFusion&>(py::handle(self));
-  return fusion.owned.get()
-      ->submit({text_of(arguments[0]), *spec, memory(arguments[1]), memory(arguments[2])})
-      .value_or(0);
+  const std::optional<Ticket> ticket =
+      fusion.owned.get()->submit({text_of(arguments[0]), *spec, memory(arguments[1]), memory(arguments[2])});
+  if (!ticket) return 0;
+  fusion.owners->emplace(*ticket, py::reinterpret_borrow<py::object>(arguments[8]));
+  return *ticket;
 }
 
 /// As the interpreter has its own methods: a tensor's whole cost is this call.
@@ -125,22 +141,33 @@ PyObject* submit_method(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   return nullptr;
 }
 
-/// True: it has ended, and is forgotten; raises how, where not well. False: it went alone. None: at the time-out.
-std::optional<bool> finish(const PyFusion& self, Ticket ticket, double timeout) {
+/// True: it has ended. False: it went alone. None: at the time-out.
+std::optional<bool> wait(const PyFusion& self, Ticket ticket, double timeout) {
   const std::shared_ptr<Fusion> fusion = self.owned.get();
-  const Instant deadline = deadline_after(timeout);
   Fusion::State state = fusion->state(ticket);
-  while (state == Fusion::State::kPending) {
-    const Instant now = std::chrono::steady_clock::now();
-    if (now >= deadline) return std::nullopt;
-    {
-      py::gil_scoped_release unlocked;
-      state = fusion->wait(ticket, std::min(deadline, now + kSignalPeriod));
+  if (state == Fusion::State::kPending) {
+    const Instant deadline = deadline_after(timeout);
+    while (state == Fusion::State::kPending) {
+      const Instant now = std::chrono::steady_clock::now();
+      if (now >= deadline) return std::nullopt;
+      {
+        py::gil_scoped_release unlocked;
+        state = fusion->wait(ticket, std::min(deadline, now + kSignalPeriod));
+      }
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  fusion->forget(ticket).or_throw();
   return state == Fusion::State::kDone;
+}
+
+/// The same; it is forgotten, and how it ended is raised where not well.
+std::optional<bool> finish(const PyFusion& self, Ticket ticket, double timeout) {
+  const std::optional<bool> ended = wait(self, ticket, timeout);
+  if (!ended) return ended;
+  const Status status = self.owned.get()->forget(ticket);
+  self.owners->erase(ticket);
+  status.or_throw();
+  return ended;
 }
 
 void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
@@ -148,7 +175,7 @@ void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
   const std::shared_ptr<Fusion> fusion = self.owned.get();
   py::gil_scoped_release unlocked;
   fusion->on_end(ticket, [kept](Fusion::State state) {
-    static_cast<void>(kept(state == Fusion::State::kDone));
+    static_cast<void>(kept([state](const py::function& function) { function(state == Fusion::State::kDone); }));
   });
 }
 
@@ -168,10 +195,11 @@ void bind_fusion(py::module_& module) {
   type.def(py::init(&make_fusion), py::kw_only(), py::arg("runtime"), py::arg("group"), py::arg("ranks"),
            py::arg("index"), py::arg("bucket_bytes"), py::arg("tensor_bytes"), py::arg("cycle"), py::arg("timeout"),
            py::arg("go_alone"))
-      .def("is_pending",
+      .def("poll",
            [](const PyFusion& self, Ticket ticket) {
-             return self.owned.get()->state(ticket) == Fusion::State::kPending;
+             return self.owned.get()->poll(ticket) != Fusion::State::kPending;
            })
+      .def("wait", &wait)
       .def("finish", &finish)
       .def("on_end", &on_end)
       .def("went_outside", [](const PyFusion& self, const std::string& name) { self.owned.get()->went_outside(name); })

@@ -26,6 +26,7 @@ Fusion::~Fusion() { impl_->close(now()); }
 bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
 std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
 Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
+Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
 Status Fusion::forget(Ticket ticket) { return impl_->forget(ticket); }
 void Fusion::on_end(Ticket ticket, std::function<void(State)> callback) {
@@ -44,7 +45,8 @@ Fusion::Impl::Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group
       settings_(settings),
       go_alone_(std::move(go_alone)),
       memory_(runtime_),
-      engine_(settings.engine) {
+      engine_(settings.engine),
+      next_ticket_(kFirstTicket | Ticket{group.value & 0xFFFFF} << 40) {
   runtime_->add_group(group_, ranks);
 }
 
@@ -77,7 +79,7 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
     names_.erase(name);
     return std::nullopt;
   }
-  records_.emplace(ticket, Record{name->first, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
+  records_.emplace(ticket, Record{name->first, true, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
   wake_background(lock);
   return ticket;
 }
@@ -86,6 +88,19 @@ Fusion::State Fusion::Impl::state(Ticket ticket) const {
   const std::scoped_lock lock(mutex_);
   const auto found = records_.find(ticket);
   return found == records_.end() ? State::kDone : found->second.state;
+}
+
+Fusion::State Fusion::Impl::poll(Ticket ticket) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found == records_.end()) return State::kDone;
+  if (found->second.state == State::kDone) free_name(found->second);
+  return found->second.state;
+}
+
+void Fusion::Impl::free_name(Record& record) {
+  if (record.has_name) names_.erase(record.name);
+  record.has_name = false;
 }
 
 Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
@@ -136,10 +151,10 @@ Status Fusion::Impl::forget(Ticket ticket) {
   const auto found = records_.find(ticket);
   if (found == records_.end()) return Status::ok();
   if (found->second.state == State::kPending) {
-    return {Code::kInvalidArgument, "allreduce '" + std::string(found->second.name) + "' has not ended"};
+    return {Code::kInvalidArgument, "allreduce '" + found->second.name + "' has not ended"};
   }
   const Status status = found->second.status;
-  if (found->second.state == State::kDone) names_.erase(std::string(found->second.name));
+  free_name(found->second);
   records_.erase(found);
   return status;
 }

@@ -32,6 +32,8 @@ class Fusion final {
     std::span<std::byte> result;        ///< May be the source.
   };
   enum class State : std::uint8_t { kPending, kDone, kAlone };
+  /// Tickets are from here on, unlike those of other groups.
+  static constexpr Ticket kFirstTicket = Ticket{1} << 60;
   /// Has to reduce the ticket's tensor by an operation of its own, the same on all ranks, which calls went_outside()
   /// and came_back(). Called on any thread. Not Ok: the ticket fails.
   using GoAlone = std::function<Status(Ticket)>;
@@ -49,6 +51,8 @@ class Fusion final {
   /// a ticket that nobody has forgotten yet, or the memory is in use.
   std::optional<Ticket> submit(const Tensor& tensor);
   State state(Ticket ticket) const;
+  /// The same; where it is done, its name is free.
+  State poll(Ticket ticket);
   /// Blocks until it is not pending, or the deadline.
   State wait(Ticket ticket, Instant deadline);
   /// How it ended, where done. Its name is free then. Ok for one that went alone.

@@ -212,8 +212,7 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
   for (const Ticket ticket : tickets) {
     const auto found = records_.find(ticket);
     if (found == records_.end() || found->second.state != State::kPending) continue;
-    names_.erase(std::string(found->second.name));
-    found->second.name = {};
+    free_name(found->second);
     found->second.lease.reset();
     lock.unlock();
     const Status status = go_alone_(ticket);
@@ -255,7 +254,7 @@ Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tic
     const auto found = records_.find(ticket);
     if (found == records_.end()) continue;
     if (shown == kMostNamesInText) break;
-    names += (shown++ == 0 ? "'" : ", '") + std::string(found->second.name) + "'";
+    names += (shown++ == 0 ? "'" : ", '") + found->second.name + "'";
   }
   if (tickets.size() > shown) names += " and " + std::to_string(tickets.size() - shown) + " more";
   return {status.code(), names + ": " + status.message()};

@@ -26,6 +26,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   bool takes(const TensorSpec& spec) const;
   std::optional<Ticket> submit(const Tensor& tensor);
   State state(Ticket ticket) const;
+  State poll(Ticket ticket);
   State wait(Ticket ticket, Instant deadline);
   Status forget(Ticket ticket);
   void on_end(Ticket ticket, std::function<void(State)> callback);
@@ -39,7 +40,8 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   using Lock = std::unique_lock<std::mutex>;
 
   struct Record {
-    std::string_view name;  // the key in names_
+    std::string name;
+    bool has_name = false;  // it is in names_
     TensorSpec spec;
     std::span<const std::byte> source;
     std::span<std::byte> result;
@@ -85,6 +87,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   void end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status);
   void break_down(Lock& lock, const Status& status);
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
+  void free_name(Record& record);
   void stop_driving(Lock& lock);
 
   const std::shared_ptr<runtime::Communicator> runtime_;
@@ -104,7 +107,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   std::vector<std::shared_ptr<Flight>> flights_;
   std::thread thread_;
   Instant background_until_ = Instant::max();  ///< What the background thread sleeps until.
-  Ticket next_ticket_ = 1;
+  Ticket next_ticket_;
   std::size_t waiters_ = 0;
   bool is_driven_ = false;
   bool background_sleeps_ = false;

@@ -15,7 +15,7 @@ from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError, MismatchError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
-from herring.horovod._engine.fusion import FusedOperation, Fusions
+from herring.horovod._engine.fusion import Fusions
 from herring.horovod._engine.join import Announcement, Joins
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.timeline import Timeline
@@ -104,38 +104,13 @@ class Engine:
             call = Call(self.runtime, set_id, members.ranks, members.index, key, uses, waits)
             announcement = Announcement(set_id, key, kind, uses, unnamed, op, shadow)
             operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
+            self.fusions.went_outside(set_id, kind, key, name)
+            operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
             if self.timeline is not None:
-                self.timeline.watch(operation, kind, key)
+                self.timeline.watch(operation.on_done, kind, key)
             operation.begin(watched=not (waits or single_step) or self.timeline is not None)
             return operation
-
-    def start_fused(
-        self, name: str, set_id: int, fusion: _core.Fusion, tensor: tuple[Any, ...], result: Any,
-        start_alone: Callable[[], Operation],
-    ) -> FusedOperation | None:
-        """Starts an allreduce that travels with others; None: it has to go alone, now.
-
-        Args:
-            tensor: Of Fusion.submit(), from the source on.
-            result: What wait() returns.
-            start_alone: Makes what goes instead where some rank cannot let it travel with others.
-
-        Raises InvalidArgumentError where an operation of this name is in flight.
-        """
-        key = f"allreduce.{name}"
-        operation = FusedOperation(self, fusion, key, result)
-        operation.start_alone = start_alone
-        with self._lock:
-            if (set_id, key) in self._in_flight:
-                return None  # start() says what is wrong.
-            ticket = fusion.submit(key, *tensor)
-            if ticket == 0:
-                return None
-            self.fusions.start(ticket, operation)
-        if self.timeline is not None:
-            self.timeline.watch(operation, "allreduce", key)
-        return operation
 
     def run(self, kind: str, name: str | None, set_id: int, steps: Callable[[Call], Steps], **options: Any) -> Any:
         """start() and wait."""
@@ -182,8 +157,6 @@ class Engine:
         place = (announcement.set_id, key)
         entry = (operation, announcement)
         self._in_flight[place] = entry
-        self.fusions.went_outside(announcement.set_id, key)
-        operation.on_done(lambda: self.fusions.came_back(announcement.set_id, key))
 
         def forget() -> None:
             with self._lock:

@@ -96,10 +96,10 @@ class Joins:
             self._last_heard = time.monotonic()
             engine.fusions.pause()
             self._wait_for_all(joined)
-            mine = [operation for operation, _ in engine.in_flight()]
-            fused = engine.fusions.in_flight()
+            mine = engine.in_flight()
         # Until these have ended, some rank may still have to hear of one.
-        for operation in (*fused, *mine):
+        engine.fusions.wait_for_all()
+        for operation, _ in mine:
             try:
                 operation.wait()
             except HorovodInternalError:  # Belongs to who started it.

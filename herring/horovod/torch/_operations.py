@@ -13,7 +13,7 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
-from herring.horovod._engine.fusion import FusedOperation
+from herring.horovod._engine.fusion import Fused
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.process_sets import ProcessSet
 
@@ -36,9 +36,9 @@ class Handles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._operations: dict[int, tuple[Operation | FusedOperation, bool]] = {}
+        self._operations: dict[int, tuple[Operation, bool]] = {}
 
-    def add(self, operation: Operation | FusedOperation, *, is_one: bool = False) -> int:
+    def add(self, operation: Operation, *, is_one: bool = False) -> int:
         """The operation's number from now on; `is_one`: the result is a list of one, and the one is wanted."""
         with self._lock:
             number = next(self._numbers)
@@ -49,6 +49,9 @@ class Handles:
         """Whether synchronize() would not block. Raises InvalidArgumentError (a ValueError) for no handle."""
         entry = self._operations.get(handle)
         if entry is None:
+            engine = home.peek()
+            if engine is not None and handle in engine.fusions.in_flight:
+                return engine.fusions.poll(handle)
             raise InvalidArgumentError(f"Handle {handle} was not created or has been cleared.")
         return entry[0].poll()
 
@@ -57,6 +60,9 @@ class Handles:
         with self._lock:
             entry = self._operations.pop(handle, None)
         if entry is None:
+            engine = home.peek()
+            if engine is not None and handle in engine.fusions.in_flight:
+                return engine.fusions.finish(handle)
             return None
         operation, is_one = entry
         return operation.wait()[0] if is_one else operation.wait()
@@ -132,22 +138,21 @@ def all_reduce_async(
     process_set: ProcessSet,
 ) -> int:
     """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
-    engine = home.current()
-    fusion = None if name is None else engine.fusions.of(process_set.process_set_id)
-    if fusion is not None:
+    fusions = home.current().fusions
+    fusion = fusions.by_set.get(process_set.process_set_id)
+    if fusion is not None and name is not None and isinstance(tensor, torch.Tensor):
         dtype, number = _DTYPE_NUMBERS.get(tensor.dtype), _OP_NUMBERS.get(op)
-        if dtype is not None and number is not None and _is_plain(tensor) and (output is None or _is_plain(output)):
+        if dtype and number and _is_plain(tensor) and (output is None or output is tensor or _is_plain(output)):
             target = torch.empty_like(tensor) if output is None else output
             source = tensor.data_ptr()
-            operation = engine.start_fused(
-                name, process_set.process_set_id, fusion,
-                (source, source if output is tensor else target.data_ptr(), dtype, number, tensor.shape,
-                 prescale_factor, postscale_factor),
-                [target],
-                lambda: all_reduce([tensor], [target], name, op, prescale_factor, postscale_factor, process_set),
-            )  # fmt: skip
-            if operation is not None:
-                return handles.add(operation, is_one=True)
+            result = source if output is tensor else target.data_ptr()
+            arguments = ([tensor], [target], name, op, prescale_factor, postscale_factor, process_set)
+            ticket = fusions.start(
+                Fused(fusion, name, target, all_reduce, arguments),
+                (source, result, dtype, number, tensor.shape, prescale_factor, postscale_factor),
+            )
+            if ticket:
+                return ticket
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
