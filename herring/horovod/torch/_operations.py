@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -123,8 +123,8 @@ def all_reduce(
 
     shadow = tuple((collectives.dtype_name(each), tuple(each.shape)) for each in scaled) if op != Adasum else ()
     return home.current().start(
-        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum, shadow=shadow,
-        op=_OPS.get(op, "sum"),
+        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum and len(scaled) == 1,
+        shadow=shadow, op=_OPS.get(op, "sum"),
     )  # fmt: skip
 
 
@@ -156,6 +156,22 @@ def all_reduce_async(
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
+
+
+def all_reduce_in_place(
+    tensors: Sequence[torch.Tensor],
+    name: str,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Callable[[], list[torch.Tensor]]:
+    """Starts it; what is returned waits for it, and returns the tensors."""
+    if len(tensors) > 1:
+        return all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set).wait
+    only = tensors[0]
+    handle = all_reduce_async(only, only, name, op, prescale_factor, postscale_factor, process_set)
+    return lambda: [handles.synchronize(handle)]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
