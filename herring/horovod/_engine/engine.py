@@ -100,11 +100,11 @@ class Engine:
                     f"an operation named {key} is in flight already (duplicate name); synchronize it first, or choose "
                     "another name"
                 )
+            self.fusions.went_outside(set_id, kind, key, name)
             uses = self._uses[set_id, key] = self._uses.get((set_id, key), 0) + 1
             call = Call(self.runtime, set_id, members.ranks, members.index, key, uses, waits)
             announcement = Announcement(set_id, key, kind, uses, unnamed, op, shadow)
             operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
-            self.fusions.went_outside(set_id, kind, key, name)
             operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
             if self.timeline is not None:
