@@ -116,6 +116,60 @@ def broadcast(tensor: Any, root_rank: int, *, name: str | None = None) -> Any:
     return broadcast_all([value], [name_in_graph("broadcast", value, name)], root_rank)[0]
 
 
+def allgather(tensor: Any, *, name: str | None = None) -> Any:
+    """The tensors of all ranks, one after the other along their first dimension, in the order of the ranks.
+
+    Args:
+        tensor: Of at least one dimension; the first may differ by rank, the others not. dtypes as allreduce().
+        name: As in oob_allreduce().
+
+    Each rank sends a buffer of the result's size, with zeros but for its own rows: twice what a ring would take.
+    """
+    library().attach()
+    value = dense(tensor)
+    if value.shape.rank == 0:
+        raise InvalidArgumentError("allgather needs at least one dimension; this tensor is a scalar")
+    return _gathered(value, name_in_graph("allgather", value, name))
+
+
+def _gathered(tensor: Any, name: str) -> Any:
+    rank, size = herring.rank(), herring.size()
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        own = tf.shape(value, tf.int64)[0]
+        lengths = reduce_all([tf.one_hot(rank, size, own, tf.constant(0, tf.int64))], [f"{name}.lengths"], "sum")[0]
+        begin = tf.reduce_sum(lengths[:rank])
+        rows = [[begin, tf.reduce_sum(lengths) - begin - own]]
+        padded = tf.pad(_as_integers(value), tf.concat([rows, tf.zeros([tf.rank(value) - 1, 2], tf.int64)], 0))
+        whole = _from_integers(reduce_all([padded], [f"{name}.rows"], "sum")[0], value.dtype)
+        whole.set_shape([None, *value.shape[1:]])
+
+        def gradient(upstream: Any) -> Any:
+            summed = reduce_all([upstream], [f"{name}.gradient"], ReduceOp.SUM)[0]
+            return summed[begin : begin + own]
+
+        return whole, gradient
+
+    return run(tensor)
+
+
+_AS_INTEGERS = {"float16": tf.int16, "bfloat16": tf.int16, "float32": tf.int32, "float64": tf.int64}
+
+
+def _as_integers(value: Any) -> Any:
+    """Its bits: with zeros added they stay as they are, also those of -0.0 and NaN."""
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.uint8)
+    return tf.bitcast(value, _AS_INTEGERS[value.dtype.name]) if value.dtype.name in _AS_INTEGERS else value
+
+
+def _from_integers(value: Any, dtype: Any) -> Any:
+    if dtype == tf.bool:
+        return tf.cast(value, tf.bool)
+    return tf.bitcast(value, dtype) if dtype.name in _AS_INTEGERS else value
+
+
 def check_root(root: Any, size: int) -> None:
     """A rank of the job. Raises InvalidArgumentError."""
     if not isinstance(root, int) or isinstance(root, bool) or not 0 <= root < size:

@@ -39,18 +39,18 @@ def _together(tensors: Sequence[Any]) -> list[list[int]]:
     return parts
 
 
-def _reduce(tensors: Sequence[Any], names: Sequence[str], op: str) -> list[Any]:
-    """The reduced tensors. All travel at once, each when it has been computed."""
+def reduce_together(tensors: Sequence[Any], names: Sequence[str], op: str, kind: str = "gradient") -> list[Any]:
+    """The reduced tensors, in their order. All travel at once, each when it has been computed; small ones together."""
     parts = _together(tensors)
     sent, labels = [], []
     for number, part in enumerate(parts):
         first = part[0]
         if len(part) == 1:
             sent.append(tensors[first])
-            labels.append(f"gradient.{first}.{names[first]}")
+            labels.append(f"{kind}.{first}.{names[first]}")
         else:
             sent.append(tf.concat([tf.reshape(tensors[index], [-1]) for index in part], 0))
-            labels.append(f"gradients.{number}.{names[first]}")
+            labels.append(f"{kind}s.{number}.{names[first]}")
     reduced: dict[int, Any] = {}
     for part, result in zip(parts, reduce_all(sent, labels, op), strict=True):
         if len(part) == 1:
@@ -71,7 +71,7 @@ def reduce_gradients(
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     pairs = [compression.compress(dense(gradients[index])) for index in present]
     names = [_name_of(sources[index]) for index in present]
-    results = _reduce([tensor for tensor, _ in pairs], names, op)
+    results = reduce_together([tensor for tensor, _ in pairs], names, op)
     for index, result, (_, context) in zip(present, results, pairs, strict=True):
         reduced[index] = compression.decompress(result, context)
     return reduced

@@ -62,12 +62,17 @@ def library() -> _Library:
     return _Library()
 
 
+def is_served(value: Any) -> bool:
+    """Its dtype can travel."""
+    return value.dtype.name in _DTYPES
+
+
 def _run(collective: int, reduce: str, root: int, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """Starts one operation for each of the tensors, and waits for all."""
     if not values:
         return []
     for value, name in zip(values, names, strict=True):  # Before any of them has started.
-        if value.dtype.name not in _DTYPES:
+        if not is_served(value):
             text = f"herring: {name or 'this tensor'} is {value.dtype.name}; {', '.join(_DTYPES)} are served"
             raise tf.errors.UnimplementedError(None, None, text)
     ops = library().ops
