@@ -34,6 +34,15 @@ def _is_replica_of(strategy: Any) -> bool:
     return context is not None and context.strategy is strategy
 
 
+def _refuse_another(strategy: Any) -> None:
+    """A process trains under one strategy at a time."""
+    current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else strategy
+    if current is not strategy:
+        raise InvalidArgumentError(
+            f"{type(current).__name__} is open in this process, and HerringStrategy cannot be in it: leave its scope"
+        )
+
+
 class _SumOverReplicas:
     """What a variable with ON_READ is beside its own class: each process adds to its own value, and who reads it
     outside of Strategy.run() gets the sum of all. That is a collective: all processes read it."""
@@ -214,6 +223,7 @@ class HerringStrategy(tf.distribute.Strategy):  # type: ignore[misc]
     """
 
     def __init__(self, **settings: Any) -> None:
+        _refuse_another(self)
         if not herring.is_initialized():
             init(**settings)
         elif settings:
@@ -222,3 +232,8 @@ class HerringStrategy(tf.distribute.Strategy):  # type: ignore[misc]
             )
         library().attach()
         super().__init__(_Extended(self))
+
+    def scope(self) -> Any:
+        """Within it variables are the strategy's. Raises InvalidArgumentError within another strategy's."""
+        _refuse_another(self)
+        return super().scope()

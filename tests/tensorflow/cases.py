@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -24,6 +25,9 @@ if "one_thread" in sys.argv:
 import herring
 import herring.tensorflow as hvd
 from herring.tensorflow._ops import library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from surroundings import server_pids
 
 FLOATS = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
 INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8]

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -331,12 +332,79 @@ def saved_models_and_callbacks() -> None:
             close(mine, theirs, 0)
 
 
+class _StopIn(keras.callbacks.Callback):
+    """A job that ends in the middle of an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self._epoch = epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self._epoch:
+            raise InterruptedError
+
+
+def backup_and_restore() -> None:
+    """fit() that was cut off in epoch 2 goes on there, with the optimizer's state, and ends where it would have."""
+    strategy = hvd.HerringStrategy()
+    options = {"batch_size": 12, "epochs": 4, "shuffle": False, "verbose": 0}
+
+    def build(seed: int) -> Any:
+        with strategy.scope():
+            keras.utils.set_random_seed(seed)
+            layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(2)]
+            return compiled(keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.Adam(0.01))
+
+    whole = build(1)
+    whole.fit(IMAGES, LABELS, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        expect(
+            InterruptedError,
+            lambda: build(1).fit(
+                IMAGES, LABELS, callbacks=[keras.callbacks.BackupAndRestore(folder), _StopIn(2)], **options
+            ),
+        )
+        again = build(2)
+        history = again.fit(IMAGES, LABELS, callbacks=[keras.callbacks.BackupAndRestore(folder)], **options)
+    assert history.epoch == [2, 3]
+    for mine, theirs in zip(weights_of(again), weights_of(whole), strict=True):
+        close(mine, theirs, 1e-6)
+
+
+def keras_2() -> None:
+    """tf_keras: the same as in one process."""
+    tf_keras = importlib.import_module("tf_keras")
+
+    def build() -> Any:
+        tf_keras.utils.set_random_seed(3)
+        layers = [tf_keras.layers.Dense(8, "tanh", input_shape=(6,)), tf_keras.layers.Dense(2)]
+        model = tf_keras.Sequential(layers)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf_keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], jit_compile=False)
+        return model
+
+    options = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    alone = build()
+    expected = alone.fit(IMAGES, LABELS, **options).history
+    with hvd.HerringStrategy().scope():
+        model = build()
+    history = model.fit(IMAGES, LABELS, **options).history
+    for mine, theirs in zip(weights_of(model), weights_of(alone), strict=True):
+        close(mine, theirs, 1e-6)
+    close(history["accuracy"], expected["accuracy"])
+    close(history["loss"], expected["loss"], 1e-5)
+
+
 def wrong_calls() -> None:
     expect(herring.InvalidArgumentError, lambda: hvd.HerringStrategy(timeout=3), "timeout", "init()")
     strategy = hvd.HerringStrategy()
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     with other.scope():
-        expect(RuntimeError, lambda: strategy.scope().__enter__(), "Strategy")
+        expect(herring.InvalidArgumentError, strategy.scope, "OneDeviceStrategy", "leave its scope")
+        expect(herring.InvalidArgumentError, hvd.HerringStrategy, "OneDeviceStrategy")
+    with strategy.scope():
+        expect(herring.InvalidArgumentError, hvd.HerringStrategy, "HerringStrategy is open")
+        expect(RuntimeError, lambda: other.scope().__enter__(), "Strategy")
     rank, size = hvd.rank(), hvd.size()
     if size > 1:
         with strategy.scope():
@@ -345,6 +413,28 @@ def wrong_calls() -> None:
             )
             expect(tf.errors.FailedPreconditionError, lambda: strategy.reduce("SUM", tf.zeros([2 + rank]), axis=None))
     expect(ValueError, lambda: strategy.reduce("MAX", tf.zeros([2]), axis=None), "MAX")
+
+
+class _DieIn(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 3:
+            os._exit(9)
+
+
+def _dead_rank_in_fit() -> None:
+    """The last rank dies in the middle of fit(); the others are told who, at once."""
+    last = hvd.size() - 1
+    with hvd.HerringStrategy().scope():
+        model = compiled(classifier(), "sgd")
+    model.fit(IMAGES, LABELS, batch_size=12, verbose=0)
+    calls = [_DieIn()] if hvd.rank() == last else []
+    begun = time.monotonic()
+    expect(
+        tf.errors.AbortedError,
+        lambda: model.fit(IMAGES, LABELS, batch_size=12, epochs=100_000, callbacks=calls, verbose=0),
+        f"worker {last}",
+    )
+    assert time.monotonic() - begun < 5
 
 
 if __name__ == "__main__":

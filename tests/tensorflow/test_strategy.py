@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from surroundings import clean_environment
-from test_tensorflow import HERE, Launch
+from test_tensorflow import HERE, Launch, LaunchByHand
 
-CASES = re.findall(r"^def ([a-z_]+)\(\) -> None:", (HERE / "cases_strategy.py").read_text(), re.MULTILINE)
+CASES = re.findall(r"^def ([a-z][a-z_0-9]+)\(\) -> None:", (HERE / "cases_strategy.py").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module", params=[(2, 0), (4, 1)], ids=["2-ranks", "4-ranks-1-server"])
@@ -33,6 +33,12 @@ def test_all_of_it_ended_well(launch: Launch) -> None:
 def test_a_job_of_one_process(tmp_path: Path) -> None:
     launch = Launch(tmp_path, 1, *CASES, program="cases_strategy.py")
     assert launch.codes == [0], launch.output[-8000:]
+
+
+def test_a_dead_rank_ends_fit_on_all(tmp_path: Path) -> None:
+    launch = LaunchByHand(tmp_path, 3, "_dead_rank_in_fit", program="cases_strategy.py")
+    launch.check("_dead_rank_in_fit", ranks=2)
+    assert launch.codes == [0, 0, 9], launch.output[-8000:]
 
 
 def test_the_example_learns(tmp_path: Path) -> None:

@@ -74,9 +74,8 @@ class Launch:
 class LaunchByHand(Launch):
     """No launcher ends the others when one ends."""
 
-    program = "cases.py"
-
-    def __init__(self, folder: Path, size: int, *cases: str) -> None:
+    def __init__(self, folder: Path, size: int, *cases: str, program: str = "cases.py") -> None:
+        self.program = program
         with socket.create_server(("127.0.0.1", 0)) as probe:
             job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)} for rank in range(size)]
