@@ -10,7 +10,7 @@ import tensorflow as tf
 import herring
 from herring._errors import InvalidArgumentError
 from herring.tensorflow._compression import Compression, Compressor
-from herring.tensorflow._ops import broadcast_all, library, reduce_all
+from herring.tensorflow._ops import Group, broadcast_all, gather_all, library, reduce_all
 
 
 class ReduceOp:
@@ -39,7 +39,12 @@ def name_in_graph(kind: str, tensor: Any, name: str | None) -> str:
     """What matches a call with those of other ranks. "" in eager mode: the order of calls does; a graph has none."""
     if name:
         return f"{kind}.{name}"
-    return "" if tf.executing_eagerly() else f"{kind}.{tensor.name}"
+    return "" if tf.executing_eagerly() else f"{kind}.{graph_name(tensor)}"
+
+
+def graph_name(tensor: Any) -> str:
+    """A tensor's name in its graph; one that was made outside of it has none."""
+    return "captured" if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)
 
 
 def dense(value: Any) -> Any:
@@ -123,7 +128,6 @@ def allgather(tensor: Any, *, name: str | None = None) -> Any:
         tensor: Of at least one dimension; the first may differ by rank, the others not. dtypes as allreduce().
         name: As in oob_allreduce().
 
-    Each rank sends a buffer of the result's size, with zeros but for its own rows: twice what a ring would take.
     """
     library().attach()
     value = dense(tensor)
@@ -132,42 +136,24 @@ def allgather(tensor: Any, *, name: str | None = None) -> Any:
     return _gathered(value, name_in_graph("allgather", value, name))
 
 
+_KEYED = Group(0, has_key=True)
+
+
 def _gathered(tensor: Any, name: str) -> Any:
-    rank, size = herring.rank(), herring.size()
+    rank = herring.rank()
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(value: Any) -> tuple[Any, Callable[[Any], Any]]:
-        own = tf.shape(value, tf.int64)[0]
-        lengths = reduce_all([tf.one_hot(rank, size, own, tf.constant(0, tf.int64))], [f"{name}.lengths"], "sum")[0]
-        begin = tf.reduce_sum(lengths[:rank])
-        rows = [[begin, tf.reduce_sum(lengths) - begin - own]]
-        padded = tf.pad(_as_integers(value), tf.concat([rows, tf.zeros([tf.rank(value) - 1, 2], tf.int64)], 0))
-        whole = _from_integers(reduce_all([padded], [f"{name}.rows"], "sum")[0], value.dtype)
-        whole.set_shape([None, *value.shape[1:]])
-
         def gradient(upstream: Any) -> Any:
-            summed = reduce_all([upstream], [f"{name}.gradient"], ReduceOp.SUM)[0]
-            return summed[begin : begin + own]
+            own = tf.shape(value, tf.int64)[:1]
+            lengths = gather_all([own], [f"{name}.rows" if name else ""], _KEYED)[0]
+            begin = tf.reduce_sum(lengths[:rank])
+            label = f"{name}.gradient" if name else ""
+            return reduce_all([upstream], [label], ReduceOp.SUM, _KEYED)[0][begin : begin + own[0]]
 
-        return whole, gradient
+        return gather_all([value], [name], _KEYED)[0], gradient
 
     return run(tensor)
-
-
-_AS_INTEGERS = {"float16": tf.int16, "bfloat16": tf.int16, "float32": tf.int32, "float64": tf.int64}
-
-
-def _as_integers(value: Any) -> Any:
-    """Its bits: with zeros added they stay as they are, also those of -0.0 and NaN."""
-    if value.dtype == tf.bool:
-        return tf.cast(value, tf.uint8)
-    return tf.bitcast(value, _AS_INTEGERS[value.dtype.name]) if value.dtype.name in _AS_INTEGERS else value
-
-
-def _from_integers(value: Any, dtype: Any) -> Any:
-    if dtype == tf.bool:
-        return tf.cast(value, tf.bool)
-    return tf.bitcast(value, dtype) if dtype.name in _AS_INTEGERS else value
 
 
 def check_root(root: Any, size: int) -> None:
