@@ -43,8 +43,9 @@ def name_in_graph(kind: str, tensor: Any, name: str | None) -> str:
 
 
 def graph_name(tensor: Any) -> str:
-    """A tensor's name in its graph; one that was made outside of it has none."""
-    return "captured" if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)
+    """A tensor's name in its graph. One from outside of it has none there, or a number that is another on each rank."""
+    name = "" if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)
+    return "captured" if name.partition(":")[0].isdecimal() or not name else name
 
 
 def dense(value: Any) -> Any:

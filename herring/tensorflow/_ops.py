@@ -99,6 +99,10 @@ def library() -> _Library:
     return _Library()
 
 
+# What nobody adds up can travel under another dtype of its size.
+_MOVED_AS = {"uint16": tf.int16, "uint32": tf.int32, "uint64": tf.int64, "complex64": tf.int64}
+
+
 def is_served(value: Any) -> bool:
     """Its dtype can travel."""
     return value.dtype.name in DTYPES
@@ -131,6 +135,11 @@ def run(
     """
     if not values:
         return []
+    if collective not in (ALL_REDUCE, REDUCE_SCATTER) and any(value.dtype.name in _MOVED_AS for value in values):
+        moved = [tf.bitcast(value, _MOVED_AS.get(value.dtype.name, value.dtype)) for value in values]
+        results = run(collective, moved, names, root=root, group=group, splits=splits)
+        own = [tf.bitcast(each, value.dtype) for each, value in zip(results, values, strict=False)]
+        return own + results[len(values) :]
     check_dtypes(values, names)  # Before any of them has started.
     ops = library().ops
     token = ops.herring_begin()

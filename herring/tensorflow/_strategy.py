@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import herring
 from herring._errors import InvalidArgumentError
-from herring.tensorflow._collectives import allgather, dense, init
+from herring.tensorflow._collectives import allgather, dense, graph_name, init
 from herring.tensorflow._datasets import distribute
 from herring.tensorflow._gradients import reduce_together
 from herring.tensorflow._ops import broadcast_all, is_served, library
@@ -26,7 +26,7 @@ def _operation(reduce_op: Any) -> str:
 
 def _names(kind: str, values: Sequence[Any]) -> list[str]:
     """In eager mode the order of calls matches them, in a graph their names there."""
-    return [kind if tf.executing_eagerly() else f"{kind}.{value.name}" for value in values]
+    return [kind if tf.executing_eagerly() else f"{kind}.{graph_name(value)}" for value in values]
 
 
 def _is_replica_of(strategy: Any) -> bool:

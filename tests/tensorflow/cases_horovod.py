@@ -17,6 +17,7 @@ from cases import close, expect, main
 import herring.horovod.tensorflow as hvd
 from herring.tensorflow._ops import library
 
+tf.get_logger().setLevel("ERROR")  # Each case traces functions of its own.
 FLOATS = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
 INTEGERS = [tf.int8, tf.int32, tf.int64, tf.uint8]
 
@@ -172,7 +173,7 @@ def gradients() -> None:
     cases: dict[str, tuple[Callable[[tf.Tensor], tf.Tensor], np.ndarray, np.ndarray]] = {
         "sum": (lambda x: hvd.allreduce(x, op=hvd.Sum) * weights, np.ones(2), weights * size),
         "average": (lambda x: hvd.allreduce(x) * weights, np.ones(2), weights),
-        "grouped": (lambda x: hvd.grouped_allreduce([x, 2 * x], op=hvd.Sum)[1] * weights, np.ones(2), weights * 2 * size),
+        "grouped": (lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1] * weights, np.ones(2), weights * size),
         "broadcast": (
             lambda x: hvd.broadcast(x, 0) * weights, np.ones(2), weights if rank == 0 else np.zeros(2),
         ),
@@ -262,7 +263,7 @@ def join() -> None:
     if rank == 0:
         hvd.join()
     else:
-        expect(tf.errors.FailedPreconditionError, lambda: hvd.allgather(tf.ones([2])), "allgather")
+        expect(tf.errors.FailedPreconditionError, lambda: hvd.allgather(tf.ones([2])), "rank 0: barrier")
         hvd.join()
 
 

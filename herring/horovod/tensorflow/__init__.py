@@ -22,6 +22,7 @@ from herring.horovod.tensorflow.functions import (
 )
 from herring.horovod.tensorflow.mpi_ops import *  # noqa: F403
 from herring.horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+from herring.horovod.tensorflow.util import _executing_eagerly
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -31,6 +32,7 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "PartialDistributedGradientTape",
     "SyncBatchNormalization",
+    "_executing_eagerly",
     "allgather_object",
     "allreduce",
     "broadcast_global_variables",

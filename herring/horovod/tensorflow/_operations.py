@@ -43,9 +43,10 @@ def member_of(process_set: ProcessSet, what: str) -> Members:
 
 def names_of(values: Sequence[Any], name: str | None) -> list[str]:
     """What matches them with those of other ranks. "": in eager mode, the order of calls does; a graph has none."""
-    if name is None:
-        return ["" if tf.executing_eagerly() else graph_name(value) for value in values]
-    return [name] if len(values) == 1 else [f"{name}.{index}" for index in range(len(values))]
+    if name is None and tf.executing_eagerly():
+        return [""] * len(values)
+    own = [graph_name(value) if name is None else name for value in values]
+    return own if len(own) == 1 else [f"{each}.{index}" for index, each in enumerate(own)]
 
 
 def scaled(value: Any, factor: float) -> Any:
@@ -91,8 +92,8 @@ def all_reduce(
         elif len(sent) == 1:
             results = ops.reduce_all(sent, labels, OPS[op], group_of(members))
         else:
-            label = "group" if name is None else name
-            results = reduce_together(sent, [label] * len(sent), OPS[op], label, group_of(members))
+            # In eager mode the order of calls tells groups without a name apart, and their places in them the tensors.
+            results = reduce_together(sent, labels, OPS[op], name or "group", group_of(members))
         return [scaled(each, postscale) for each in results]
 
     def back(upstream: list[Any]) -> list[Any]:
@@ -118,13 +119,10 @@ def all_gather(values: Sequence[Any], name: str | None, process_set: ProcessSet)
         counts = [tf.shape(each, tf.int64)[:1] for each in tensors]
         label = None if name is None else f"{name}.rows"
         lengths = ops.gather_all(counts, names_of(counts, label), group_of(members))
-        rows = []
-        for index, (each, all_counts) in enumerate(zip(upstream, lengths, strict=True)):
-            label = None if name is None else f"{name}.gradient.{index}"
-            average = all_reduce([each], label, Average, 1.0, 1.0, process_set)[0]
-            start = tf.reduce_sum(all_counts[: members.index])
-            rows.append(average[start : start + counts[index][0]])
-        return rows
+        label = None if name is None else f"{name}.gradient"
+        averages = all_reduce(upstream, label, Average, 1.0, 1.0, process_set)
+        starts = [tf.reduce_sum(each[: members.index]) for each in lengths]
+        return [average[start : start + own[0]] for average, start, own in zip(averages, starts, counts, strict=True)]
 
     return _differentiable(tensors, run, back)
 
@@ -142,7 +140,10 @@ def broadcast(value: Any, root_rank: int, name: str | None, process_set: Process
     def back(upstream: list[Any]) -> list[Any]:
         label = None if name is None else f"{name}.gradient"
         average = all_reduce(upstream, label, Average, 1.0, 1.0, process_set)[0]
-        return [average if members.index == root else tf.zeros_like(average)]
+        if members.index == root:
+            return [average]
+        with tf.control_dependencies([average]):  # A graph of TensorFlow 1 leaves out what nobody uses.
+            return [tf.zeros_like(average)]
 
     return _differentiable([tensor], run, back)[0]
 
