@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from surroundings import clean_environment
 from test_tensorflow import HERE, Launch, LaunchByHand
 
 OPERATIONS, TRAINING = "cases_horovod.py", "cases_horovod_training.py"
@@ -65,3 +68,15 @@ def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
 def test_a_rank_that_skips_a_variable(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 2, "_a_rank_that_skips_a_variable", program=TRAINING)
     launch.check("_a_rank_that_skips_a_variable")
+
+
+@pytest.mark.parametrize("mode", ["reduce", "gather"])
+def test_elastic_training_shrinks_and_grows(tmp_path: Path, mode: str) -> None:
+    """A process is killed, the others go on in the graphs that they have, another one comes in."""
+    launcher = ["-m", "herring._launch", "-np", "3", "--elastic", "--restart-workers", "1"]
+    done = subprocess.run(
+        [sys.executable, *launcher, sys.executable, str(HERE / "script_elastic.py"), str(tmp_path / "mark"), mode],
+        env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("the same on 3") == 3, done.stdout + done.stderr
