@@ -36,7 +36,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         kwargs["name"] = kwargs.get("name") or "sync_batch_normalization"
-        if tf.keras.__version__.startswith("2."):  # Keras 3 does not know the word.
+        if not hasattr(tf.keras, "ops"):  # Keras 3, which has them, does not know the word.
             kwargs["fused"] = False
         super().__init__(**kwargs)
 
