@@ -32,12 +32,11 @@ def reduce_op(op: int | None, average: bool | None) -> int:
 
 
 def member_of(process_set: ProcessSet, what: str) -> Members:
-    """The set's ranks. Raises InvalidArgumentError where this one is not among them."""
+    """The set's ranks. Raises TensorFlow's InvalidArgumentError, as Horovod does, where this one is not among them."""
     members = door.members(process_set)
     if members.index is None:
-        raise InvalidArgumentError(
-            f"{what}: this rank is not in process set {members.set_id}, which has ranks {list(members.ranks)}"
-        )
+        text = f"{what}: this rank is not in process set {members.set_id}, which has ranks {list(members.ranks)}"
+        raise tf.errors.InvalidArgumentError(None, None, f"herring: {text}")
     return members
 
 
