@@ -123,11 +123,13 @@ class _Bucket:
 
 def _parts(arrays: Sequence[Any]) -> list[list[int]]:
     """Which travel together, by their places in the list: the same for all ranks whose lists are the same."""
+    if len(arrays) == 1:
+        return [[0]]
     parts: list[list[int]] = []
     open_parts: dict[str, list[int]] = {}
     for index, array in enumerate(arrays):
         dtype = str(array.dtype)
-        if len(arrays) == 1 or array.nbytes > _SMALL_BYTES or array.nbytes == 0:
+        if not 0 < array.nbytes <= _SMALL_BYTES:
             parts.append([index])
         elif dtype in open_parts:
             open_parts[dtype].append(index)
