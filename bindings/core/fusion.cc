@@ -72,8 +72,8 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
       if (all) function(ticket, all->at(ticket));
     });
   };
-  return std::make_unique<PyFusion>(
-      std::make_shared<Fusion>(runtime.owned.get(), GroupId{group}, ranks, settings, go), owners);
+  return std::make_unique<PyFusion>(std::make_shared<Fusion>(runtime.owned.get(), GroupId{group}, ranks, settings, go),
+                                    owners);
 }
 
 std::uint64_t number(PyObject* value) {
@@ -180,9 +180,8 @@ void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
 }
 
 void bind_submit(py::class_<PyFusion>& type) {
-  static PyMethodDef definition = {"submit",
-                                   reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&submit_method)),
-                                   METH_FASTCALL, nullptr};
+  static PyMethodDef definition = {
+      "submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&submit_method)), METH_FASTCALL, nullptr};
   PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition);
   if (method == nullptr) throw py::error_already_set();
   type.attr("submit") = py::reinterpret_steal<py::object>(method);
@@ -195,10 +194,8 @@ void bind_fusion(py::module_& module) {
   type.def(py::init(&make_fusion), py::kw_only(), py::arg("runtime"), py::arg("group"), py::arg("ranks"),
            py::arg("index"), py::arg("bucket_bytes"), py::arg("tensor_bytes"), py::arg("cycle"), py::arg("timeout"),
            py::arg("go_alone"))
-      .def("poll",
-           [](const PyFusion& self, Ticket ticket) {
-             return self.owned.get()->poll(ticket) != Fusion::State::kPending;
-           })
+      .def("poll", [](const PyFusion& self,
+                      Ticket ticket) { return self.owned.get()->poll(ticket) != Fusion::State::kPending; })
       .def("wait", &wait)
       .def("finish", &finish)
       .def("on_end", &on_end)

@@ -35,9 +35,7 @@ Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); 
 Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
 Status Fusion::forget(Ticket ticket) { return impl_->forget(ticket); }
-void Fusion::on_end(Ticket ticket, std::function<void(State)> callback) {
-  impl_->on_end(ticket, std::move(callback));
-}
+void Fusion::on_end(Ticket ticket, std::function<void(State)> callback) { impl_->on_end(ticket, std::move(callback)); }
 void Fusion::went_outside(std::string_view name) { impl_->went_outside(name); }
 void Fusion::came_back(std::string_view name) { impl_->came_back(name); }
 void Fusion::pause() { impl_->pause(); }
@@ -70,8 +68,9 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   if (!is_new) throw in_flight(tensor.name);
   const bool is_in_place = tensor.source.data() == tensor.result.data();
   std::shared_ptr<void> lease;
-  const Status status = runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
-                                       tensor.result, lease);
+  const Status status =
+      runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
+                     tensor.result, lease);
   if (!status.is_ok()) {
     names_.erase(name);
     throw Error(status);
@@ -81,7 +80,8 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
     names_.erase(name);
     return std::nullopt;
   }
-  records_.emplace(ticket, Record{name->first, true, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
+  records_.emplace(ticket,
+                   Record{name->first, true, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
   wake_background(lock);
   return ticket;
 }

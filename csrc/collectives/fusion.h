@@ -21,8 +21,8 @@ struct FusionSettings {
 };
 
 /// Small reductions by name of one group, in any order on each rank: FusionEngine over a Communicator. Tensors are
-/// copied into a bucket that all lanes share evenly, and back. A waiting caller moves things itself; else a thread does,
-/// which is started with the first tensor. Safe from any thread.
+/// copied into a bucket that all lanes share evenly, and back. A waiting caller moves things itself; else a thread
+/// does, which is started with the first tensor. Safe from any thread.
 class Fusion final {
  public:
   struct Tensor {
@@ -47,8 +47,8 @@ class Fusion final {
 
   /// True where a tensor of this spec may come here.
   bool takes(const TensorSpec& spec) const;
-  /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name has
-  /// a ticket that nobody has forgotten yet, or the memory is in use.
+  /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name
+  /// has a ticket that nobody has forgotten yet, or the memory is in use.
   std::optional<Ticket> submit(const Tensor& tensor);
   State state(Ticket ticket) const;
   /// The same; where it is done, its name is free.

@@ -59,9 +59,9 @@ bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next
 void Fusion::Impl::start_round(FusionStep::Round round) {
   Exchange& exchange = exchange_.emplace();
   exchange.words = std::move(round.words);
-  runtime::Request made = request(group_, kRoundName, Collective::kAllReduce, DataType::kInt64, ReduceOp::kBand,
-                                  std::as_writable_bytes(std::span(exchange.words)),
-                                  round.is_patient ? kYear : settings_.timeout);
+  runtime::Request made =
+      request(group_, kRoundName, Collective::kAllReduce, DataType::kInt64, ReduceOp::kBand,
+              std::as_writable_bytes(std::span(exchange.words)), round.is_patient ? kYear : settings_.timeout);
   made.is_waited_for = true;
   exchange.work = runtime_->submit(made);
 }
@@ -92,8 +92,7 @@ void Fusion::Impl::end_exchange(Lock& lock) {
   exchange_.reset();
   const Status status = ended.work->status();
   if (!status.is_ok()) return break_down(lock, status);
-  const bool is_good =
-      ended.is_plan ? engine_.plan_came(ended.plan, now()) : engine_.round_ended(ended.words, now());
+  const bool is_good = ended.is_plan ? engine_.plan_came(ended.plan, now()) : engine_.round_ended(ended.words, now());
   if (!is_good) {
     break_down(lock, Status(Code::kInternal, "ranks disagree about which small tensors travel together"));
   }
@@ -141,8 +140,8 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::pack(Lock& lock, Batch batch
       if (prescales[i] == 1) continue;
       scale(bucket.subspan(slices[i].offset, slices[i].bytes), packed.dtype, prescales[i]);
     }
-    flight->work = runtime_->submit(request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce,
-                                            bucket, settings_.timeout));
+    flight->work = runtime_->submit(
+        request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce, bucket, settings_.timeout));
   } catch (const Error& error) {
     status = error.status();
   } catch (const std::bad_alloc&) {
@@ -185,7 +184,8 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   if (status.is_ok()) {
     end(lock, tickets, State::kDone, status);
   } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch) {
-    go_alone(lock, tickets);  // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
+    go_alone(lock,
+             tickets);  // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
   } else {
     end(lock, tickets, State::kDone, explained(status, tickets));
   }
@@ -240,8 +240,8 @@ void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state,
   lock.lock();
 }
 
-/// Rounds have ended for this rank: what waits for one fails (nobody knows what others make of it), and later tensors go
-/// alone.
+/// Rounds have ended for this rank: what waits for one fails (nobody knows what others make of it), and later tensors
+/// go alone.
 void Fusion::Impl::break_down(Lock& lock, const Status& status) {
   const std::vector<Ticket> waiting = engine_.give_up();
   end(lock, waiting, State::kDone, explained(status, waiting));

@@ -279,8 +279,8 @@ void FusionEngine::make_batches(std::span<Entry* const> entries) {
       Batch& batch = batches_.emplace_back();
       batch.dtype = kind.first;
       batch.reduce = kind.second;
-      batch.bytes = (bucket.bytes + element_bytes(kind.first) - 1) / element_bytes(kind.first) *
-                    element_bytes(kind.first);
+      batch.bytes =
+          (bucket.bytes + element_bytes(kind.first) - 1) / element_bytes(kind.first) * element_bytes(kind.first);
       batch.items.reserve(bucket.tensor_count);
       for (std::uint32_t i = bucket.first_tensor; i < bucket.first_tensor + bucket.tensor_count; ++i) {
         batch.items.push_back({take(*members[i]), layout.slices[i]});

@@ -20,13 +20,13 @@ namespace herring::collectives {
 using Ticket = std::uint64_t;
 
 struct FusionOptions {
-  std::uint32_t index = 0;                                       ///< This rank's place in its group.
-  std::uint64_t bucket_bytes = 16 << 20;                         ///< Of rank 0 of the group: all use its value.
-  Duration cycle = std::chrono::milliseconds(1);                 ///< How long a tensor waits for others to join it.
-  Duration patience = std::chrono::seconds(2);                   ///< Then a tensor that some rank lacks goes alone.
-  Duration unknown_patience = std::chrono::milliseconds(250);    ///< The same, where rank 0 has never had it.
-  Duration outside_patience = std::chrono::milliseconds(250);    ///< Then ranks hear of what is under way outside.
-  std::uint32_t most_names = 1 << 16;                            ///< More go alone.
+  std::uint32_t index = 0;                                     ///< This rank's place in its group.
+  std::uint64_t bucket_bytes = 16 << 20;                       ///< Of rank 0 of the group: all use its value.
+  Duration cycle = std::chrono::milliseconds(1);               ///< How long a tensor waits for others to join it.
+  Duration patience = std::chrono::seconds(2);                 ///< Then a tensor that some rank lacks goes alone.
+  Duration unknown_patience = std::chrono::milliseconds(250);  ///< The same, where rank 0 has never had it.
+  Duration outside_patience = std::chrono::milliseconds(250);  ///< Then ranks hear of what is under way outside.
+  std::uint32_t most_names = 1 << 16;                          ///< More go alone.
 };
 
 /// Some tensors in one buffer, in the same order and at the same places on every rank.
@@ -137,13 +137,13 @@ class FusionEngine final {
 
   FusionOptions options_;
   ByName<Entry> entries_;
-  std::vector<Entry*> ids_;            // by id
-  std::vector<std::uint64_t> ready_;   // a bit for each id: pending here, as the plan says
+  std::vector<Entry*> ids_;                // by id
+  std::vector<std::uint64_t> ready_;       // a bit for each id: pending here, as the plan says
   std::vector<std::uint64_t> alone_bits_;  // pending here, and has to go alone
-  ByName<std::uint32_t> outside_;      // under way outside, and how often
-  std::vector<Entry*> proposals_;      // of rank 0 of the group
-  std::vector<std::byte> own_plan_;    // as said in the round that is out
-  std::uint64_t plan_bytes_ = 0;       // above 0: a plan comes next
+  ByName<std::uint32_t> outside_;          // under way outside, and how often
+  std::vector<Entry*> proposals_;          // of rank 0 of the group
+  std::vector<std::byte> own_plan_;        // as said in the round that is out
+  std::uint64_t plan_bytes_ = 0;           // above 0: a plan comes next
   std::vector<Ticket> to_go_alone_;
   std::vector<Batch> batches_;
   std::size_t pending_count_ = 0;

@@ -65,7 +65,7 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   mutable std::mutex mutex_;             // Guards all below, and what is kept in the calls that are in.
   std::vector<std::shared_ptr<OrderedCall>> pending_;
   MemoryInUse operations_;
-  std::array<MemoryInUse, 2> lent_;  // By borrower.
+  std::array<MemoryInUse, 2> lent_;                 // By borrower.
   std::unordered_map<OpKey, OrderedCall*> by_key_;  // The latest of each.
 };
 

@@ -361,8 +361,8 @@ TEST(FusionEngine, BytesThatAreNoPlanAndWordsThatAreNoRoundAreRefused) {
 }
 
 /// Steps of a training that is as unruly as it may be: each rank has its own order and pace, some tensors come in some
-/// steps only, some outside of the engine on some ranks, some with another shape on one of them; ranks wait for all of a
-/// step, or go on.
+/// steps only, some outside of the engine on some ranks, some with another shape on one of them; ranks wait for all of
+/// a step, or go on.
 void train(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   FusionOptions options;

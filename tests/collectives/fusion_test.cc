@@ -144,7 +144,9 @@ TEST_P(FusionOnJobs, TensorsInAnyOrderHaveTheBitsThatTheyHaveAlone) {
       std::ranges::shuffle(turn, order);
       std::vector<std::vector<float>> values(kTensors), wanted(kTensors);
       std::vector<Ticket> tickets(kTensors);
-      const auto op = [](int i) { return i % 3 == 0 ? ReduceOp::kMax : i % 3 == 1 ? ReduceOp::kSum : ReduceOp::kAverage; };
+      const auto op = [](int i) {
+        return i % 3 == 0 ? ReduceOp::kMax : i % 3 == 1 ? ReduceOp::kSum : ReduceOp::kAverage;
+      };
       for (int i = 0; i < kTensors; ++i) {
         values[i] = data(static_cast<std::size_t>(i * i + 1), 1000 * step + 10 * i + runtime.rank());
         wanted[i] = reduced_by_the_runtime(runtime, values[i], op(i));
