@@ -98,6 +98,8 @@ def gathers() -> None:
     for _ in range(2):
         close(unknown(mine(rank + 1)), rows)
     expect(tf.errors.InvalidArgumentError, lambda: hvd.allgather(tf.constant(1.0)), "dimension")
+    if size == 1:
+        return
     expect(
         tf.errors.FailedPreconditionError, lambda: hvd.allgather(tf.ones([2, rank + 1])), "first dimension", "rank 0"
     )
@@ -141,8 +143,10 @@ def exchanges() -> None:
     close(received, [0] * size)
     for bad in ([1] * (size + 1), [size + 5] * size, [-1] * size):
         expect(tf.errors.InvalidArgumentError, lambda bad=bad: hvd.alltoall(tf.ones([size]), bad), "splits")
-    expect(tf.errors.InvalidArgumentError, lambda: hvd.alltoall(tf.ones([size + 1])), "divided equally")
     expect(tf.errors.InvalidArgumentError, lambda: hvd.alltoall(tf.ones([size]), tf.ones([size])), "int32")
+    if size == 1:
+        return
+    expect(tf.errors.InvalidArgumentError, lambda: hvd.alltoall(tf.ones([size + 1])), "divided equally")
     expect(tf.errors.FailedPreconditionError, lambda: hvd.alltoall(tf.ones([size, rank + 1])), "first dimension")
 
 
