@@ -15,7 +15,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow setup setup-tests build-tests cpp-tests test-install format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -31,6 +31,7 @@ help:
 	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
 	@echo "make test-tensorflow  tests/tensorflow on each of TENSORFLOW_RELEASES ($(TENSORFLOW_RELEASES)), each in its own environment"
+	@echo "make test-tensorflow-long  the same, and what takes longer"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -101,6 +102,9 @@ conformance: setup-tests
 
 test-tensorflow: setup
 	@PYTHON="$(RUN)" .ci/test-tensorflow $(TENSORFLOW_RELEASES)
+
+test-tensorflow-long: setup
+	@TENSORFLOW_LONG=1 PYTHON="$(RUN)" .ci/test-tensorflow $(TENSORFLOW_RELEASES)
 
 torch-releases: setup
 	@PYTHON="$(RUN)" .ci/torch-releases $(TORCH_RELEASES)

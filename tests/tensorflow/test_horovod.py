@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from surroundings import clean_environment
 from test_tensorflow import HERE, Launch, LaunchByHand
 
+LONG = pytest.mark.skipif("TENSORFLOW_LONG" not in os.environ, reason="make test-tensorflow-long runs it")
 OPERATIONS, TRAINING = "cases_horovod.py", "cases_horovod_training.py"
 
 
@@ -27,7 +29,7 @@ def operations(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     )
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2-ranks", "4-ranks"])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=LONG)], ids=["2-ranks", "4-ranks"])
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return Launch(tmp_path_factory.mktemp("training"), request.param, *cases_of(TRAINING), program=TRAINING)
 
@@ -70,7 +72,7 @@ def test_a_rank_that_skips_a_variable(tmp_path: Path) -> None:
     launch.check("_a_rank_that_skips_a_variable")
 
 
-@pytest.mark.parametrize("mode", ["reduce", "gather"])
+@pytest.mark.parametrize("mode", ["reduce", pytest.param("gather", marks=LONG)])
 def test_elastic_training_shrinks_and_grows(tmp_path: Path, mode: str) -> None:
     """A process is killed, the others go on in the graphs that they have, another one comes in."""
     launcher = ["-m", "herring._launch", "-np", "3", "--elastic", "--restart-workers", "1"]
