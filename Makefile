@@ -15,12 +15,13 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow setup setup-tests build-tests cpp-tests test-install format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow setup setup-tests build-tests cpp-tests test-install test-ssh format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
 	@echo "make test    set up, then run all tests"
 	@echo "make test-install  pip install from the checkout and from the sdist, each into a bare environment"
+	@echo "make test-ssh  herringrun over emulated hosts with a real sshd each (root; installs openssh-server)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
@@ -58,6 +59,9 @@ test: build-tests
 
 test-install: setup-tests
 	@$(PATH_IN_VENV) $(RUN) .ci/test_install.py
+
+test-ssh: setup-tests
+	@PYTHON="$(RUN)" .ci/test-ssh
 
 check-fast: setup-tests
 	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py _herring_autoload.py

@@ -213,9 +213,10 @@ class Agent:
             return problem
         try:
             socket.getaddrinfo(fields["master"], None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no host can be called so"
             return (
-                f"cannot find worker 0's host by the name {fields['master']!r} ({error.strerror}): name hosts as all "
+                f"cannot find worker 0's host by the name {fields['master']!r} ({why}): name hosts as all "
                 "of them know them, or give worker 0's address with --master-addr"
             )
         return ""
