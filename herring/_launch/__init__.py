@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from herring._errors import HerringError
-from herring._launch._commands import Command, Site, commands_of, here, shared_environment
+from herring._launch._commands import STAGE, Command, Site, commands_of, here, shared_environment
 from herring._launch._hosts_job import HostsJob, Setup
 from herring._launch._input import is_in_background, restored_terminal
 from herring._launch._job import Interrupted, Job, StartError
@@ -23,7 +23,7 @@ from herring._launch._rsh import Shell
 from herring._launch._watch import Policy, Supervised, dead_after_s, watch
 from herring._launch._where import Where, is_this_machine, where
 
-__all__ = ["launch", "main"]
+__all__ = ["launch", "main", "open_standard_descriptors"]
 
 # After Ctrl-C: for a reader of stdout that does not read.
 READER_S = 1.0
@@ -100,7 +100,8 @@ def _keep(args: argparse.Namespace, extra: dict[str, str], places: Where | None,
         args.stdin = "none"  # What is typed is for the shell.
     job = Job(outputs, control, args.verbose)
     with restored_terminal():
-        base = {**os.environ, **extra}
+        stage = {STAGE: args.stage} if args.stage else {}
+        base = {**os.environ, **extra, **stage}
         code = _run_job(job, args, lambda: commands_of(args, base, here(args.num_proc, args.servers)))
         return _finish(job, code)
 
@@ -119,7 +120,7 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _open_standard_descriptors() -> None:
+def open_standard_descriptors() -> None:
     """Who is started without one of them must not get a pipe of a rank in its place."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
@@ -130,7 +131,7 @@ def _open_standard_descriptors() -> None:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0; ends by the
     signal itself where one has ended the job."""
-    _open_standard_descriptors()
+    open_standard_descriptors()
     return launch(parse(argv))
 
 

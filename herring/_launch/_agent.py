@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from herring._launch._agent_streams import Streams
-from herring._launch._commands import Command, free_ports
+from herring._launch._commands import STAGE, Command, free_ports
 from herring._launch._job import Interrupted, Job, Process, StartError
 from herring._launch._keeper import Control, run
 from herring._launch._options import program_problem
@@ -47,7 +47,6 @@ _TURN_S = 0.05
 _FLUSH_S = 0.002
 _READ = 1 << 16
 _PIECE = 1 << 20
-STAGE = "HERRINGRUN_FILES"  # Not a setting: tells the processes where the files lie that were sent along.
 
 
 class Requests:

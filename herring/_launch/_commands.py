@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from herring._launch._hosts import Host, Seat, seats_of
 
-__all__ = ["Command", "Site", "commands_of", "free_ports", "here", "is_of_this_machine", "shared_environment"]
+__all__ = ["STAGE", "Command", "Site", "commands_of", "free_ports", "here", "is_of_this_machine", "shared_environment"]
 
 _PORTS = 3
+#: The variable that says where the files lie that were sent along (herring.horovod.run). No setting of Herring's.
+STAGE = "HERRINGRUN_FILES"
 
 # What describes a machine or a login and not a job: each host keeps its own.
 _OF_A_MACHINE = frozenset(

@@ -84,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
     add("--verbose", action="store_true", help="say what is started and how it ended")
     _add_hosts(parser.add_argument_group("several hosts"))
-    parser.set_defaults(reset_limit=None)
+    add(
+        "--reset-limit",
+        type=int,
+        metavar="R",
+        help="--elastic: end the job when more than R workers have been lost, in all (default: no limit)",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
     return parser
 
@@ -130,15 +135,19 @@ def problem_of(args: argparse.Namespace) -> str:
     """What is wrong with the numbers; empty for nothing."""
     if problem := _number_problem(args):
         return problem
-    for name in ("servers", "restart_servers", "restart_workers"):
-        if getattr(args, name) < 0:
+    for name in ("servers", "restart_servers", "restart_workers", "reset_limit"):
+        if (getattr(args, name) or 0) < 0:
             return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
     if not 1 <= args.min_workers <= args.num_proc:
         return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
-    if args.min_workers != 1 and not args.elastic:
-        return "--min-workers: only with --elastic; else a worker's death ends the job"
-    if args.restart_workers and not args.elastic:
-        return "--restart-workers: only with --elastic; else a worker's death ends the job"
+    elastic = {
+        "--min-workers": args.min_workers != 1,
+        "--reset-limit": args.reset_limit is not None,
+        "--restart-workers": args.restart_workers > 0,
+    }
+    for name, is_given in elastic.items():
+        if is_given and not args.elastic:
+            return f"{name}: only with --elastic; else a worker's death ends the job"
     return _limit_problem(args.num_proc, args.servers, args.hosts is not None or args.hostfile is not None)
 
 

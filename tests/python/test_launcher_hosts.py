@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
+import termios
 from pathlib import Path
 
 import emulated
@@ -15,6 +19,7 @@ import pytest
 from launcher import is_alive, wait_for
 from surroundings import clean_environment
 from test_launcher import FAMILY, all_are_gone, find_keeper, pids_of
+from test_launcher_output import read_until
 
 pytestmark = pytest.mark.root
 
@@ -296,3 +301,39 @@ def test_an_elastic_job_goes_on_without_a_host(hosts, launches):
     assert job.returncode == 0, err.decode()
     assert out.decode().split() == ["seen", "[2.0,", "1.0]"]
     assert "rank 1 was lost with its host" in err.decode()
+
+
+WORK = """
+def work(factor, more):
+    import os
+    return factor * int(os.environ["RANK"]) + more, os.environ["HOROVOD_HOSTNAME"], b"x" * 3_000_000
+"""
+
+
+def test_horovod_run_brings_results_back_from_all_hosts(hosts, launches):
+    """run() does not count on a shared folder: function and results go over the connection."""
+    (launches.folder / "there.py").write_text(WORK)
+    a, b, _ = hosts.addresses
+    code = (
+        "import herring.horovod, there\n"
+        f"got = herring.horovod.run(there.work, (10,), {{'more': 1}}, hosts='{a}:2,{b}:1', rsh='{hosts.rsh}')\n"
+        "print([(value, host, len(data)) for value, host, data in got])\n"
+    )
+    env = {**clean_environment(), "PYTHONPATH": f"{launches.folder}:{clean_environment()['PYTHONPATH']}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str([(1, a, 3_000_000), (11, a, 3_000_000), (21, b, 3_000_000)])
+    assert not list(Path(tempfile.gettempdir()).glob("herringrun-*")), "copies are removed on every host"
+
+
+def test_on_a_terminal_ranks_of_other_hosts_have_one(hosts, launches):
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    code = "size = os.get_terminal_size(1)\nprint('size', size.lines, size.columns, sys.stderr.isatty())"
+    job = launches.start(code, *over(hosts, 1), size=1, stdout=slave, stderr=slave)
+    os.close(slave)
+    assert read_until(master, b"\n", 20) == b"size 33 77 True\r\n"
+    assert job.wait(20) == 0
+    os.close(master)
