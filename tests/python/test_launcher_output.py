@@ -284,11 +284,12 @@ def test_a_breakpoint_of_one_process_can_be_used(launches):
     assert shown.endswith(b"(Pdb) "), shown
     os.write(master, b"p value + 2\n")
     shown = read_until(master, b"42", 20)
-    assert shown.endswith(b"42"), shown
-    read_until(master, b"(Pdb) ", 20)
+    assert b"42" in shown
+    if b"(Pdb) " not in shown:
+        read_until(master, b"(Pdb) ", 20)
     os.write(master, b"c\n")
     shown = read_until(master, b"went on 40", 20)
-    assert shown.endswith(b"went on 40"), shown
+    assert b"went on 40" in shown
     assert job.wait(20) == 0
     os.close(master)
 
