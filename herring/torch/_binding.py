@@ -123,7 +123,9 @@ def _say_why(name: str, folder: Path) -> None:
         others.insert(0, f"torch {release}, whatever its name says" if is_other else "other sources of Herring")
     reason = f" (the installed binding is for {', '.join(others)})" if others else ""
     say(
-        logging.INFO, f"building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}", "herring"
+        logging.WARNING,
+        f"building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
+        "herring",
     )
 
 
