@@ -23,6 +23,7 @@ help:
 	@echo "make test    set up, then run all tests"
 	@echo "make test-install  pip install from the checkout and from the sdist, each into a bare environment"
 	@echo "make wheels  a wheel for this Python in dist/, tried where there is no compiler (WHEELS=\"--torch 2.12.0 --tensorflow 2.21.0\")"
+	@echo "make test-aarch64  cross-compiles for aarch64 and runs the C++ tests of computation under qemu-user"
 	@echo "make test-ssh  herringrun over emulated hosts with a real sshd each (root; installs openssh-server)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
@@ -61,6 +62,9 @@ test: build-tests
 
 test-install: setup-tests
 	@$(PATH_IN_VENV) $(RUN) .ci/test_install.py
+
+test-aarch64: setup-tests
+	@$(PATH_IN_VENV) JOBS=$(JOBS) .ci/test-aarch64
 
 wheels: setup
 	@$(PATH_IN_VENV) $(RUN) .ci/wheels.py $(WHEELS)

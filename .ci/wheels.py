@@ -51,7 +51,7 @@ dist.destroy_process_group()
 TENSORFLOW = """
 import tensorflow as tf, herring.tensorflow as ht
 ht.init()
-total = ht.allreduce(tf.ones([1000]), op="sum")
+total = ht.allreduce(tf.ones([1000]), 0, 1, op=ht.ReduceOp.SUM)
 assert float(total[-1]) == 2.0
 print("tensorflow", tf.__version__)
 ht.shutdown()
