@@ -70,6 +70,10 @@ class Config:
     @property
     def local_part_bytes(self) -> int: ...
     @property
+    def fusion_bytes(self) -> int: ...
+    @property
+    def fusion_cycle_ms(self) -> int: ...
+    @property
     def arena_bytes(self) -> int: ...
     @property
     def failover(self) -> Literal["auto", "on", "off"]: ...
@@ -213,6 +217,52 @@ class Work:
     @property
     def contributors(self) -> list[int]:
         """Of a reduction with backup workers that has ended well: the group ranks that are in it. Empty: all."""
+
+@final
+class Fusion:
+    """Small reductions by name of one group; docs/adr/0015-fusion-rounds.md. Every rank of the group makes one."""
+
+    def __init__(
+        self,
+        *,
+        runtime: Runtime,
+        group: int,
+        ranks: Sequence[int],
+        index: int,
+        bucket_bytes: int,
+        tensor_bytes: int,
+        cycle: float,
+        timeout: float,
+        go_alone: Callable[[int, Any], object],
+    ) -> None: ...
+    def submit(
+        self,
+        name: str,
+        source: int,
+        result: int,
+        dtype: int,
+        op: int,
+        shape: tuple[int, ...],
+        prescale: float,
+        postscale: float,
+        owner: Any,
+        /,
+    ) -> int:
+        """Starts a reduction of memory at these addresses, which `owner` holds and go_alone() gets; its ticket, from
+        1 << 60 on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
+    def poll(self, ticket: int) -> bool:
+        """Whether it has ended or gone alone. Its name is free then."""
+    def wait(self, ticket: int, timeout: float) -> bool | None:
+        """True: it has ended. False: it went alone. None: not after `timeout` seconds."""
+    def finish(self, ticket: int, timeout: float) -> bool | None:
+        """wait(); then it is forgotten, and raises how it ended, where not well."""
+    def on_end(self, ticket: int, callback: Callable[[bool], object]) -> None:
+        """Calls it when it has ended here, with what finish() would return."""
+    def went_outside(self, name: str) -> None: ...
+    def came_back(self, name: str) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self, timeout: float) -> None: ...
 
 @final
 class Memory(Buffer):

@@ -47,6 +47,7 @@ MAY_INCLUDE = {
     "worker": {"core", "wire", "fusion_buffer"},
     "point_to_point": {"core", "wire"},
     "runtime": EVERYTHING,
+    "collectives": {"core", "fusion_buffer", "runtime"},
     "elastic": {"core", "runtime"},
 }
 FRAMEWORK = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11|tensorflow|tsl|xla|absl)/|Python\.h$|numpy/")
@@ -85,6 +86,7 @@ def is_engine(path: Path) -> bool:
     return (
         folder in {"wire", "worker", "point_to_point"}
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
+        or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
         or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous"})
     )
 
@@ -313,7 +315,7 @@ def test_the_reduction_is_used_by_server_and_runtime_alone() -> None:
 
 
 def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
-    open_to_bindings = {"core", "runtime", "elastic", "efa", "intra_node", "fusion_buffer"}
+    open_to_bindings = {"core", "runtime", "collectives", "elastic", "efa", "intra_node", "fusion_buffer"}
     problems = [
         f"{name_of(path)} includes {name}"
         for path in cpp_files(BINDINGS)

@@ -83,6 +83,8 @@ void bind_config(py::module_& module) {
       .def_property_readonly("window", reader(&Config::window))
       .def_property_readonly("eager_bytes", reader(&Config::eager_bytes))
       .def_property_readonly("local_part_bytes", reader(&Config::local_part_bytes))
+      .def_property_readonly("fusion_bytes", reader(&Config::fusion_bytes))
+      .def_property_readonly("fusion_cycle_ms", reader(&Config::fusion_cycle_ms))
       .def_property_readonly("arena_bytes", reader(&Config::arena_bytes))
       .def_property_readonly("failover", [](const PyConfig& self) { return text(self.result.config.failover); })
       .def_property_readonly("checksum", [](const PyConfig& self) { return text(self.result.config.checksum); })

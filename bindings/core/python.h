@@ -27,6 +27,7 @@ void bind_config(py::module_& module);
 void bind_hub(py::module_& module);
 void bind_fabric(py::module_& module);
 void bind_runtime(py::module_& module);
+void bind_fusion(py::module_& module);
 void bind_elastic(py::module_& module);
 
 /// True once the interpreter no longer hands out its lock; Python objects are then left alone.

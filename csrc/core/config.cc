@@ -74,6 +74,12 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
      "Unit of the shared-memory path. At most half of HERRING_ARENA_BYTES.", 4 * kKiB, 1024 * kMiB, kWireAlignment},
+    {"HERRING_FUSION_BYTES", Type::kBytes, &Config::fusion_bytes,
+     "Largest bucket that small tensors, reduced by name, travel in together. Rank 0's value counts. 0: each tensor "
+     "travels by itself.",
+     0, 1024 * kMiB},
+    {"HERRING_FUSION_CYCLE_MS", Type::kCount, &Config::fusion_cycle_ms,
+     "How many milliseconds a small tensor waits for others to travel with, unless the caller waits for it.", 0, 10'000},
     {"HERRING_ARENA_BYTES", Type::kBytes, &Config::arena_bytes,
      "Address space for shared buckets; memory is taken only when used.", 1 * kMiB, 256 * kTiB, 1,
      "half of the memory that this process may use"},

@@ -189,6 +189,14 @@ class Communicator {
   virtual std::shared_ptr<Work> send(const Send& message) = 0;
   virtual std::shared_ptr<ReceiveWork> receive(const Receive& message) = 0;
 
+  /// Memory that somebody above uses for a call that is not an operation here yet: until the last copy of `lease` goes,
+  /// calls that share bytes with it (but both only read) are refused. Not Ok: it shares some with a pending call.
+  virtual Status lend([[maybe_unused]] std::string_view what, [[maybe_unused]] std::span<const std::byte> reads,
+                      [[maybe_unused]] std::span<const std::byte> writes,
+                      [[maybe_unused]] std::shared_ptr<void>& lease) {
+    return Status::ok();
+  }
+
   /// Memory that operations use without a copy (shared with the host's other ranks, registered with the network). Null
   /// where the arena is full or there is none. Freed when the last reference goes, also after shutdown.
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;

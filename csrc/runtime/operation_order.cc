@@ -22,7 +22,7 @@ Status refuse(const std::string& what, const std::string& other) {
                                             ", which is still pending; wait for that one first, or use other memory");
 }
 
-constexpr const char* kMessage = "a message from worker to worker";
+constexpr std::array<const char*, 2> kBorrowers = {"a message from worker to worker", "a small tensor's reduction"};
 
 }  // namespace
 
@@ -59,7 +59,9 @@ Status OperationOrder::check(const OrderedCall& call) const {
                                                 ", which is still pending; choose another name");
     }
   }
-  if (!messages_.is_free(call.reads, call.writes)) return refuse(label(call), kMessage);
+  for (std::size_t i = 0; i < lent_.size(); ++i) {
+    if (!lent_[i].is_free(call.reads, call.writes)) return refuse(label(call), kBorrowers[i]);
+  }
   if (operations_.is_free(call.reads, call.writes)) return Status::ok();
   for (const auto& other : pending_) {
     if (!share_memory(*other, call.reads, call.writes) || is_behind(call, *other)) continue;
@@ -105,20 +107,24 @@ bool OperationOrder::leave(OrderedCall& call) {
   return any;
 }
 
-Status OperationOrder::enter_message(const char* what, Bytes reads, Bytes writes, std::shared_ptr<void>& lease) {
+Status OperationOrder::lend(Borrower borrower, std::string_view what, Bytes reads, Bytes writes,
+                            std::shared_ptr<void>& lease) {
   if (reads.empty() && writes.empty()) return Status::ok();
   const std::scoped_lock lock(mutex_);
-  if (!messages_.is_free(reads, writes)) return refuse(what, kMessage);
+  for (std::size_t i = 0; i < lent_.size(); ++i) {
+    if (!lent_[i].is_free(reads, writes)) return refuse(std::string(what), kBorrowers[i]);
+  }
   if (!operations_.is_free(reads, writes)) {
     for (const auto& other : pending_) {
-      if (share_memory(*other, reads, writes)) return refuse(what, label(*other));
+      if (share_memory(*other, reads, writes)) return refuse(std::string(what), label(*other));
     }
   }
-  messages_.add(reads, writes);
+  MemoryInUse& lent = lent_[static_cast<std::size_t>(borrower)];
+  lent.add(reads, writes);
   ++entered_;
-  lease = std::shared_ptr<void>(this, [self = shared_from_this(), reads, writes](void*) {
+  lease = std::shared_ptr<void>(this, [self = shared_from_this(), &lent, reads, writes](void*) {
     const std::scoped_lock locked(self->mutex_);
-    self->messages_.remove(reads, writes);
+    lent.remove(reads, writes);
     --self->entered_;
   });
   return Status::ok();

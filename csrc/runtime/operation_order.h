@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -51,18 +53,19 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   void enter(const std::shared_ptr<OrderedCall>& call);
   /// It has ended. True where one of those that waited for it may begin now.
   bool leave(OrderedCall& call);
-  /// Ok: what the message borrows is in use until the last copy of `lease` goes.
-  Status enter_message(const char* what, std::span<const std::byte> reads, std::span<const std::byte> writes,
-                       std::shared_ptr<void>& lease);
+  enum class Borrower : std::uint8_t { kMessage, kTensor };  ///< Of worker to worker; that waits for its bucket.
+  /// Ok: what somebody borrows who is no operation here is in use until the last copy of `lease` goes.
+  Status lend(Borrower borrower, std::string_view what, std::span<const std::byte> reads,
+              std::span<const std::byte> writes, std::shared_ptr<void>& lease);
 
  private:
   bool is_behind(const OrderedCall& call, const OrderedCall& other) const;
 
-  std::atomic<std::size_t> entered_{0};  // Operations and messages that are in.
+  std::atomic<std::size_t> entered_{0};  // Operations that are in, and what is lent.
   mutable std::mutex mutex_;             // Guards all below, and what is kept in the calls that are in.
   std::vector<std::shared_ptr<OrderedCall>> pending_;
   MemoryInUse operations_;
-  MemoryInUse messages_;
+  std::array<MemoryInUse, 2> lent_;  // By borrower.
   std::unordered_map<OpKey, OrderedCall*> by_key_;  // The latest of each.
 };
 

@@ -323,7 +323,7 @@ class Runtime::Impl {
     if (status.is_ok()) {
       const char* const kind = message.is_send ? "send" : "receive";
       std::shared_ptr<void> lease;
-      status = order->enter_message(kind, message.data, message.memory, lease);
+      status = order->lend(OperationOrder::Borrower::kMessage, kind, message.data, message.memory, lease);
       work->set_lease(std::move(lease));
     }
     if (!status.is_ok()) {
@@ -457,6 +457,11 @@ std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
   pending.dtype = message.dtype;
   pending.collective = message.collective;
   return impl_->submit(std::move(pending), message.from, message.timeout, "receive from");
+}
+
+Status Runtime::lend(std::string_view what, std::span<const std::byte> reads, std::span<const std::byte> writes,
+                     std::shared_ptr<void>& lease) {
+  return impl_->order->lend(OperationOrder::Borrower::kTensor, what, reads, writes, lease);
 }
 
 std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/config.h"
@@ -54,6 +55,8 @@ class Runtime final : public Communicator {
   std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;
+  Status lend(std::string_view what, std::span<const std::byte> reads, std::span<const std::byte> writes,
+              std::shared_ptr<void>& lease) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
   void abort_group(GroupId id, const std::string& reason) override;

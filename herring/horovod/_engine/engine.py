@@ -15,6 +15,7 @@ from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError, MismatchError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
+from herring.horovod._engine.fusion import Fusions
 from herring.horovod._engine.join import Announcement, Joins
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.timeline import Timeline
@@ -50,6 +51,8 @@ class Engine:
         self._uses: dict[tuple[int, str], int] = {}
         self._in_flight: dict[tuple[int, str], tuple[Operation, Announcement]] = {}
         self._generation = 0 if session.elastic is None else session.elastic.generation
+        self.fusions = Fusions(self)
+        self.fusions.open(GLOBAL_SET, range(self.size), self.rank)
         self.joins = Joins(self)
 
     # -- operations ---------------------------------------------------------------------------------------------
@@ -101,9 +104,11 @@ class Engine:
             call = Call(self.runtime, set_id, members.ranks, members.index, key, uses, waits)
             announcement = Announcement(set_id, key, kind, uses, unnamed, op, shadow)
             operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
+            self.fusions.went_outside(set_id, kind, key, name)
+            operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
             if self.timeline is not None:
-                self.timeline.watch(operation, kind, key)
+                self.timeline.watch(operation.on_done, kind, key)
             operation.begin(watched=not (waits or single_step) or self.timeline is not None)
             return operation
 
@@ -195,6 +200,7 @@ class Engine:
             index = wanted.index(self.rank) if self.rank in wanted else None
             if index is not None:
                 self.runtime.add_group(set_id, wanted)
+                self.fusions.open(set_id, wanted, index)
             members = self._sets[set_id] = Members(set_id, wanted, index)
         self.run("process_set", f"added.{set_id}", GLOBAL_SET, collectives.barrier)
         return members
@@ -203,6 +209,7 @@ class Engine:
         """Collective, as add_set()."""
         members = self.members(set_id)
         self._agree("remove_process_set", [set_id])
+        self.fusions.close(set_id)
         with self._lock:
             del self._sets[set_id]
             if members.index is not None:
@@ -250,6 +257,7 @@ class Engine:
             self.timeline.close()
             self.timeline = None
         self.joins.close()
+        self.fusions.close_all()
         if self._owns_session and process.session() is self.session:
             process.stop()
 

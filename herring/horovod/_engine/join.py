@@ -94,9 +94,11 @@ class Joins:
                 if rank != engine.rank:
                     self._tell(rank, {"joined": self._epoch})
             self._last_heard = time.monotonic()
+            engine.fusions.pause()
             self._wait_for_all(joined)
             mine = engine.in_flight()
         # Until these have ended, some rank may still have to hear of one.
+        engine.fusions.wait_for_all()
         for operation, _ in mine:
             try:
                 operation.wait()
@@ -111,6 +113,7 @@ class Joins:
         with engine.lock:
             del self._joined[self._epoch], self._aware[self._epoch]
             self._epoch += 1
+            engine.fusions.resume()
         # Who saw most others join before it came last; of several that saw as many, the highest.
         return max(range(engine.size), key=lambda rank: (int(table[rank]), rank))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from herring.horovod._engine.operation import Operation
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
@@ -32,8 +32,8 @@ class Timeline:
         if self._path is not None:
             self._path.write_text("[]\n")  # A path that cannot be written is an error now, not at the end.
 
-    def watch(self, operation: Operation, kind: str, key: str) -> None:
-        """Call before the operation begins. NEGOTIATE_ is Horovod's word for what is waited for other ranks in: here
+    def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
+        """Call before the operation begins; `on_done` takes what is called at its end. NEGOTIATE_ is Horovod's word for what is waited for other ranks in: here
         the ranks meet in the servers, so it has no length."""
         if self._path is None:
             return
@@ -42,7 +42,7 @@ class Timeline:
             self._add("CYCLE_START", "i", "cycles", s="g")
         self._add(f"NEGOTIATE_{activity}", "i", key, s="t")
         self._add(activity, "B", key)
-        operation.on_done(lambda: self._add(activity, "E", key))
+        on_done(lambda: self._add(activity, "E", key))
 
     def close(self) -> None:
         """Writes the file."""

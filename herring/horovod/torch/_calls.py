@@ -35,8 +35,7 @@ def allreduce_async(
 ) -> int:
     """Starts a reduction into a new tensor. Default op: Average; `average` is the older way to say it."""
     op = operations.reduce_op(op, average)
-    started = operations.all_reduce([tensor], None, name, op, prescale_factor, postscale_factor, process_set)
-    return handles.add(started, is_one=True)
+    return operations.all_reduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -50,8 +49,7 @@ def allreduce_async_(
 ) -> int:
     """Starts a reduction in place."""
     op = operations.reduce_op(op, average)
-    started = operations.all_reduce([tensor], [tensor], name, op, prescale_factor, postscale_factor, process_set)
-    return handles.add(started, is_one=True)
+    return operations.all_reduce_async(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce(

@@ -13,12 +13,21 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
+from herring.horovod._engine.fusion import Fused
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.process_sets import ProcessSet
 
 # Horovod's numbers.
 Average, Sum, Adasum, Min, Max, Product = range(6)
 _OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
+
+
+# As in csrc/core/types.h: numbers on the wire, never used again.
+_DTYPE_NUMBERS = {
+    torch.float32: 1, torch.float64: 2, torch.float16: 3, torch.bfloat16: 4, torch.int8: 5, torch.int16: 6,
+    torch.int32: 7, torch.int64: 8, torch.uint8: 9, torch.bool: 10,
+}  # fmt: skip
+_OP_NUMBERS = {Sum: 1, Average: 2, Min: 3, Max: 4, Product: 5}
 
 
 class Handles:
@@ -40,6 +49,9 @@ class Handles:
         """Whether synchronize() would not block. Raises InvalidArgumentError (a ValueError) for no handle."""
         entry = self._operations.get(handle)
         if entry is None:
+            engine = home.peek()
+            if engine is not None and handle in engine.fusions.in_flight:
+                return engine.fusions.poll(handle)
             raise InvalidArgumentError(f"Handle {handle} was not created or has been cleared.")
         return entry[0].poll()
 
@@ -48,6 +60,9 @@ class Handles:
         with self._lock:
             entry = self._operations.pop(handle, None)
         if entry is None:
+            engine = home.peek()
+            if engine is not None and handle in engine.fusions.in_flight:
+                return engine.fusions.finish(handle)
             return None
         operation, is_one = entry
         return operation.wait()[0] if is_one else operation.wait()
@@ -111,6 +126,41 @@ def all_reduce(
         "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum, shadow=shadow,
         op=_OPS.get(op, "sum"),
     )  # fmt: skip
+
+
+def all_reduce_async(
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
+    fusions = home.current().fusions
+    fusion = fusions.by_set.get(process_set.process_set_id)
+    if fusion is not None and name is not None and isinstance(tensor, torch.Tensor):
+        dtype, number = _DTYPE_NUMBERS.get(tensor.dtype), _OP_NUMBERS.get(op)
+        if dtype and number and _is_plain(tensor) and (output is None or output is tensor or _is_plain(output)):
+            target = torch.empty_like(tensor) if output is None else output
+            source = tensor.data_ptr()
+            result = source if output is tensor else target.data_ptr()
+            arguments = ([tensor], [target], name, op, prescale_factor, postscale_factor, process_set)
+            ticket = fusions.start(
+                Fused(fusion, name, target, all_reduce, arguments),
+                (source, result, dtype, number, tensor.shape, prescale_factor, postscale_factor),
+            )
+            if ticket:
+                return ticket
+    outputs = None if output is None else [output]
+    started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
+    return handles.add(started, is_one=True)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its memory holds it as it is, one element after the other."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def all_gather(

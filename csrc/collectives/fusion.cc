@@ -1,0 +1,251 @@
+#include "collectives/fusion.h"
+
+#include "collectives/fusion_impl.h"
+#include "collectives/scale.h"
+#include "core/thread.h"
+
+namespace herring::collectives {
+namespace {
+
+// So long a driver waits for the network at most before it looks up: others may want its place, or its caller signals.
+constexpr Duration kSlice = std::chrono::milliseconds(50);
+
+// The background thread's: what it waits for ends also where this rank closes.
+constexpr Duration kBackgroundSlice = std::chrono::seconds(10);
+
+Instant now() { return std::chrono::steady_clock::now(); }
+/// Never past the clock's end.
+Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
+
+}  // namespace
+
+Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
+               FusionSettings settings, GoAlone go_alone)
+    : impl_(std::make_shared<Impl>(std::move(runtime), group, ranks, settings, std::move(go_alone))) {}
+Fusion::~Fusion() { impl_->close(now()); }
+bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
+std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
+Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
+Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
+Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
+Status Fusion::forget(Ticket ticket) { return impl_->forget(ticket); }
+void Fusion::on_end(Ticket ticket, std::function<void(State)> callback) {
+  impl_->on_end(ticket, std::move(callback));
+}
+void Fusion::went_outside(std::string_view name) { impl_->went_outside(name); }
+void Fusion::came_back(std::string_view name) { impl_->came_back(name); }
+void Fusion::pause() { impl_->pause(); }
+void Fusion::resume() { impl_->resume(); }
+void Fusion::close(Instant deadline) { impl_->close(deadline); }
+
+Fusion::Impl::Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
+                   FusionSettings settings, GoAlone go_alone)
+    : runtime_(std::move(runtime)),
+      group_(group),
+      settings_(settings),
+      go_alone_(std::move(go_alone)),
+      memory_(runtime_),
+      engine_(settings.engine),
+      next_ticket_(kFirstTicket | Ticket{group.value & 0xFFFFF} << 40) {
+  runtime_->add_group(group_, ranks);
+}
+
+Fusion::Impl::~Impl() = default;
+
+bool Fusion::Impl::takes(const TensorSpec& spec) const {
+  const bool is_scaled = spec.prescale != 1 || spec.postscale != 1;
+  return spec.descriptor.op_bytes <= settings_.tensor_bytes && (!is_scaled || may_scale(spec.descriptor.dtype));
+}
+
+std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
+  Lock lock(mutex_);
+  if (is_closed_ || !takes(tensor.spec)) return std::nullopt;
+  const auto [name, is_new] = names_.try_emplace(std::string(tensor.name), next_ticket_);
+  if (!is_new) {
+    throw Error(Code::kInvalidArgument, "an operation named " + std::string(tensor.name) +
+                                            " is in flight already (duplicate name); synchronize it first, or choose "
+                                            "another name");
+  }
+  const bool is_in_place = tensor.source.data() == tensor.result.data();
+  std::shared_ptr<void> lease;
+  const Status status = runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
+                                       tensor.result, lease);
+  if (!status.is_ok()) {
+    names_.erase(name);
+    throw Error(status);
+  }
+  const Ticket ticket = next_ticket_++;
+  if (!engine_.submit(ticket, tensor.name, tensor.spec, now())) {
+    names_.erase(name);
+    return std::nullopt;
+  }
+  records_.emplace(ticket, Record{name->first, true, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
+  wake_background(lock);
+  return ticket;
+}
+
+Fusion::State Fusion::Impl::state(Ticket ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  return found == records_.end() ? State::kDone : found->second.state;
+}
+
+Fusion::State Fusion::Impl::poll(Ticket ticket) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found == records_.end()) return State::kDone;
+  if (found->second.state == State::kDone) free_name(found->second);
+  return found->second.state;
+}
+
+void Fusion::Impl::free_name(Record& record) {
+  if (record.has_name) names_.erase(record.name);
+  record.has_name = false;
+}
+
+Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
+  Lock lock(mutex_);
+  ++waiters_;
+  State result = State::kDone;
+  while (true) {
+    const auto found = records_.find(ticket);
+    if (found == records_.end()) break;
+    result = found->second.state;
+    if (result != State::kPending || now() >= deadline) break;
+    if (help(lock, ticket, soon(deadline))) continue;
+    if (is_driven_) {
+      ended_.wait_until(lock, soon(deadline));
+      continue;
+    }
+    is_driven_ = true;
+    engine_.flush();
+    Instant next_look = Instant::max();
+    const bool has_moved = step(lock, true, soon(deadline), next_look);
+    is_driven_ = false;
+    if (!has_moved) ended_.wait_until(lock, std::min(soon(deadline), next_look));
+  }
+  --waiters_;
+  stop_driving(lock);
+  return result;
+}
+
+/// A waiter leaves: what it drove goes on without it.
+void Fusion::Impl::stop_driving(Lock& lock) {
+  if (waiters_ > 0) {
+    if (!is_driven_) ended_.notify_all();
+    return;
+  }
+  std::vector<std::shared_ptr<Flight>> unwatched;
+  for (const auto& flight : flights_) {
+    if (!std::exchange(flight->has_callback, true)) unwatched.push_back(flight);
+  }
+  wake_background(lock);
+  if (unwatched.empty()) return;
+  lock.unlock();
+  for (const auto& flight : unwatched) watch(flight);
+  lock.lock();
+}
+
+Status Fusion::Impl::forget(Ticket ticket) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found == records_.end()) return Status::ok();
+  if (found->second.state == State::kPending) {
+    return {Code::kInvalidArgument, "allreduce '" + found->second.name + "' has not ended"};
+  }
+  const Status status = found->second.status;
+  free_name(found->second);
+  records_.erase(found);
+  return status;
+}
+
+void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
+  Lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found != records_.end() && found->second.state == State::kPending) {
+    found->second.on_end.push_back(std::move(callback));
+    return;
+  }
+  const State state = found == records_.end() ? State::kDone : found->second.state;
+  lock.unlock();
+  callback(state);
+}
+
+void Fusion::Impl::went_outside(std::string_view name) {
+  Lock lock(mutex_);
+  engine_.went_outside(name, now());
+  wake_background(lock);
+}
+
+void Fusion::Impl::came_back(std::string_view name) {
+  const std::scoped_lock lock(mutex_);
+  engine_.came_back(name);
+}
+
+void Fusion::Impl::pause() {
+  Lock lock(mutex_);
+  engine_.pause();
+  wake_background(lock);
+}
+
+void Fusion::Impl::resume() {
+  const std::scoped_lock lock(mutex_);
+  engine_.resume();
+}
+
+void Fusion::Impl::close(Instant deadline) {
+  Lock lock(mutex_);
+  while (!is_closed_ && now() < deadline && (!engine_.is_idle() || !flights_.empty())) {
+    engine_.flush();
+    wake_background(lock);
+    ended_.wait_until(lock, soon(deadline));
+  }
+  if (std::exchange(is_closed_, true)) return;
+  background_.notify_all();
+  std::thread thread = std::move(thread_);
+  const bool is_under_way = exchange_.has_value();
+  lock.unlock();
+  // Who still waits in a round with this rank waits in vain: they hear of it.
+  if (is_under_way) runtime_->abort_group(group_, "small reductions by name have ended on this rank");
+  if (thread.joinable()) thread.join();
+  lock.lock();
+  break_down(lock, Status(Code::kShutdown, "herring has been shut down"));
+  exchange_.reset();
+}
+
+// --- the background thread -------------------------------------------------------------------------------------------
+
+/// Where there is something for it before it wakes by itself, and nobody who waits anyway does it.
+void Fusion::Impl::wake_background([[maybe_unused]] const Lock& lock) {
+  if (is_closed_ || waiters_ > 0) return;
+  if (!exchange_ && engine_.next_look(now()) >= background_until_) return;
+  if (!thread_.joinable()) {
+    thread_ = start_thread("herring-fusion", [this] { run_background(); });
+  } else if (std::exchange(background_sleeps_, false)) {
+    background_.notify_one();
+  }
+}
+
+void Fusion::Impl::run_background() {
+  Lock lock(mutex_);
+  while (!is_closed_) {
+    Instant next_look = Instant::max();
+    if (!is_driven_ && waiters_ == 0) {
+      is_driven_ = true;
+      const bool has_moved = step(lock, false, now() + kBackgroundSlice, next_look);
+      is_driven_ = false;
+      if (waiters_ > 0) ended_.notify_all();
+      if (has_moved) continue;
+    }
+    background_until_ = next_look;
+    background_sleeps_ = true;
+    if (next_look == Instant::max()) {
+      background_.wait(lock);
+    } else {
+      background_.wait_until(lock, next_look);
+    }
+    background_sleeps_ = false;
+  }
+}
+
+}  // namespace herring::collectives

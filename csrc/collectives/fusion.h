@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "collectives/fusion_engine.h"
+#include "collectives/tensor_spec.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "runtime/communicator.h"
+
+namespace herring::collectives {
+
+struct FusionSettings {
+  FusionOptions engine;
+  std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here.
+  Duration timeout{};                    ///< Of each round and each batch.
+};
+
+/// Small reductions by name of one group, in any order on each rank: FusionEngine over a Communicator. Tensors are
+/// copied into a bucket that all lanes share evenly, and back. A waiting caller moves things itself; else a thread does,
+/// which is started with the first tensor. Safe from any thread.
+class Fusion final {
+ public:
+  struct Tensor {
+    std::string_view name;
+    TensorSpec spec;
+    std::span<const std::byte> source;  ///< Borrowed until the ticket is no longer pending.
+    std::span<std::byte> result;        ///< May be the source.
+  };
+  enum class State : std::uint8_t { kPending, kDone, kAlone };
+  /// Tickets are from here on, unlike those of other groups.
+  static constexpr Ticket kFirstTicket = Ticket{1} << 60;
+  /// Has to reduce the ticket's tensor by an operation of its own, the same on all ranks, which calls went_outside()
+  /// and came_back(). Called on any thread. Not Ok: the ticket fails.
+  using GoAlone = std::function<Status(Ticket)>;
+
+  /// `group` is a new one of the runtime's with these ranks, for this alone. Every rank of it makes one.
+  Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
+         FusionSettings settings, GoAlone go_alone);
+  ~Fusion();  ///< close()
+  Fusion(const Fusion&) = delete;
+  Fusion& operator=(const Fusion&) = delete;
+
+  /// True where a tensor of this spec may come here.
+  bool takes(const TensorSpec& spec) const;
+  /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name has
+  /// a ticket that nobody has forgotten yet, or the memory is in use.
+  std::optional<Ticket> submit(const Tensor& tensor);
+  State state(Ticket ticket) const;
+  /// The same; where it is done, its name is free.
+  State poll(Ticket ticket);
+  /// Blocks until it is not pending, or the deadline.
+  State wait(Ticket ticket, Instant deadline);
+  /// How it ended, where done. Its name is free then. Ok for one that went alone.
+  Status forget(Ticket ticket);
+  /// Runs when the ticket is no longer pending; at once where it is not. On a thread that may block.
+  void on_end(Ticket ticket, std::function<void(State)> callback);
+
+  /// See FusionEngine.
+  void went_outside(std::string_view name);
+  void came_back(std::string_view name);
+  void pause();
+  void resume();
+
+  /// Waits for what is pending until the deadline, then stops. What is submitted later goes alone.
+  void close(Instant deadline);
+
+ private:
+  class Impl;
+  std::shared_ptr<Impl> impl_;  // shared with callbacks of the runtime
+};
+
+}  // namespace herring::collectives

@@ -1,0 +1,263 @@
+// What a driver of Fusion does: rounds, buckets and their ends.
+
+#include <algorithm>
+
+#include "collectives/fusion_impl.h"
+#include "collectives/scale.h"
+
+namespace herring::collectives {
+namespace {
+
+constexpr const char* kRoundName = "names of small tensors";
+constexpr const char* kPlanName = "new names of small tensors";
+constexpr const char* kBucketName = "small tensors";
+constexpr Duration kYear = std::chrono::hours(24 * 365);
+constexpr std::size_t kMostNamesInText = 3;
+
+Instant now() { return std::chrono::steady_clock::now(); }
+
+runtime::Request request(GroupId group, const char* name, Collective collective, DataType dtype, ReduceOp reduce,
+                         std::span<std::byte> memory, Duration timeout) {
+  runtime::Request made;
+  made.group = group;
+  made.name = name;
+  made.descriptor.collective = collective;
+  made.descriptor.dtype = dtype;
+  made.descriptor.reduce = reduce;
+  made.descriptor.dims = 1;
+  made.descriptor.op_bytes = memory.size();
+  made.descriptor.shape[0] = memory.size() / element_bytes(dtype);
+  made.input = memory;
+  made.output = memory;
+  made.timeout = timeout;
+  return made;
+}
+
+}  // namespace
+
+bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next_look) {
+  if (exchange_) {
+    drive_exchange(lock, until);
+    return true;
+  }
+  Step next = engine_.next(now());
+  if (auto* round = std::get_if<FusionStep::Round>(&next)) {
+    start_round(std::move(*round));
+  } else if (auto* plan = std::get_if<FusionStep::Plan>(&next)) {
+    start_plan(std::move(*plan));
+  } else if (auto* reduce = std::get_if<FusionStep::Reduce>(&next)) {
+    start_batches(lock, std::move(reduce->batches), is_waiter);
+  } else if (auto* alone = std::get_if<FusionStep::Alone>(&next)) {
+    go_alone(lock, alone->tickets);
+  } else {
+    next_look = std::get<FusionStep::Wait>(next).until;
+    return false;
+  }
+  return true;
+}
+
+void Fusion::Impl::start_round(FusionStep::Round round) {
+  Exchange& exchange = exchange_.emplace();
+  exchange.words = std::move(round.words);
+  runtime::Request made = request(group_, kRoundName, Collective::kAllReduce, DataType::kInt64, ReduceOp::kBand,
+                                  std::as_writable_bytes(std::span(exchange.words)),
+                                  round.is_patient ? kYear : settings_.timeout);
+  made.is_waited_for = true;
+  exchange.work = runtime_->submit(made);
+}
+
+void Fusion::Impl::start_plan(FusionStep::Plan plan) {
+  Exchange& exchange = exchange_.emplace();
+  exchange.is_plan = true;
+  exchange.plan = std::move(plan.bytes);
+  exchange.plan.resize(engine_.plan_bytes());
+  runtime::Request made = request(group_, kPlanName, Collective::kBroadcast, DataType::kUInt8, ReduceOp::kSum,
+                                  exchange.plan, settings_.timeout);
+  made.is_waited_for = true;
+  exchange.work = runtime_->submit(made);
+}
+
+void Fusion::Impl::drive_exchange(Lock& lock, Instant until) {
+  const std::shared_ptr<runtime::Work> work = exchange_->work;
+  if (!work->is_done()) {
+    lock.unlock();
+    work->wait(until);
+    lock.lock();
+  }
+  if (work->is_done() && exchange_) end_exchange(lock);
+}
+
+void Fusion::Impl::end_exchange(Lock& lock) {
+  const Exchange ended = std::move(*exchange_);
+  exchange_.reset();
+  const Status status = ended.work->status();
+  if (!status.is_ok()) return break_down(lock, status);
+  const bool is_good =
+      ended.is_plan ? engine_.plan_came(ended.plan, now()) : engine_.round_ended(ended.words, now());
+  if (!is_good) {
+    break_down(lock, Status(Code::kInternal, "ranks disagree about which small tensors travel together"));
+  }
+}
+
+// --- buckets ---------------------------------------------------------------------------------------------------------
+
+void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter) {
+  for (Batch& batch : batches) {
+    const std::shared_ptr<Flight> flight = pack(lock, std::move(batch));
+    if (!flight) continue;
+    // The last bucket of a step, and somebody waits: it is driven by who waits.
+    flight->has_callback = !is_waiter;
+    flights_.push_back(flight);
+    if (is_waiter) continue;
+    lock.unlock();
+    watch(flight);
+    lock.lock();
+  }
+}
+
+/// Null where it could not be started; its tickets have failed then.
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::pack(Lock& lock, Batch batch) {
+  auto flight = std::make_shared<Flight>();
+  std::vector<std::span<const std::byte>> sources;
+  std::vector<TensorSlice> slices;
+  std::vector<double> prescales;
+  for (const Batch::Item& item : batch.items) {
+    const Record& record = records_.at(item.ticket);
+    sources.push_back(record.source);
+    slices.push_back(item.slice);
+    flight->results.push_back(record.result);
+    prescales.push_back(record.spec.prescale);
+    flight->postscales.push_back(record.spec.postscale);
+  }
+  flight->batch = std::move(batch);
+  const Batch& packed = flight->batch;
+  lock.unlock();
+  Status status;
+  try {
+    flight->bucket = memory_.take(packed.bytes);
+    const std::span<std::byte> bucket = flight->bucket.first(packed.bytes);
+    herring::pack(sources, slices, bucket);
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      if (prescales[i] == 1) continue;
+      scale(bucket.subspan(slices[i].offset, slices[i].bytes), packed.dtype, prescales[i]);
+    }
+    flight->work = runtime_->submit(request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce,
+                                            bucket, settings_.timeout));
+  } catch (const Error& error) {
+    status = error.status();
+  } catch (const std::bad_alloc&) {
+    status = Status(Code::kUnavailable, "no memory for a bucket of " + std::to_string(packed.bytes) + " bytes");
+  }
+  lock.lock();
+  if (status.is_ok()) return flight;
+  break_down(lock, status);
+  std::vector<Ticket> tickets;
+  for (const Batch::Item& item : packed.items) tickets.push_back(item.ticket);
+  end(lock, tickets, State::kDone, explained(status, tickets));
+  return nullptr;
+}
+
+void Fusion::Impl::watch(const std::shared_ptr<Flight>& flight) {
+  flight->work->on_done([self = shared_from_this(), flight](const Status&) { self->land(flight); });
+}
+
+/// A bucket has come back: its tensors are written, by who comes first. Without the lock.
+void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
+  if (flight->is_taken.exchange(true)) return;
+  const Batch& batch = flight->batch;
+  const Status status = flight->work->status();
+  std::vector<Ticket> tickets;
+  for (const Batch::Item& item : batch.items) tickets.push_back(item.ticket);
+  if (status.is_ok()) {
+    const std::span<std::byte> bucket = flight->bucket.first(batch.bytes);
+    std::vector<TensorSlice> slices;
+    for (std::size_t i = 0; i < batch.items.size(); ++i) {
+      slices.push_back(batch.items[i].slice);
+      if (flight->postscales[i] == 1) continue;
+      scale(bucket.subspan(slices[i].offset, slices[i].bytes), batch.dtype, flight->postscales[i]);
+    }
+    unpack(bucket, slices, flight->results);
+  }
+  memory_.give_back(std::move(flight->bucket));
+  Lock lock(mutex_);
+  std::erase(flights_, flight);
+  engine_.batch_ended();
+  if (status.is_ok()) {
+    end(lock, tickets, State::kDone, status);
+  } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch) {
+    go_alone(lock, tickets);  // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
+  } else {
+    end(lock, tickets, State::kDone, explained(status, tickets));
+  }
+  wake_background(lock);
+}
+
+/// Moves the bucket of this ticket, and lands it. False where it is in none, or in one that somebody lands.
+bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
+  std::shared_ptr<Flight> mine;
+  for (const auto& flight : flights_) {
+    const auto& items = flight->batch.items;
+    if (std::ranges::any_of(items, [&](const Batch::Item& item) { return item.ticket == ticket; })) mine = flight;
+  }
+  if (!mine || mine->is_taken) return false;
+  lock.unlock();
+  if (mine->work->wait(until)) land(mine);
+  lock.lock();
+  return true;
+}
+
+// --- ends ------------------------------------------------------------------------------------------------------------
+
+void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
+  for (const Ticket ticket : tickets) {
+    const auto found = records_.find(ticket);
+    if (found == records_.end() || found->second.state != State::kPending) continue;
+    free_name(found->second);
+    found->second.lease.reset();
+    lock.unlock();
+    const Status status = go_alone_(ticket);
+    lock.lock();
+    end(lock, {&ticket, 1}, status.is_ok() ? State::kAlone : State::kDone, status);
+  }
+}
+
+void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status) {
+  std::vector<std::function<void(State)>> callbacks;
+  for (const Ticket ticket : tickets) {
+    const auto found = records_.find(ticket);
+    if (found == records_.end() || found->second.state != State::kPending) continue;
+    Record& record = found->second;
+    record.state = state;
+    record.status = status;
+    record.lease.reset();
+    std::ranges::move(record.on_end, std::back_inserter(callbacks));
+    record.on_end.clear();
+  }
+  ended_.notify_all();
+  if (callbacks.empty()) return;
+  lock.unlock();
+  for (const auto& callback : callbacks) callback(state);
+  lock.lock();
+}
+
+/// Rounds have ended for this rank: what waits for one fails (nobody knows what others make of it), and later tensors go
+/// alone.
+void Fusion::Impl::break_down(Lock& lock, const Status& status) {
+  const std::vector<Ticket> waiting = engine_.give_up();
+  end(lock, waiting, State::kDone, explained(status, waiting));
+}
+
+Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tickets) const {
+  std::string names;
+  std::size_t shown = 0;
+  for (const Ticket ticket : tickets) {
+    const auto found = records_.find(ticket);
+    if (found == records_.end()) continue;
+    if (shown == kMostNamesInText) break;
+    names += (shown++ == 0 ? "'" : ", '") + found->second.name + "'";
+  }
+  if (tickets.size() > shown) names += " and " + std::to_string(tickets.size() - shown) + " more";
+  return {status.code(), names + ": " + status.message()};
+}
+
+}  // namespace herring::collectives

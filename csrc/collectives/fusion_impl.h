@@ -1,0 +1,117 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "collectives/bucket_memory.h"
+#include "collectives/fusion.h"
+
+namespace herring::collectives {
+
+/// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets
+/// go of it while it waits, copies, or calls out.
+class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
+ public:
+  Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
+       FusionSettings settings, GoAlone go_alone);
+  ~Impl();
+
+  bool takes(const TensorSpec& spec) const;
+  std::optional<Ticket> submit(const Tensor& tensor);
+  State state(Ticket ticket) const;
+  State poll(Ticket ticket);
+  State wait(Ticket ticket, Instant deadline);
+  Status forget(Ticket ticket);
+  void on_end(Ticket ticket, std::function<void(State)> callback);
+  void went_outside(std::string_view name);
+  void came_back(std::string_view name);
+  void pause();
+  void resume();
+  void close(Instant deadline);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  struct Record {
+    std::string name;
+    bool has_name = false;  // it is in names_
+    TensorSpec spec;
+    std::span<const std::byte> source;
+    std::span<std::byte> result;
+    std::shared_ptr<void> lease;  // of both
+    State state = State::kPending;
+    Status status;
+    std::vector<std::function<void(State)>> on_end;
+  };
+
+  /// One bucket under way. Shared with the callback of its operation.
+  struct Flight {
+    Batch batch;
+    BucketMemory::Bucket bucket;
+    std::vector<std::span<std::byte>> results;
+    std::vector<double> postscales;
+    std::shared_ptr<runtime::Work> work;
+    std::atomic<bool> is_taken{false};  ///< By whoever unpacks it.
+    bool has_callback = false;          ///< guarded by mutex_
+  };
+
+  /// The round or plan under way.
+  struct Exchange {
+    std::shared_ptr<runtime::Work> work;
+    std::vector<std::uint64_t> words;
+    std::vector<std::byte> plan;
+    bool is_plan = false;
+  };
+
+  void run_background();
+  void wake_background(const Lock& lock);
+  /// Takes one step, where it waits not beyond `until`. False where there is none now; then `next_look` is set.
+  bool step(Lock& lock, bool is_waiter, Instant until, Instant& next_look);
+  void drive_exchange(Lock& lock, Instant until);
+  void start_round(FusionStep::Round round);
+  void start_plan(FusionStep::Plan plan);
+  void end_exchange(Lock& lock);
+  void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
+  std::shared_ptr<Flight> pack(Lock& lock, Batch batch);
+  void watch(const std::shared_ptr<Flight>& flight);
+  void land(const std::shared_ptr<Flight>& flight);
+  bool help(Lock& lock, Ticket ticket, Instant until);
+  void go_alone(Lock& lock, std::span<const Ticket> tickets);
+  void end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status);
+  void break_down(Lock& lock, const Status& status);
+  Status explained(const Status& status, std::span<const Ticket> tickets) const;
+  void free_name(Record& record);
+  void stop_driving(Lock& lock);
+
+  const std::shared_ptr<runtime::Communicator> runtime_;
+  const GroupId group_;
+  const FusionSettings settings_;
+  const GoAlone go_alone_;
+  BucketMemory memory_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;       // a ticket, or the driver's turn
+  std::condition_variable background_;  // something for the background thread
+  // Guarded by mutex_, all below.
+  FusionEngine engine_;
+  std::unordered_map<Ticket, Record> records_;
+  std::unordered_map<std::string, Ticket> names_;
+  std::optional<Exchange> exchange_;
+  std::vector<std::shared_ptr<Flight>> flights_;
+  std::thread thread_;
+  Instant background_until_ = Instant::max();  ///< What the background thread sleeps until.
+  Ticket next_ticket_;
+  std::size_t waiters_ = 0;
+  bool is_driven_ = false;
+  bool background_sleeps_ = false;
+  bool is_closed_ = false;
+};
+
+}  // namespace herring::collectives
