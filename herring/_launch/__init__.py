@@ -96,10 +96,11 @@ def _keep(args: argparse.Namespace, extra: dict[str, str], places: Where | None,
         outputs.watch(fd)
     if places is not None:
         return _over_hosts(args, extra, places, outputs, control)
-    if is_in_background(os.getppid()):
+    front = os.getppid()
+    if os.isatty(0) and is_in_background(front):
         args.stdin = "none"  # What is typed is for the shell.
     job = Job(outputs, control, args.verbose)
-    with restored_terminal():
+    with restored_terminal(front):
         stage = {STAGE: args.stage} if args.stage else {}
         base = {**os.environ, **extra, **stage}
         code = _run_job(job, args, lambda: commands_of(args, base, here(args.num_proc, args.servers)))
@@ -147,9 +148,13 @@ def launch(args: argparse.Namespace) -> int:
             return _fail(problem)
         extra = settings_of(args)
         if args.output_filename:
+            args.output_filename = os.path.abspath(args.output_filename)
             Path(args.output_filename).mkdir(parents=True, exist_ok=True)
-        if places is None and args.wdir:
+        if args.wdir and places is None:
             os.chdir(args.wdir)
+            args.wdir = None
+        elif args.wdir:
+            args.wdir = os.path.abspath(args.wdir)
     except HerringError as error:
         return _fail(str(error))
     except OSError as error:

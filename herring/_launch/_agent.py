@@ -8,6 +8,7 @@ Its stdin and stdout are the connection (herring._launch._protocol). It is two p
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -40,6 +41,7 @@ from herring._version import __version__
 __all__ = ["main"]
 
 PING_S = 1.0
+READER_S = 1.0
 # Before herringrun has said how long its silence may be.
 _SILENCE_S = 120.0
 _LOOK_S = 0.5
@@ -52,8 +54,10 @@ _PIECE = 1 << 20
 class Requests:
     """The keeper's signals, and what herringrun says."""
 
-    def __init__(self, control: Control, reader: int, streams: Streams) -> None:
+    def __init__(self, control: Control, reader: int, writer: Writer, streams: Streams) -> None:
         self._control = control
+        self._writer = writer
+        self._next_ping = 0.0
         self._reader = reader
         self._streams = streams
         self._decoder = Decoder(awaits_magic=False)
@@ -76,8 +80,12 @@ class Requests:
                     numbers.append(int(fields_of(body)["number"]))
                 elif kind != Kind.PING:
                     self.frames.append((kind, body))
-        if time.monotonic() - self._heard > self.silence_s and not self.is_paused:
+        now = time.monotonic()
+        if now - self._heard > self.silence_s and not self.is_paused:
             raise EOFError
+        if now >= self._next_ping:  # Here, as whatever the agent waits for it asks for requests.
+            self._next_ping = now + PING_S
+            self._writer.put(message(Kind.PING))
         return numbers
 
     def await_resume(self) -> None:
@@ -100,7 +108,7 @@ class Agent:
     def __init__(self, control: Control, reader: int, writer: Writer) -> None:
         self._writer = writer
         self._streams = Streams(writer)
-        self._requests = Requests(control, reader, self._streams)
+        self._requests = Requests(control, reader, writer, self._streams)
         for fd in (*control.descriptors, reader):
             self._streams.watch(fd)
         self.job = Job(self._streams, self._requests, verbose=False)
@@ -109,7 +117,7 @@ class Agent:
         self._numbers: dict[Process, int] = {}
         self._stands: set[int] = set()
         self._stage: Path | None = None
-        self._next_ping = self._next_look = 0.0
+        self._next_look = 0.0
         self._done = False
 
     def serve(self) -> int:
@@ -127,7 +135,8 @@ class Agent:
             self._remove_stage(send=self._done)
         self._tell_ended()
         with contextlib.suppress(Interrupted):
-            self.job.finish_output(float("inf"))
+            # As herringrun's own: who has ended the job wants the prompt back, whoever reads or not.
+            self.job.finish_output(math.inf if self._done else READER_S)
         self._writer.put(message(Kind.BYE))
         while self._writer.size:
             with contextlib.suppress(Interrupted):
@@ -145,9 +154,6 @@ class Agent:
         if now >= self._next_look and not self._requests.is_paused:
             self._next_look = now + _LOOK_S
             self._tell_stopped(now)
-        if now >= self._next_ping:
-            self._next_ping = now + PING_S
-            self._writer.put(message(Kind.PING))
 
     def _tell_ended(self) -> None:
         for process, number in list(self._numbers.items()):

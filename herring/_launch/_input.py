@@ -18,18 +18,27 @@ _READ = 1 << 16
 _GROUP, _FOREGROUND = 2, 5  # In /proc/N/stat, counted from the state.
 
 
-def is_in_background(pid: int) -> bool:
-    """Whether the process has a terminal in whose foreground it is not: what is typed there is not meant for it."""
+def _groups(pid: int) -> tuple[int, int]:
+    """The process's group, and the one in the foreground of its terminal; -1: it has none, or is gone."""
     try:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
-        return int(fields[_FOREGROUND]) > 0 and fields[_FOREGROUND] != fields[_GROUP]
+        return int(fields[_GROUP]), int(fields[_FOREGROUND])
     except (OSError, IndexError, ValueError):
-        return False
+        return -1, -1
+
+
+def is_in_background(pid: int) -> bool:
+    """Whether the process has a terminal in whose foreground it is not: what is typed there is not meant for it."""
+    own, foreground = _groups(pid)
+    return foreground > 0 and foreground != own
 
 
 @contextlib.contextmanager
-def restored_terminal() -> Iterator[None]:
-    """A terminal is afterwards as it was: rank 0 may be killed while it reads one with other settings (a debugger)."""
+def restored_terminal(front: int) -> Iterator[None]:
+    """A terminal is afterwards as it was: rank 0 may be killed while it reads one with other settings (a debugger).
+
+    Only while the process `front` is in its foreground: else the settings are another program's.
+    """
     try:
         before = termios.tcgetattr(0)
     except termios.error:
@@ -38,8 +47,10 @@ def restored_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):
-            termios.tcsetattr(0, termios.TCSANOW, before)
+        own, foreground = _groups(front)
+        if own == foreground and own > 0:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 class Input:

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from pathlib import Path
 
 import emulated
 import pytest
-from launcher import is_alive, wait_for
+import test_elastic
+from launcher import is_alive, state_of, wait_for
 from surroundings import clean_environment
 from test_launcher import FAMILY, all_are_gone, find_keeper, pids_of
 from test_launcher_output import read_until
@@ -236,6 +238,39 @@ def test_a_login_that_talks_is_no_agent_but_does_no_harm(hosts, launches):
     assert (done[0], sorted(done[1].split()), done[2]) == (0, ["0", "1"], "")
 
 
+def test_a_reader_that_pauses_loses_no_host_and_nothing_of_the_end(hosts, launches):
+    """`| less` is left alone for longer than a host may be silent, while the job ends."""
+    code = "os.write(1, b'x' * 3_000_000 + b'\\n')"
+    job = launches.start(code, *over(hosts, 1, 1), env={"HERRING_DEAD_AFTER_S": "0.3", "HERRING_HEARTBEAT_S": "0.1"})
+    time.sleep(4)
+    out, err = job.communicate(timeout=30)
+    assert (job.returncode, err) == (0, b"")
+    assert [len(line) for line in out.splitlines()] == [3_000_000] * 2
+
+
+def test_a_reader_that_pauses_does_not_stop_ctrl_c_over_hosts(hosts, launches):
+    job = launches.start("mark('')\nwhile True: os.write(1, b'y' * 99 + b'\\n')", *over(hosts, 1, 1))
+    launches.marks(2)
+    time.sleep(1)
+    begun = time.monotonic()
+    os.kill(job.pid, signal.SIGINT)
+    wait_for(lambda: state_of(job.pid) in ("Z", ""), 6, "end of herringrun")
+    job.communicate(timeout=10)
+    assert job.returncode == -signal.SIGINT
+    assert time.monotonic() - begun < 6
+
+
+def test_folders_are_those_of_the_command_line(hosts, launches):
+    """Relative ones begin where herringrun was started."""
+    (launches.folder / "sub").mkdir()
+    for options in ([], over(hosts, 1, 1)):
+        code = "print(os.path.basename(os.getcwd()))"
+        more = ["--wdir", "sub", "--output-filename", "logs"]
+        status, out, err = launches.run(code, *options, *more)
+        assert (status, out.split(), err) == (0, ["sub", "sub"], "")
+    assert (launches.folder / "logs" / "rank.1" / "stdout").read_text() == "sub\nsub\n"
+
+
 def test_who_stands_still_is_named_with_its_host(hosts, launches):
     code = "mark(os.getpid())\nif rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\nwait_for_go()"
     job = launches.start(code, *over(hosts, 1, 1), env={"HERRING_DEAD_AFTER_S": "1.2"}, stderr=-1)
@@ -301,6 +336,48 @@ def test_an_elastic_job_goes_on_without_a_host(hosts, launches):
     assert job.returncode == 0, err.decode()
     assert out.decode().split() == ["seen", "[2.0,", "1.0]"]
     assert "rank 1 was lost with its host" in err.decode()
+
+
+def test_a_worker_is_started_again_on_its_host(hosts, launches):
+    options = [*over(hosts, 1, 1), "--elastic", "--restart-workers", "1", "-x", "HERRING_INTERFACE=eth0", "--verbose"]
+    grow = [sys.executable, test_elastic.__file__, "grow", str(launches.folder / "killed"), "2"]
+    status, out, err = launches.run("", *options, "-x", "HERRING_DEAD_AFTER_S=1.5", program=grow)
+    assert status == 0, err
+    assert out.count("is whole again with 2") == 2
+    assert len(re.findall(rf"rank 1 is process \d+ on {hosts.addresses[1]}", err)) == 2
+    assert "it is started again" in err
+
+
+def test_a_server_that_dies_is_replaced_by_the_other_and_comes_back(hosts, launches):
+    code = """
+import numpy, herring, os, signal, time
+herring.init()
+rank = int(os.environ["RANK"])
+for step in range(300):
+    assert float(herring.allreduce(numpy.ones(1000, numpy.float32), op="sum")[0]) == 2.0
+    if step == 20: open(f"mark-{rank}.txt", "w").close()
+    time.sleep(0.005)
+herring.shutdown()
+print("done")
+"""
+    options = [*over(hosts, 1, 1), "--server-hosts", f"{hosts.addresses[2]}:2", "--restart-servers", "1", "--verbose"]
+    program = [sys.executable, "-c", code]
+    job = launches.start("", *options, "-x", "HERRING_INTERFACE=eth0", program=program, stderr=subprocess.STDOUT)
+    launches.marks(2)
+    shown = []
+    for line in job.stdout:
+        shown.append(line.decode())
+        match = re.match(r"herringrun: server 1 is process (\d+) on", shown[-1])
+        if match:
+            os.kill(int(match[1]), signal.SIGKILL)
+            break
+    rest, _ = job.communicate(timeout=60)
+    text = "".join(shown) + rest.decode()
+    assert job.returncode == 0, text
+    assert text.count("done") == 2
+    assert "server 1 (" in text
+    assert "the job goes on with" in text
+    assert len(re.findall(rf"server 1 is process \d+ on {hosts.addresses[2]}", text)) == 2
 
 
 WORK = """
