@@ -85,7 +85,12 @@ class _Refused(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="herring-horovodrun", description=DESCRIPTION, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="herring-horovodrun",
+        usage="herring-horovodrun [options] program [arguments ...]",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+    )
     parser.set_defaults(noted=[])
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"herring {__version__}")
@@ -93,13 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     add("-np", "--num-proc", type=int, metavar="N", help="number of workers")
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="the workers' hosts")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file: `HOST slots=N` on each line")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="sshd's port")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="ssh's private key")
-    add("--start-timeout", type=float, metavar="S", help="seconds for all hosts to answer")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of sshd")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+    add("--start-timeout", type=float, metavar="S", help="how long to wait for all hosts to answer, in seconds")
     add("--network-interfaces", "--network-interface", metavar="NAME", help="the interface to use (HERRING_INTERFACE)")
     add("--output-filename", metavar="FOLDER", help="also write output to FOLDER/rank.N/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and how it ended")
-    add("--gloo", action="store_true", help="taken, and without meaning")
+    add("--gloo", action="store_true", help="accepted, and ignored")
     add("--timeline-filename", metavar="FILE", help="rank 0 writes a Chrome trace (HOROVOD_TIMELINE)")
     add(
         "--stall-check-shutdown-time-seconds",
@@ -107,14 +112,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="deadline of an operation (HERRING_TIMEOUT_S)",
     )
-    add("--log-level", type=str.upper, choices=sorted(_LOG), help="HERRING_LOG")
+    add("--log-level", type=str.upper, choices=sorted(_LOG), help="what Herring logs (HERRING_LOG)")
     elastic = parser.add_argument_group("elastic jobs")
-    elastic.add_argument("--min-np", "--min-num-proc", dest="min_np", type=int, metavar="M", help="fewest workers")
-    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="no more than -np")
+    elastic.add_argument(
+        "--min-np",
+        "--min-num-proc",
+        dest="min_np",
+        type=int,
+        metavar="M",
+        help="end the job when fewer than M workers are left",
+    )
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="at most -np")
     elastic.add_argument(
         "--slots-per-host", type=int, metavar="N", help="slots of a host that is named without a number"
     )
-    elastic.add_argument("--reset-limit", type=int, metavar="R", help="so many workers may be lost, in all")
+    elastic.add_argument("--reset-limit", type=int, metavar="R", help="end the job when more than R workers have died")
     for names, action in ((_NO_MEANING, _Noted), (_REFUSED, _Refused)):
         for name in names:
             add(name.rstrip("!"), action=action, nargs=0 if name.endswith("!") else None, help=argparse.SUPPRESS)

@@ -35,6 +35,7 @@ _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="herringrun",
+        usage="herringrun [options] -np N program [arguments ...]\n       herringrun [options] -H HOST:SLOTS,... program [arguments ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,7 +43,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--version", action="version", version=f"herringrun {__version__}")
-    add("-np", "-n", "--num-proc", type=int, metavar="N", help="number of workers (with -H: as many as slots)")
+    add(
+        "-np",
+        "-n",
+        "--num-proc",
+        type=int,
+        metavar="N",
+        help="number of workers (default with -H: the number of slots)",
+    )
     add(
         "--servers",
         type=int,
@@ -50,21 +58,33 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="server processes (default 0: servers are inside the workers)",
     )
-    add("--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)")
-    add("--min-workers", type=int, default=1, metavar="M", help="--elastic: with fewer the job ends (default 1)")
+    add("--elastic", action="store_true", help="keep training when a worker dies (docs/reliability.md)")
+    add(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="--elastic: end the job when fewer than M workers are left (default 1)",
+    )
     add(
         "--restart-workers",
         type=int,
         default=0,
         metavar="R",
-        help="--elastic: start a worker that died again, so often in all (default 0)",
+        help="--elastic: restart workers that die, at most R times in the whole job (default 0)",
+    )
+    add(
+        "--reset-limit",
+        type=int,
+        metavar="R",
+        help="--elastic: end the job when more than R workers have died (default: no limit)",
     )
     add(
         "--restart-servers",
         type=int,
         default=0,
         metavar="R",
-        help="start a server that died again, so often in all (default 0); training goes on meanwhile",
+        help="restart servers that die, at most R times in the whole job (default 0); training goes on meanwhile",
     )
     add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
     add(
@@ -84,12 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
     add("--verbose", action="store_true", help="say what is started and how it ended")
     _add_hosts(parser.add_argument_group("several hosts"))
-    add(
-        "--reset-limit",
-        type=int,
-        metavar="R",
-        help="--elastic: end the job when more than R workers have been lost, in all (default: no limit)",
-    )
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
     return parser
 
@@ -102,7 +116,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         "--hosts",
         dest="hosts",
         metavar="HOST:SLOTS,...",
-        help="the workers' hosts; ranks fill them in order",
+        help="the workers' hosts; ranks fill them in this order",
     )
     add(
         "--hostfile",
@@ -112,14 +126,28 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         help="the same from a file: `HOST slots=N` on each line, # begins a comment",
     )
     add("--slots-per-host", type=int, metavar="N", help="slots of a host that is named without a number (default 1)")
-    add("--server-hosts", metavar="HOST[:N],...", help="hosts that run server processes, one each or N")
+    add("--server-hosts", metavar="HOST[:N],...", help="hosts that run server processes: one each, or N")
     add("--server-hostfile", metavar="FILE", help="the same from a file")
-    add("--rsh", metavar="COMMAND", help="what starts a command on a host instead of ssh: COMMAND HOST WORD")
-    add("--ssh-port", "-p", type=int, metavar="PORT", help="sshd's port")
-    add("--ssh-identity-file", "-i", metavar="FILE", help="ssh's private key")
-    add("--python", metavar="PATH", help="the Python on the hosts that has Herring (default: the same path as here)")
-    add("--master-addr", metavar="ADDRESS", help="how other hosts find worker 0's (default: its name in -H)")
-    add("--start-timeout", type=float, default=60, metavar="S", help="seconds for all hosts to answer (default 60)")
+    add(
+        "--rsh",
+        metavar="COMMAND",
+        help="use this instead of ssh; it is called as COMMAND HOST LINE, where LINE is for a shell",
+    )
+    add("--ssh-port", "-p", type=int, metavar="PORT", help="the port of sshd")
+    add("--ssh-identity-file", "-i", metavar="FILE", help="the private key for ssh")
+    add("--python", metavar="PATH", help="the Python on the hosts (default: the path of the one that runs herringrun)")
+    add(
+        "--master-addr",
+        metavar="ADDRESS",
+        help="the address of worker 0's host, as the other hosts know it (default: its name in -H)",
+    )
+    add(
+        "--start-timeout",
+        type=float,
+        default=60,
+        metavar="S",
+        help="how long to wait for all hosts to answer, in seconds (default 60)",
+    )
     add("--stage", help=argparse.SUPPRESS)
 
 
