@@ -17,6 +17,8 @@ __all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_o
 DESCRIPTION = (
     "Runs a training script in several processes, on this machine or on several, averaging gradients with Herring."
 )
+USAGE = """herringrun [options] -np N program [arguments ...]
+       herringrun [options] -H HOST:SLOTS,... program [arguments ...]"""
 EPILOG = """\
 examples:
   herringrun -np 4 python train.py
@@ -35,7 +37,7 @@ _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="herringrun",
-        usage="herringrun [options] -np N program [arguments ...]\n       herringrun [options] -H HOST:SLOTS,... program [arguments ...]",
+        usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
