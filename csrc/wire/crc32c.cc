@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/processor.h"
 #include "wire/header.h"
 
 #if defined(__x86_64__)
@@ -10,8 +11,6 @@
 #define HERRING_CRC32C_TARGET __attribute__((target("sse4.2")))
 #elif defined(__aarch64__)
 #include <arm_acle.h>
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 #define HERRING_CRC32C_TARGET __attribute__((target("+crc")))
 #endif
 
@@ -127,14 +126,7 @@ std::uint32_t crc32c_table(std::span<const std::byte> bytes, std::uint32_t seed)
 
 #if defined(HERRING_CRC32C_TARGET)
 
-bool has_crc32c_hardware() noexcept {
-#if defined(__x86_64__)
-  static const bool has = __builtin_cpu_supports("sse4.2") != 0;
-#else
-  static const bool has = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-#endif
-  return has;
-}
+bool has_crc32c_hardware() noexcept { return has_crc32c_instruction(); }
 
 HERRING_CRC32C_TARGET std::uint32_t crc32c_hardware(std::span<const std::byte> bytes, std::uint32_t seed) noexcept {
   std::uint64_t crc = ~seed;

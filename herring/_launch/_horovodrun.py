@@ -21,8 +21,6 @@ DESCRIPTION = "Takes horovodrun's options and starts the job with Herring: see h
 # Options with a value, and flags, that change nothing for Herring; why.
 _FIXED = "Herring decides this by itself"
 _NO_MEANING: dict[str, str] = {
-    "--fusion-threshold-mb": "Herring sends what is ready together; HERRING_BUCKET_BYTES is the size of its parts",
-    "--cycle-time-ms": "Herring has no cycles: an operation starts when it is called",
     "--cache-capacity": "Herring has no response cache",
     "--disable-cache!": "herring-horovodrun caches nothing",
     "--hierarchical-allreduce!": "ranks of one host always reduce in shared memory first",
@@ -36,8 +34,8 @@ _NO_MEANING: dict[str, str] = {
     "--autotune-steps-per-sample": "Herring has no autotuning",
     "--autotune-bayes-opt-max-samples": "Herring has no autotuning",
     "--autotune-gaussian-process-noise": "Herring has no autotuning",
-    "--timeline-mark-cycles!": "Herring has no cycles",
-    "--no-timeline-mark-cycles!": "Herring has no cycles",
+    "--timeline-mark-cycles!": "cycles are not marked",
+    "--no-timeline-mark-cycles!": "cycles are not marked",
     "--stall-check!": "an operation that stalls is an error after HERRING_TIMEOUT_S",
     "--no-stall-check!": "an operation that stalls is an error after HERRING_TIMEOUT_S",
     "--stall-check-warning-time-seconds": "an operation that stalls is an error after HERRING_TIMEOUT_S",
@@ -112,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="deadline of an operation (HERRING_TIMEOUT_S)",
     )
+    add("--fusion-threshold-mb", type=int, metavar="MB", help="HERRING_FUSION_BYTES; 0: each tensor by itself")
+    add("--cycle-time-ms", type=float, metavar="MS", help="HERRING_FUSION_CYCLE_MS, rounded")
     add("--log-level", type=str.upper, choices=sorted(_LOG), help="what Herring logs (HERRING_LOG)")
     elastic = parser.add_argument_group("elastic jobs")
     elastic.add_argument(
@@ -185,6 +185,15 @@ def herringrun_arguments(args: argparse.Namespace) -> list[str]:
         result += ["-x", f"HOROVOD_TIMELINE={args.timeline_filename}"]
     if args.stall_check_shutdown_time_seconds:
         result += ["-x", f"HERRING_TIMEOUT_S={args.stall_check_shutdown_time_seconds:g}"]
+    if args.fusion_threshold_mb is not None:
+        result += [
+            "-x",
+            f"HERRING_FUSION_BYTES={args.fusion_threshold_mb}MB"
+            if args.fusion_threshold_mb
+            else "HERRING_FUSION_BYTES=0",
+        ]
+    if args.cycle_time_ms is not None:
+        result += ["-x", f"HERRING_FUSION_CYCLE_MS={round(args.cycle_time_ms)}"]
     if args.log_level is not None:
         result += ["-x", f"HERRING_LOG={_LOG[args.log_level]}"]
     return [*result, *_elastic(args), "--", *args.command[args.command[:1] == ["--"] :]]

@@ -60,6 +60,31 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="server processes (default 0: servers are inside the workers)",
     )
+    _add_elastic(parser)
+    add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
+    add(
+        "--output-filename",
+        metavar="FOLDER",
+        help="also write what each process prints to FOLDER/rank.N/stdout and stderr, on this machine",
+    )
+    add(
+        "-x",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for every process (repeatable); without a value: as it is set here",
+    )
+    add("--stdin", choices=("0", "none"), default="0", help="who reads herringrun's stdin: rank 0 (default) or nobody")
+    add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
+    add("--verbose", action="store_true", help="say what is started and how it ended")
+    _add_hosts(parser.add_argument_group("several hosts"))
+    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
+    return parser
+
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--elastic", action="store_true", help="keep training when a worker dies (docs/reliability.md)")
     add(
         "--min-workers",
@@ -88,26 +113,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="R",
         help="restart servers that die, at most R times in the whole job (default 0); training goes on meanwhile",
     )
-    add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
-    add(
-        "--output-filename",
-        metavar="FOLDER",
-        help="also write what each process prints to FOLDER/rank.N/stdout and stderr, on this machine",
-    )
-    add(
-        "-x",
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable for every process (repeatable); without a value: as it is set here",
-    )
-    add("--stdin", choices=("0", "none"), default="0", help="who reads herringrun's stdin: rank 0 (default) or nobody")
-    add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
-    add("--verbose", action="store_true", help="say what is started and how it ended")
-    _add_hosts(parser.add_argument_group("several hosts"))
-    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
-    return parser
 
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:

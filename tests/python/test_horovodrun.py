@@ -22,6 +22,10 @@ FOLLOWED = {
     "-np 2 --timeline-filename t.json": "-np 2 -x HOROVOD_TIMELINE=t.json",
     "-np 2 --stall-check-shutdown-time-seconds 90": "-np 2 -x HERRING_TIMEOUT_S=90",
     "-np 2 --log-level DEBUG --gloo": "-np 2 -x HERRING_LOG=debug",
+    "-np 2 --fusion-threshold-mb 32 --cycle-time-ms 3.6": (
+        "-np 2 -x HERRING_FUSION_BYTES=32MB -x HERRING_FUSION_CYCLE_MS=4"
+    ),
+    "-np 2 --fusion-threshold-mb 0": "-np 2 -x HERRING_FUSION_BYTES=0",
     "-np 4 --min-np 2 --reset-limit 3": "-np 4 --elastic --min-workers 2 --reset-limit 3",
     "-np 4 --min-np 2 --max-np 4 --slots-per-host 2 -H a,b": (
         "--hosts a,b --slots-per-host 2 -np 4 --elastic --min-workers 2"
@@ -40,7 +44,10 @@ def test_what_is_followed(given):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--fusion-threshold-mb 32 --cycle-time-ms 3.5", ["--fusion-threshold-mb", "--cycle-time-ms", "no cycles"]),
+        (
+            "--cache-capacity 32 --timeline-mark-cycles",
+            ["--cache-capacity", "--timeline-mark-cycles", "cycles are not marked"],
+        ),
         ("--autotune --autotune-log-file a", ["--autotune, --autotune-log-file: ignored", "no autotuning"]),
         ("--no-stall-check", ["HERRING_TIMEOUT_S"]),
         ("--mpi", ["ssh"]),
@@ -82,7 +89,7 @@ def test_what_is_refused_names_another_way(given, words):
 def test_it_starts_a_job():
     code = "import os; print(os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'], os.environ['HOROVOD_LOCAL_SIZE'])"
     done = subprocess.run(
-        [*HOROVODRUN, "-np", "2", "--cycle-time-ms", "1", sys.executable, "-S", "-c", code],
+        [*HOROVODRUN, "-np", "2", "--cache-capacity", "1", sys.executable, "-S", "-c", code],
         env=clean_environment(),
         capture_output=True,
         text=True,
@@ -91,7 +98,7 @@ def test_it_starts_a_job():
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[rank 0] 0 2 2", "[rank 1] 1 2 2"]
-    assert done.stderr.startswith("herring-horovodrun: --cycle-time-ms: ignored: ")
+    assert done.stderr.startswith("herring-horovodrun: --cache-capacity: ignored: ")
 
 
 def test_more_workers_lost_than_the_limit_end_the_job(launches):

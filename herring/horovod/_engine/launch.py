@@ -14,6 +14,21 @@ from typing import Any
 from herring._errors import HerringError, InvalidArgumentError, UnavailableError
 
 _FUNCTION, _RESULT = "function", "result-{}"
+# herringrun's options for arguments of run().
+_OPTIONS = {
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "output_filename": "--output-filename",
+    "executable": "--python",
+    "servers": "--servers",
+    "server_hosts": "--server-hosts",
+    "rsh": "--rsh",
+}
 _CALL = f"from {__name__} import call; call()"
 
 
@@ -51,8 +66,7 @@ def run(
     """What func(*args, **kwargs) returned in each of `num_proc` (`np`) processes, by rank; func calls hvd.init().
 
     Args:
-        func: Can be pickled (by cloudpickle, where it is installed), and so can its arguments and what it returns. It
-            travels to other hosts over ssh, and the results come back that way.
+        func: Pickled (by cloudpickle, where it is installed), as its arguments and results are; they travel over ssh.
         num_proc, np: Number of processes: 1, or as many as the hosts have slots.
         min_num_proc, min_np: An elastic job, which goes on with so many; the results are those of the ranks that
             finished.
@@ -69,42 +83,38 @@ def run(
     Raises HerringError with the exit code where a process failed (its own error is on stderr), InvalidArgumentError for
     arguments that cannot be, UnavailableError for `mpi_args`.
     """
+    given = dict(locals())
     if mpi_args:
         raise UnavailableError(
             "herring.horovod.run does not start mpirun (mpi_args): start the script with mpirun itself"
         )
-    count, least, most = num_proc or np, min_num_proc or min_np, max_num_proc or max_np
-    for name, value in (("np", num_proc if np is None else np), ("min_np", least), ("max_np", most)):
+    count = _count(
+        {"np": num_proc if np is None else np, "min_np": min_num_proc or min_np, "max_np": max_num_proc or max_np}
+    )
+    is_here = hosts is None and hostfile is None
+    options = {
+        "-np": count["np"] if count["np"] is not None or not is_here else count["min_np"] or 1,
+        "--min-workers": count["min_np"],
+        **{option: given[name] for name, option in _OPTIONS.items()},
+    }
+    command = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    command += ["--elastic"] * bool(count["min_np"] or count["max_np"]) + ["--verbose"] * bool(verbose)
+    interface = network_interfaces or network_interface
+    command += ["-x", f"HERRING_INTERFACE={interface}"] if interface else []
+    return _run(command, executable or sys.executable, (func, tuple(args), dict(kwargs or {})))
+
+
+def _count(numbers: dict[str, int | None]) -> dict[str, int | None]:
+    """The numbers, as they are; raises InvalidArgumentError for what cannot be."""
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise InvalidArgumentError(f"{name} is {value}; at least one process is needed")
-    if count is None and hosts is None and hostfile is None:
-        count = least or 1
+    most, count = numbers["max_np"], numbers["np"]
     if most is not None and count is not None and most > count:
         raise InvalidArgumentError(
             f"max_np is {most} and np is {count}: no more than np are started; set np to the most"
         )
-    options = {
-        "-np": count,
-        "-H": hosts,
-        "--hostfile": hostfile,
-        "--slots-per-host": slots,
-        "--min-workers": least,
-        "--reset-limit": reset_limit,
-        "--start-timeout": start_timeout,
-        "--ssh-port": ssh_port,
-        "--ssh-identity-file": ssh_identity_file,
-        "--output-filename": output_filename,
-        "--python": executable,
-        "--servers": servers,
-        "--server-hosts": server_hosts,
-        "--rsh": rsh,
-    }
-    command = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    command += ["--elastic"] if least is not None or most is not None else []
-    command += ["--verbose"] if verbose else []
-    interface = network_interfaces or network_interface
-    command += ["-x", f"HERRING_INTERFACE={interface}"] if interface else []
-    return _run(command, executable or sys.executable, (func, tuple(args), dict(kwargs or {})))
+    return numbers
 
 
 def _run(options: list[str], python: str, task: Any) -> list[Any]:
