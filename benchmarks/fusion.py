@@ -4,8 +4,8 @@
     herringrun -np 2 --servers 2 python benchmarks/fusion.py
     sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/fusion.py
 
-Milliseconds of a step, medians over the steps; contenders take turns, every step is checked. Fused by hand: torch.cat, one
-all-reduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands of calls a second.
+Milliseconds of a step, medians over the steps; contenders take turns, every step is checked. Fused by hand: torch.cat,
+one all-reduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands of calls a second.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Step = Callable[[], None]
 
 def shapes_of(case: str) -> list[int]:
     """Numbers of elements of float32 tensors: "1000x4KB", or the parameters of a model, last first."""
-    if "x" in case and case.split("x")[0].isdigit():
-        count, size = case.split("x")
+    count, _, size = case.partition("x")
+    if count.isdigit():
         unit = {"KB": 1 << 10, "MB": 1 << 20}[size[-2:]]
         return [int(float(size[:-2]) * unit) // 4] * int(count)
     layers = [layer for layer in MODELS[case]().layers if not layer.is_frozen]

@@ -302,10 +302,12 @@ class Runtime:
         timeout: float | None = None,
         is_waited_for: bool = False,
         backup: bool = False,
+        digest: int = 0,
     ) -> Work:
         """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place.
 
         is_waited_for: wait() is called at once; the calling thread then moves the data itself.
+        digest: Of something else that all ranks must agree about.
         """
 
     def run(

@@ -192,13 +192,14 @@ void bind_operations(py::class_<PyRuntime>& type) {
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
              const py::object& op, std::uint32_t root, std::uint32_t group, const py::object& name,
-             std::optional<double> timeout, bool is_waited_for, bool backup) {
-            return submit(self.owned.get(),
-                          {collective, input, output, op, root, group, name_of(name), timeout, is_waited_for, backup});
+             std::optional<double> timeout, bool is_waited_for, bool backup, std::uint64_t digest) {
+            return submit(self.owned.get(), {collective, input, output, op, root, group, name_of(name), timeout,
+                                             is_waited_for, backup, digest});
           },
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
-          py::arg("timeout") = py::none(), py::arg("is_waited_for") = false, py::arg("backup") = false)
+          py::arg("timeout") = py::none(), py::arg("is_waited_for") = false, py::arg("backup") = false,
+          py::arg("digest") = 0)
       .def(
           "send",
           [](const PyRuntime& self, const py::object& data, std::uint32_t to, std::uint64_t tag, std::uint32_t group,

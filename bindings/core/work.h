@@ -35,6 +35,7 @@ struct SubmitArguments {
   std::optional<double> timeout;
   bool is_waited_for = false;
   bool has_backup = false;
+  std::uint64_t digest = 0;  ///< Of something else that ranks must agree about; 0: nothing.
 };
 
 /// A message to or from one rank of a group; see runtime::Send and runtime::Receive.

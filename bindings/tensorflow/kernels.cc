@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -6,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/tensorflow/composed.h"
 #include "bindings/tensorflow/pending.h"
 #include "bindings/tensorflow/tf_c_api.h"
 
@@ -13,7 +15,8 @@
 ///
 ///   token = HerringBegin()               stateful: a call in a graph is in its place, and nothing after it is constant
 ///   handle = HerringSubmit(value, token) starts one operation and does not wait
-///   results = HerringWait(handles)       stateful: waits for all of them
+///   results = HerringWait(handles)       stateful: waits for all of them, starts the further steps of those that have
+///   some number = HerringPlace()              stateful: rank, size and so on, when the graph runs
 ///
 /// TensorFlow runs stateful operations of a graph one after the other, in the order of the program, and others when
 /// their inputs are there. So gradients are submitted as they come out of the backward pass, and calls end in the same
@@ -88,7 +91,9 @@ struct Settings {
   std::string name;
   Collective collective = Collective::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
-  std::uint32_t root = 0;
+  std::uint32_t root = 0;  ///< Within the group.
+  std::uint32_t group = 0;
+  bool has_key = false;  ///< Ranks find the operation by its key, also without a name (Horovod's).
 };
 
 std::string string_attr(TF_OpKernelConstruction* context, const char* attr, TF_Status* status) {
@@ -110,74 +115,118 @@ std::int64_t number_attr(TF_OpKernelConstruction* context, const char* attr, TF_
 void* create_submit(TF_OpKernelConstruction* context) {
   auto settings = std::make_unique<Settings>();
   const TfStatus status = new_status();
+  const auto number = [&](const char* attr) {
+    return is_ok(status) ? number_attr(context, attr, status.get()) : std::int64_t{0};
+  };
   settings->name = string_attr(context, "tensor_name", status.get());
-  if (is_ok(status)) {
-    settings->collective = static_cast<Collective>(number_attr(context, "collective", status.get()));
-  }
-  if (is_ok(status)) settings->reduce = static_cast<ReduceOp>(number_attr(context, "reduce", status.get()));
-  if (is_ok(status)) settings->root = static_cast<std::uint32_t>(number_attr(context, "root", status.get()));
+  settings->collective = static_cast<Collective>(number("collective"));
+  settings->reduce = static_cast<ReduceOp>(number("reduce"));
+  settings->root = static_cast<std::uint32_t>(number("root"));
+  settings->group = static_cast<std::uint32_t>(number("group"));
+  settings->has_key = number("has_key") != 0;
   if (!is_ok(status)) TF_OpKernelConstruction_Failure(context, status.get());
   return settings.release();
 }
 
 void delete_submit(void* settings) { delete static_cast<Settings*>(settings); }
 
-/// The operation that a node asks for, from the tensor that it has.
-runtime::Request request_of(const Settings& settings, const Pending& pending, DataType dtype) {
-  const TF_Tensor* input = pending.input.get();
-  const std::size_t bytes = TF_TensorByteSize(input);
+/// One step: what goes into the input's memory comes out in an output of its shape.
+void start_simple(const Settings& settings, const Call& call, Pending& pending) {
+  const std::vector<std::int64_t> shape = shape_of(pending.input.get());
+  pending.outputs.push_back(allocate(TF_TensorType(pending.input.get()), shape));
   runtime::Request request;
-  if (!settings.name.empty()) request.name = settings.name;
-  request.descriptor.collective = settings.collective;
-  request.descriptor.dtype = dtype;
-  request.descriptor.reduce = settings.reduce;
-  request.descriptor.root = settings.root;
-  request.descriptor.op_bytes = bytes;
-  const int dims = TF_NumDims(input);
-  if (dims <= static_cast<int>(kMaxDims)) {
-    request.descriptor.dims = static_cast<std::uint8_t>(dims);
-    for (int i = 0; i < dims; ++i) request.descriptor.shape[i] = static_cast<std::uint64_t>(TF_Dim(input, i));
-  } else {
-    request.descriptor.dims = 1;
-    request.descriptor.shape[0] = bytes / element_bytes(dtype);
+  request.group = call.members.group;
+  if (!call.wire_name.empty()) request.name = call.wire_name;
+  request.descriptor = describe(settings.collective, call.dtype, settings.reduce, settings.root, shape);
+  request.input = bytes_of(pending.input);
+  request.output = bytes_of(pending.outputs.back());
+  pending.works = {call.job->submit(request)};
+}
+
+void start(const Settings& settings, const Call& call, Pending& pending) {
+  switch (settings.collective) {
+    case Collective::kUnevenAllGather:
+      return start_all_gather(call, pending);
+    case Collective::kAllToAll:
+      return start_all_to_all(call, pending);
+    case Collective::kReduceScatter:
+      return start_reduce_scatter(call, settings.reduce, pending);
+    default:
+      return start_simple(settings, call, pending);
   }
-  request.input = {static_cast<const std::byte*>(TF_TensorData(input)), bytes};
-  request.output = {static_cast<std::byte*>(TF_TensorData(pending.output.get())), bytes};
-  return request;
+}
+
+Members members_of(const runtime::Communicator& job, std::uint32_t group) {
+  const auto ranks = Process::instance().group(group);
+  const auto place =
+      ranks ? std::find(ranks->begin(), ranks->end(), job.rank()) : std::vector<std::uint32_t>::const_iterator{};
+  if (!ranks || place == ranks->end()) {
+    throw Error(Code::kInvalidArgument,
+                "rank " + std::to_string(job.rank()) + " is not in process set " + std::to_string(group));
+  }
+  return {GroupId{group}, static_cast<std::uint32_t>(ranks->size()),
+          static_cast<std::uint32_t>(place - ranks->begin())};
+}
+
+/// Takes the input tensors and starts the operation.
+void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr<Pending>& pending) {
+  Call call;
+  call.job = Process::instance().job();
+  if (!call.job) {
+    throw Error(Code::kShutdown, "this process is in no job; call herring.tensorflow.init() before, in this process");
+  }
+  call.dtype = dtype;
+  call.wire_name = settings.name;
+  if (settings.has_key) {
+    call.members = members_of(*call.job, settings.group);
+    Keys& keys = Process::instance().keys();
+    Announcement announcement = keys.take(settings.group, settings.collective, settings.name);
+    announcement.reduce = settings.reduce;
+    announcement.dtype = dtype;
+    announcement.shape = shape_of(pending->input.get());
+    pending->in_flight = std::make_unique<InFlight>(keys, std::move(announcement));
+    pending->name = pending->in_flight->announcement().key;
+    call.wire_name = pending->in_flight->wire_name();
+    call.use = pending->in_flight->announcement().use;
+  }
+  start(settings, call, *pending);
+  // Who has joined takes part when it hears of it; what starts meanwhile does not wait for that.
+  if (pending->in_flight) Process::instance().keys().announce(pending->in_flight->announcement());
+}
+
+void fail_with(TF_OpKernelContext* context, const std::string& name, const std::exception& error, TF_Code code) {
+  fail(context, code, "herring: " + (name.empty() ? "" : "\"" + name + "\": ") + error.what());
 }
 
 void submit(void* kernel, TF_OpKernelContext* context) {
   const Settings& settings = *static_cast<Settings*>(kernel);
   const TfStatus status = new_status();
   const auto pending = std::make_shared<Pending>();
-  TF_Tensor* input = nullptr;
-  TF_GetInput(context, 0, &input, status.get());
-  if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
-  pending->input.reset(input);
+  // The value, then the splits where there are some; last comes what HerringBegin gave.
+  for (int i = 0; i + 1 < TF_NumInputs(context); ++i) {
+    TF_Tensor* input = nullptr;
+    TF_GetInput(context, i, &input, status.get());
+    if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
+    (i == 0 ? pending->input : pending->splits).reset(input);
+  }
   pending->name = settings.name;
-  const std::optional<DataType> dtype = dtype_of(TF_TensorType(input));
+  const TF_DataType type = TF_TensorType(pending->input.get());
+  const std::optional<DataType> dtype = dtype_of(type);
   if (!dtype) {
     return fail(context, TF_UNIMPLEMENTED,
                 "herring: " + std::string(name(settings.collective)) + " \"" + settings.name + "\": dtype " +
-                    std::to_string(TF_TensorType(input)) + " of TensorFlow is not served");
-  }
-  const std::shared_ptr<runtime::Communicator> job = Process::instance().job();
-  if (!job) {
-    return fail(context, TF_FAILED_PRECONDITION,
-                "herring: this process is in no job; call herring.tensorflow.init() before, in this process");
-  }
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(TF_NumDims(input)));
-  for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = TF_Dim(input, static_cast<int>(i));
-  pending->output.reset(
-      TF_AllocateTensor(TF_TensorType(input), sizes.data(), static_cast<int>(sizes.size()), TF_TensorByteSize(input)));
-  if (!pending->output) {
-    return fail(context, TF_RESOURCE_EXHAUSTED,
-                "herring: no memory for a result of " + std::to_string(TF_TensorByteSize(input)) + " bytes");
+                    std::to_string(type) + " of TensorFlow is not served");
   }
   TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get());
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
   const Tensor owned(handle);
-  pending->work = job->submit(request_of(settings, *pending, *dtype));
+  try {
+    submit_into(settings, *dtype, pending);
+  } catch (const Error& error) {
+    return fail_with(context, settings.name, error, code_of(error.status().code()));
+  } catch (const std::exception& error) {
+    return fail_with(context, settings.name, error, TF_RESOURCE_EXHAUSTED);
+  }
   const std::int64_t number = Process::instance().add(pending);
   std::memcpy(TF_TensorData(handle), &number, sizeof(number));
 }
@@ -185,45 +234,146 @@ void submit(void* kernel, TF_OpKernelContext* context) {
 void* create_nothing(TF_OpKernelConstruction*) { return nullptr; }
 void delete_nothing(void*) {}
 
+/// Why a call fails: the first reason ends all of it.
+struct Failure {
+  TF_Code code = TF_OK;
+  std::string text;
+
+  explicit operator bool() const { return code != TF_OK; }
+  void set(TF_Code why, const Pending& pending, const std::string& what) {
+    code = why;
+    text = "herring: " + (pending.name.empty() ? "" : "\"" + pending.name + "\": ") + what;
+  }
+};
+
+/// Waits for the current step and starts the next; false where there is none.
+bool advance(Pending& pending, Failure& failure) {
+  for (const auto& work : pending.works) work->wait(Instant::max());
+  for (const auto& work : pending.works) {
+    const Status outcome = work->status();
+    if (!outcome.is_ok()) {
+      failure.set(code_of(outcome.code()), pending, outcome.to_string());
+      return false;
+    }
+  }
+  if (!pending.next) return false;
+  pending.works.clear();
+  try {
+    std::exchange(pending.next, nullptr)(pending);
+  } catch (const Error& error) {
+    failure.set(code_of(error.status().code()), pending, error.status().to_string());
+  } catch (const std::exception& error) {
+    failure.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
+  }
+  return !failure;
+}
+
+/// All of them, step by step; where one has failed the others are let go.
+void finish(const std::vector<std::shared_ptr<Pending>>& all, Failure& failure) {
+  std::vector<std::shared_ptr<Pending>> open = all;
+  while (!open.empty()) {
+    std::vector<std::shared_ptr<Pending>> further;
+    for (const auto& pending : open) {
+      if (failure) {
+        drop(pending);
+      } else if (advance(*pending, failure)) {
+        further.push_back(pending);
+      }
+    }
+    open = std::move(further);
+  }
+}
+
 void wait(void*, TF_OpKernelContext* context) {
   const TfStatus status = new_status();
-  const int count = TF_NumInputs(context);
-  std::vector<std::shared_ptr<Pending>> all(static_cast<std::size_t>(count));
-  for (int i = 0; i < count; ++i) {
+  std::vector<std::shared_ptr<Pending>> all;
+  Failure failure;
+  for (int i = 0; i < TF_NumInputs(context); ++i) {
     TF_Tensor* handle = nullptr;
     TF_GetInput(context, i, &handle, status.get());
     if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
     const Tensor owned(handle);
     std::int64_t number = 0;
     std::memcpy(&number, TF_TensorData(handle), sizeof(number));
-    all[static_cast<std::size_t>(i)] = Process::instance().take(number);
-  }
-  std::string failed;
-  TF_Code code = TF_OK;
-  for (int i = 0; i < count; ++i) {
-    const std::shared_ptr<Pending>& pending = all[static_cast<std::size_t>(i)];
-    if (!pending) {
-      if (failed.empty()) failed = "herring: this operation was waited for before, or belonged to another job";
-      code = code == TF_OK ? TF_FAILED_PRECONDITION : code;
-      continue;
-    }
-    if (code != TF_OK) {  // The first failure ends the step.
-      drop(pending);
-      continue;
-    }
-    pending->work->wait(Instant::max());
-    if (const Status outcome = pending->work->status(); !outcome.is_ok()) {
-      code = code_of(outcome.code());
-      failed = "herring: " + (pending->name.empty() ? "" : "\"" + pending->name + "\": ") + outcome.to_string();
-      continue;
-    }
-    TF_SetOutput(context, i, pending->output.get(), status.get());
-    if (!is_ok(status)) {
-      code = TF_GetCode(status.get());
-      failed = TF_Message(status.get());
+    if (auto pending = Process::instance().take(number)) {
+      all.push_back(std::move(pending));
+    } else {
+      failure.set(TF_FAILED_PRECONDITION, {}, "this operation was waited for before, or belonged to another job");
     }
   }
-  if (code != TF_OK) fail(context, code, failed);
+  finish(all, failure);
+  int place = 0;
+  for (const auto& pending : all) {
+    for (const Tensor& output : pending->outputs) {
+      if (failure) break;
+      TF_SetOutput(context, place++, output.get(), status.get());
+      if (!is_ok(status)) failure.set(TF_GetCode(status.get()), *pending, TF_Message(status.get()));
+    }
+  }
+  if (failure) fail(context, failure.code, failure.text);
+}
+
+/// What HerringPlace tells. Numbers are those of herring/tensorflow/_ops.py.
+enum class Place : std::int64_t { kRank = 0, kSize = 1, kLocalRank = 2, kLocalSize = 3, kIncluded = 4 };
+
+struct PlaceSettings {
+  Place place = Place::kRank;
+  std::uint32_t group = 0;
+};
+
+void* create_place(TF_OpKernelConstruction* context) {
+  auto settings = std::make_unique<PlaceSettings>();
+  const TfStatus status = new_status();
+  settings->place = static_cast<Place>(number_attr(context, "place", status.get()));
+  if (is_ok(status)) settings->group = static_cast<std::uint32_t>(number_attr(context, "group", status.get()));
+  if (!is_ok(status)) TF_OpKernelConstruction_Failure(context, status.get());
+  return settings.release();
+}
+
+void delete_place(void* settings) { delete static_cast<PlaceSettings*>(settings); }
+
+/// Horovod's numbers for process sets that cannot be asked.
+constexpr std::int32_t kNotInitialized = -1;
+constexpr std::int32_t kUnknownSet = -3;
+
+std::int32_t place_of(const PlaceSettings& settings) {
+  const auto job = Process::instance().job();
+  const bool is_question = settings.place == Place::kIncluded;
+  if (!job) {
+    if (is_question) return kNotInitialized;
+    throw Error(Code::kShutdown, "this process is in no job; call init() before, in this process");
+  }
+  const auto ranks = Process::instance().group(settings.group);
+  if (!ranks) {
+    if (is_question) return kUnknownSet;
+    throw Error(Code::kInvalidArgument, "there is no process set " + std::to_string(settings.group));
+  }
+  const auto local = Process::instance().local();
+  switch (settings.place) {
+    case Place::kRank:
+      return static_cast<std::int32_t>(job->rank());
+    case Place::kSize:
+      return static_cast<std::int32_t>(ranks->size());
+    case Place::kLocalRank:
+      return static_cast<std::int32_t>(local ? local->first : job->local_rank());
+    case Place::kLocalSize:
+      return static_cast<std::int32_t>(local ? local->second : job->local_size());
+    case Place::kIncluded:
+      break;
+  }
+  return std::find(ranks->begin(), ranks->end(), job->rank()) != ranks->end() ? 1 : 0;
+}
+
+void place(void* kernel, TF_OpKernelContext* context) {
+  const TfStatus status = new_status();
+  const Tensor result(TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(std::int32_t), status.get()));
+  if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
+  try {
+    const std::int32_t value = place_of(*static_cast<PlaceSettings*>(kernel));
+    std::memcpy(TF_TensorData(result.get()), &value, sizeof(value));
+  } catch (const Error& error) {
+    fail_with(context, "", error, code_of(error.status().code()));
+  }
 }
 
 void begin(void*, TF_OpKernelContext* context) {
@@ -259,10 +409,17 @@ void serve(const char* op, void* (*create)(TF_OpKernelConstruction*), void (*com
 [[maybe_unused]] const bool kIsRegistered = [] {
   define("HerringBegin", true, {}, "token: int64", {});
   define("HerringSubmit", false, {"value: T", "token: int64"}, "handle: int64",
-         {"T: type", "tensor_name: string", "collective: int", "reduce: int", "root: int"});
+         {"T: type", "tensor_name: string", "collective: int", "reduce: int", "root: int", "group: int = 0",
+          "has_key: int = 0"});
+  define("HerringSubmitSplits", false, {"value: T", "splits: S", "token: int64"}, "handle: int64",
+         {"T: type", "S: {int32, int64}", "tensor_name: string", "collective: int", "reduce: int", "root: int",
+          "group: int = 0", "has_key: int = 0"});
+  define("HerringPlace", true, {}, "number: int32", {"place: int", "group: int = 0"});
   define("HerringWait", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
   serve("HerringBegin", &create_nothing, &begin, &delete_nothing);
   serve("HerringSubmit", &create_submit, &submit, &delete_submit);
+  serve("HerringSubmitSplits", &create_submit, &submit, &delete_submit);
+  serve("HerringPlace", &create_place, &place, &delete_place);
   serve("HerringWait", &create_nothing, &wait, &delete_nothing);
   return true;
 }();
@@ -276,6 +433,42 @@ extern "C" {
 __attribute__((visibility("default"))) void herring_tensorflow_attach(void* job) {
   using herring::runtime::Communicator;
   herring::tensorflow_binding::Process::instance().attach(*static_cast<std::shared_ptr<Communicator>*>(job));
+}
+
+/// Another generation of the job, or another owner of its process sets: those, and what is pending, are forgotten.
+__attribute__((visibility("default"))) void herring_tensorflow_begin_again() {
+  herring::tensorflow_binding::Process::instance().begin_again();
+}
+
+/// Ranks of a process set, in order.
+__attribute__((visibility("default"))) void herring_tensorflow_set_group(std::uint32_t group,
+                                                                         const std::uint32_t* ranks,
+                                                                         std::uint32_t count) {
+  herring::tensorflow_binding::Process::instance().set_group(group, {ranks, ranks + count});
+}
+
+/// This process's place on its host.
+__attribute__((visibility("default"))) void herring_tensorflow_set_local(std::uint32_t rank, std::uint32_t size) {
+  herring::tensorflow_binding::Process::instance().set_local(rank, size);
+}
+
+/// See Keys::listen(). Null ends it.
+__attribute__((visibility("default"))) void herring_tensorflow_listen(herring::tensorflow_binding::Tell tell) {
+  herring::tensorflow_binding::Process::instance().keys().listen(tell);
+}
+
+/// Calls `take` with the group, the key and the number of its uses, for every key.
+__attribute__((visibility("default"))) void herring_tensorflow_uses(void (*take)(std::uint32_t, const char*,
+                                                                                 std::uint64_t)) {
+  for (const auto& use : herring::tensorflow_binding::Process::instance().keys().uses()) {
+    take(use.group, use.key.c_str(), use.use);
+  }
+}
+
+/// See Keys::learn().
+__attribute__((visibility("default"))) void herring_tensorflow_learn(std::uint32_t group, const char* key,
+                                                                     std::uint64_t use) {
+  herring::tensorflow_binding::Process::instance().keys().learn(group, key, use);
 }
 
 /// Operations that were submitted and not waited for.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <numeric>
 #include <utility>
 
 namespace herring::tensorflow_binding {
@@ -12,14 +13,56 @@ Process& Process::instance() {
 }
 
 void Process::attach(const std::shared_ptr<runtime::Communicator>& job) {
-  std::unordered_map<std::int64_t, std::shared_ptr<Pending>> old;
   {
     const std::lock_guard lock(mutex_);
     job_ = job;
     pid_ = ::getpid();
+    local_.reset();
+  }
+  begin_again();
+}
+
+void Process::begin_again() {
+  {
+    const std::lock_guard lock(mutex_);
+    groups_.clear();
+  }
+  keys_.clear();
+  let_go_of_pending();
+}
+
+void Process::let_go_of_pending() {
+  std::unordered_map<std::int64_t, std::shared_ptr<Pending>> old;
+  {
+    const std::lock_guard lock(mutex_);
     old.swap(pending_);
   }
-  for (auto& [handle, pending] : old) drop(std::move(pending));
+  for (const auto& [handle, pending] : old) drop(pending);
+}
+
+void Process::set_group(std::uint32_t group, std::vector<std::uint32_t> ranks) {
+  const std::lock_guard lock(mutex_);
+  groups_[group] = std::move(ranks);
+}
+
+std::optional<std::vector<std::uint32_t>> Process::group(std::uint32_t group) const {
+  const auto now = job();
+  const std::lock_guard lock(mutex_);
+  if (const auto found = groups_.find(group); found != groups_.end()) return found->second;
+  if (group != 0 || !now) return std::nullopt;
+  std::vector<std::uint32_t> all(now->size());
+  std::iota(all.begin(), all.end(), 0u);
+  return all;
+}
+
+void Process::set_local(std::uint32_t rank, std::uint32_t size) {
+  const std::lock_guard lock(mutex_);
+  local_ = {rank, size};
+}
+
+std::optional<std::pair<std::uint32_t, std::uint32_t>> Process::local() const {
+  const std::lock_guard lock(mutex_);
+  return local_;
 }
 
 std::shared_ptr<runtime::Communicator> Process::job() const {

@@ -1,11 +1,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <unordered_map>
 
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/tensorflow/keys.h"
 #include "bindings/tensorflow/tf_c_api.h"
 #include "core/status.h"
 #include "runtime/communicator.h"
@@ -21,16 +26,19 @@ using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
 /// One operation, and the tensors that it reads and writes.
 struct Pending {
   Tensor input;
-  Tensor output;
+  Tensor splits;  ///< All-to-all alone.
+  std::vector<Tensor> outputs;
+  std::vector<std::int64_t> said;  ///< Rows of numbers that ranks tell each other first.
   std::string name;
-  std::shared_ptr<runtime::Work> work;
+  std::vector<std::shared_ptr<runtime::Work>> works;  ///< Of its current step.
+  std::function<void(Pending&)> next;                 ///< Starts the next step, if there is one. Throws Error.
+  std::unique_ptr<InFlight> in_flight;                ///< Where ranks find it by its key.
 };
 
 /// Lets go of it; its tensors live until nothing reads or writes them.
-inline void drop(std::shared_ptr<Pending> pending) {
-  if (!pending->work->is_done()) {
-    runtime::Work& work = *pending->work;
-    work.on_done([kept = std::move(pending)](const Status&) {});
+inline void drop(const std::shared_ptr<Pending>& pending) {
+  for (const auto& work : pending->works) {
+    if (!work->is_done()) work->on_done([kept = pending](const Status&) {});
   }
 }
 
@@ -49,12 +57,28 @@ class Process final {
   std::shared_ptr<Pending> take(std::int64_t handle);
   std::size_t size() const;
 
+  /// Ranks of a process set, in order.
+  void set_group(std::uint32_t group, std::vector<std::uint32_t> ranks);
+  /// None: not known. Group 0, all ranks, needs no set_group().
+  std::optional<std::vector<std::uint32_t>> group(std::uint32_t group) const;
+  /// This rank's place on its host, where the launcher counts otherwise than the job does.
+  void set_local(std::uint32_t rank, std::uint32_t size);
+  std::optional<std::pair<std::uint32_t, std::uint32_t>> local() const;
+  /// Another generation of the job: process sets, keys and what is pending are gone.
+  void begin_again();
+  Keys& keys() { return keys_; }
+
  private:
+  void let_go_of_pending();
+
   mutable std::mutex mutex_;
   std::weak_ptr<runtime::Communicator> job_;
   int pid_ = 0;
   std::int64_t last_ = 0;
   std::unordered_map<std::int64_t, std::shared_ptr<Pending>> pending_;
+  std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> groups_;
+  std::optional<std::pair<std::uint32_t, std::uint32_t>> local_;
+  Keys keys_;
 };
 
 }  // namespace herring::tensorflow_binding

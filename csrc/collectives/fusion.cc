@@ -17,6 +17,12 @@ Instant now() { return std::chrono::steady_clock::now(); }
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
 
+Error in_flight(std::string_view name) {
+  return {Code::kInvalidArgument, "an operation named " + std::string(name) +
+                                      " is in flight already (duplicate name); synchronize it first, or choose another "
+                                      "name"};
+}
+
 }  // namespace
 
 Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
@@ -61,11 +67,7 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   Lock lock(mutex_);
   if (is_closed_ || !takes(tensor.spec)) return std::nullopt;
   const auto [name, is_new] = names_.try_emplace(std::string(tensor.name), next_ticket_);
-  if (!is_new) {
-    throw Error(Code::kInvalidArgument, "an operation named " + std::string(tensor.name) +
-                                            " is in flight already (duplicate name); synchronize it first, or choose "
-                                            "another name");
-  }
+  if (!is_new) throw in_flight(tensor.name);
   const bool is_in_place = tensor.source.data() == tensor.result.data();
   std::shared_ptr<void> lease;
   const Status status = runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
@@ -173,6 +175,7 @@ void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
 
 void Fusion::Impl::went_outside(std::string_view name) {
   Lock lock(mutex_);
+  if (names_.contains(std::string(name))) throw in_flight(name);
   engine_.went_outside(name, now());
   wake_background(lock);
 }

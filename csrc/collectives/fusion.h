@@ -60,7 +60,7 @@ class Fusion final {
   /// Runs when the ticket is no longer pending; at once where it is not. On a thread that may block.
   void on_end(Ticket ticket, std::function<void(State)> callback);
 
-  /// See FusionEngine.
+  /// See FusionEngine. Throws Error(kInvalidArgument) where the name has a ticket.
   void went_outside(std::string_view name);
   void came_back(std::string_view name);
   void pause();

@@ -38,7 +38,7 @@ FusionEngine::Entry* FusionEngine::find_or_make(std::string_view name) {
 }
 
 bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now) {
-  if (is_paused_ || has_given_up_) return false;
+  if (is_paused_ || has_given_up_ || outside_.contains(name)) return false;
   Entry* const entry = find_or_make(name);
   if (entry == nullptr || entry->is_pending) return false;
   const bool is_planned = entry->id != kNoId && entry->spec == spec;

@@ -74,7 +74,7 @@ class FusionEngine final {
  public:
   explicit FusionEngine(FusionOptions options);
 
-  /// A tensor of this rank is ready. False: it has to go alone, now. The name is in no other reduction of this rank.
+  /// A tensor of this rank is ready. False: it has to go alone, now; also where the name is under way on this rank.
   [[nodiscard]] bool submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now);
   /// A reduction of this name has begun outside of the engine (it is large, or alone), and ended. Other ranks that wait
   /// for it here learn of it.

@@ -14,9 +14,10 @@ The names are those of smdistributed.dataparallel.tensorflow. docs/tensorflow.md
 from __future__ import annotations
 
 from herring import is_initialized, local_rank, local_size, rank, shutdown, size
-from herring.tensorflow._collectives import ReduceOp, allreduce, broadcast, init, oob_allreduce, overlap
+from herring.tensorflow._collectives import ReduceOp, allgather, allreduce, broadcast, init, oob_allreduce, overlap
 from herring.tensorflow._compression import Compression
 from herring.tensorflow._gradients import DistributedGradientTape, DistributedOptimizer
+from herring.tensorflow._strategy import HerringStrategy
 from herring.tensorflow._variables import (
     BroadcastGlobalVariablesHook,
     broadcast_global_variables,
@@ -28,7 +29,9 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "HerringStrategy",
     "ReduceOp",
+    "allgather",
     "allreduce",
     "broadcast",
     "broadcast_global_variables",

@@ -10,7 +10,7 @@ import tensorflow as tf
 import herring
 from herring._errors import InvalidArgumentError
 from herring.tensorflow._compression import Compression, Compressor
-from herring.tensorflow._ops import broadcast_all, library, reduce_all
+from herring.tensorflow._ops import Group, broadcast_all, gather_all, library, reduce_all
 
 
 class ReduceOp:
@@ -39,7 +39,13 @@ def name_in_graph(kind: str, tensor: Any, name: str | None) -> str:
     """What matches a call with those of other ranks. "" in eager mode: the order of calls does; a graph has none."""
     if name:
         return f"{kind}.{name}"
-    return "" if tf.executing_eagerly() else f"{kind}.{tensor.name}"
+    return "" if tf.executing_eagerly() else f"{kind}.{graph_name(tensor)}"
+
+
+def graph_name(tensor: Any) -> str:
+    """A tensor's name in its graph. One from outside of it has none there, or a number that is another on each rank."""
+    name = "" if isinstance(tensor, tf.__internal__.EagerTensor) else str(tensor.name)
+    return "captured" if name.partition(":")[0].isdecimal() or not name else name
 
 
 def dense(value: Any) -> Any:
@@ -114,6 +120,41 @@ def broadcast(tensor: Any, root_rank: int, *, name: str | None = None) -> Any:
     check_root(root_rank, session.job.size)
     value = dense(tensor)
     return broadcast_all([value], [name_in_graph("broadcast", value, name)], root_rank)[0]
+
+
+def allgather(tensor: Any, *, name: str | None = None) -> Any:
+    """The tensors of all ranks, one after the other along their first dimension, in the order of the ranks.
+
+    Args:
+        tensor: Of at least one dimension; the first may differ by rank, the others not. dtypes as allreduce().
+        name: As in oob_allreduce().
+
+    """
+    library().attach()
+    value = dense(tensor)
+    if value.shape.rank == 0:
+        raise InvalidArgumentError("allgather needs at least one dimension; this tensor is a scalar")
+    return _gathered(value, name_in_graph("allgather", value, name))
+
+
+_KEYED = Group(0, has_key=True)
+
+
+def _gathered(tensor: Any, name: str) -> Any:
+    rank = herring.rank()
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+        def gradient(upstream: Any) -> Any:
+            own = tf.shape(value, tf.int64)[:1]
+            lengths = gather_all([own], [f"{name}.rows" if name else ""], _KEYED)[0]
+            begin = tf.reduce_sum(lengths[:rank])
+            label = f"{name}.gradient" if name else ""
+            return reduce_all([upstream], [label], ReduceOp.SUM, _KEYED)[0][begin : begin + own[0]]
+
+        return gather_all([value], [name], _KEYED)[0], gradient
+
+    return run(tensor)
 
 
 def check_root(root: Any, size: int) -> None:

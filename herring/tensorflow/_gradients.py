@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,14 +10,16 @@ import tensorflow as tf
 from herring._errors import InvalidArgumentError
 from herring.tensorflow._collectives import ReduceOp, check_op, dense
 from herring.tensorflow._compression import Compression, Compressor
-from herring.tensorflow._ops import library, reduce_all
+from herring.tensorflow._ops import JOB, Group, library, reduce_all
+from herring.tensorflow._optimizers import distributed
 
 # Smaller gradients travel together: each operation costs about what 64 KB take.
 _SMALL_BYTES = 64 << 10
 _TOGETHER_BYTES = 1 << 20
 
 
-def _name_of(variable: Any) -> str:
+def name_of(variable: Any) -> str:
+    """What ranks find a variable by."""
     return str(getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor")
 
 
@@ -39,20 +41,28 @@ def _together(tensors: Sequence[Any]) -> list[list[int]]:
     return parts
 
 
-def _reduce(tensors: Sequence[Any], names: Sequence[str], op: str) -> list[Any]:
-    """The reduced tensors. All travel at once, each when it has been computed."""
-    parts = _together(tensors)
+def reduce_together(
+    tensors: Sequence[Any],
+    names: Sequence[str],
+    op: str,
+    kind: str = "gradient",
+    group: Group = JOB,
+    parts: list[list[int]] | None = None,
+) -> list[Any]:
+    """The reduced tensors, in their order. All travel at once, each when it has been computed; small ones together, or
+    those of each of `parts`, which are of one dtype."""
+    parts = _together(tensors) if parts is None else parts
     sent, labels = [], []
     for number, part in enumerate(parts):
         first = part[0]
         if len(part) == 1:
             sent.append(tensors[first])
-            labels.append(f"gradient.{first}.{names[first]}")
+            labels.append(f"{kind}.{first}.{names[first]}")
         else:
             sent.append(tf.concat([tf.reshape(tensors[index], [-1]) for index in part], 0))
-            labels.append(f"gradients.{number}.{names[first]}")
+            labels.append(f"{kind}s.{number}.{names[first]}")
     reduced: dict[int, Any] = {}
-    for part, result in zip(parts, reduce_all(sent, labels, op), strict=True):
+    for part, result in zip(parts, reduce_all(sent, labels, op, group), strict=True):
         if len(part) == 1:
             reduced[part[0]] = result
             continue
@@ -70,14 +80,40 @@ def reduce_gradients(
     reduced = list(gradients)
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     pairs = [compression.compress(dense(gradients[index])) for index in present]
-    names = [_name_of(sources[index]) for index in present]
-    results = _reduce([tensor for tensor, _ in pairs], names, op)
+    names = [name_of(sources[index]) for index in present]
+    results = reduce_together([tensor for tensor, _ in pairs], names, op)
     for index, result, (_, context) in zip(present, results, pairs, strict=True):
         reduced[index] = compression.decompress(result, context)
     return reduced
 
 
-class DistributedGradientTape:
+class ReducedTape:
+    """A tf.GradientTape whose gradient() is what `reduce(gradients, sources)` makes of it."""
+
+    def __init__(self, gradtape: Any, reduce: Callable[[list[Any], list[Any]], list[Any]]) -> None:
+        if not isinstance(gradtape, tf.GradientTape):
+            raise InvalidArgumentError(f"gradtape is {type(gradtape).__name__}; it must be a tf.GradientTape")
+        self._tape = gradtape
+        self._reduce = reduce
+
+    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
+        """tf.GradientTape.gradient(), reduced over all ranks; in the structure of `sources`."""
+        gradients = self._tape.gradient(target, sources, output_gradients, **options)
+        reduced = self._reduce(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def __enter__(self) -> Any:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+
+class DistributedGradientTape(ReducedTape):
     """A tf.GradientTape whose gradient() is reduced over all ranks.
 
     Args:
@@ -101,27 +137,8 @@ class DistributedGradientTape:
         op: str = ReduceOp.AVERAGE,
     ) -> None:
         del device_dense, device_sparse, sparse_as_dense
-        if not isinstance(gradtape, tf.GradientTape):
-            raise InvalidArgumentError(f"gradtape is {type(gradtape).__name__}; it must be a tf.GradientTape")
-        self._tape = gradtape
-        self._compression = compression
-        self._op = check_op(op)
-
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None, **options: Any) -> Any:
-        """tf.GradientTape.gradient(), reduced over all ranks; in the structure of `sources`."""
-        gradients = self._tape.gradient(target, sources, output_gradients, **options)
-        reduced = reduce_gradients(tf.nest.flatten(gradients), tf.nest.flatten(sources), self._compression, self._op)
-        return tf.nest.pack_sequence_as(sources, reduced)
-
-    def __enter__(self) -> DistributedGradientTape:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._tape.__exit__(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tape, name)
+        check_op(op)
+        super().__init__(gradtape, lambda gradients, sources: reduce_gradients(gradients, sources, compression, op))
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -135,25 +152,15 @@ def DistributedOptimizer(  # noqa: N802
     op: str = ReduceOp.AVERAGE,
     bucket_cap_mb: int = 25,
 ) -> Any:
-    """A Keras 3 optimizer like `optimizer`, which reduces the gradients over all ranks before it applies them.
+    """An optimizer of Keras 3 or tf_keras like `optimizer`, which reduces the gradients over all ranks before it
+    applies them.
 
     For model.compile(optimizer=..., jit_compile=False). It has the optimizer's class name, so that a saved model loads
     without Herring. Keras clips (clipnorm, clipvalue) what has been reduced. `use_locking`, the devices,
     `sparse_as_dense` and `bucket_cap_mb` are without meaning here.
     """
     del use_locking, device_dense, device_sparse, sparse_as_dense, bucket_cap_mb
-    kind: Any = type(optimizer)
-    if not callable(getattr(kind, "apply", None)) or not hasattr(kind, "from_config"):
-        raise InvalidArgumentError(f"optimizer is {kind.__name__}; it must be an optimizer of Keras 3")
     check_op(op)
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        sources = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        return kind.apply(self, reduce_gradients(grads, sources, compression, op), trainable_variables)
-
-    distributed: Any = type(kind.__name__, (kind,), {"apply": apply, "__module__": kind.__module__})
-    settings = optimizer.get_config()
-    if name is not None:
-        settings["name"] = name
-    return distributed.from_config(settings)
+    return distributed(
+        optimizer, lambda gradients, sources: reduce_gradients(gradients, sources, compression, op), name
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,43 @@ import tensorflow as tf
 from herring._context import Session, process
 from herring._errors import HerringError
 
-_ALL_REDUCE, _BROADCAST = 1, 2  # Numbers of csrc/core/types.h.
+ALL_REDUCE, BROADCAST, ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER = 1, 2, 7, 8, 10  # Numbers of csrc/core/types.h.
+RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, INCLUDED = range(5)  # Numbers of bindings/tensorflow/kernels.cc.
 _REDUCE = {"sum": 1, "average": 2, "min": 3, "max": 4, "product": 5}
 _OLDEST = (2, 16)
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+# What the library has beside operations, and what it takes.
+TELL = ctypes.CFUNCTYPE(
+    None, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_int64), ctypes.c_int32,
+)  # fmt: skip
+TAKE_USE = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64)
+_NATIVE: dict[str, list[Any]] = {
+    "attach": [ctypes.c_void_p],
+    "begin_again": [],
+    "set_group": [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32],
+    "set_local": [ctypes.c_uint32, ctypes.c_uint32],
+    "listen": [TELL],
+    "uses": [TAKE_USE],
+    "learn": [ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64],
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that take part.
+
+    `has_key`: they find each other's calls by keys, also those without a name, as Horovod's do; else calls without a
+    name go by their order.
+    """
+
+    number: int = 0
+    has_key: bool = False
+
+
+JOB = Group()
 
 
 class _Library:
@@ -33,10 +67,11 @@ class _Library:
             raise HerringError(
                 f"TensorFlow {tf.__version__} cannot load {path}: {error}. Install Herring again: pip install ."
             ) from error
-        self._native = ctypes.PyDLL(str(path))
-        self._native.herring_tensorflow_attach.argtypes = [ctypes.c_void_p]
-        self._native.herring_tensorflow_attach.restype = None
-        self._native.herring_tensorflow_pending.restype = ctypes.c_uint64
+        self.native = ctypes.PyDLL(str(path))
+        for function, arguments in _NATIVE.items():
+            getattr(self.native, f"herring_tensorflow_{function}").argtypes = arguments
+            getattr(self.native, f"herring_tensorflow_{function}").restype = None
+        self.native.herring_tensorflow_pending.restype = ctypes.c_uint64
         self._open = ctypes.pythonapi.PyCapsule_GetPointer
         self._open.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self._open.restype = ctypes.c_void_p
@@ -47,13 +82,15 @@ class _Library:
         session = process.current()
         if session is not self._session:
             capsule = session.runtime.capsule()
-            self._native.herring_tensorflow_attach(self._open(capsule, b"herring.runtime"))
+            self.native.herring_tensorflow_attach(self._open(capsule, b"herring.runtime"))
+            if session.elastic is None:  # There it may change, and the runtime is asked.
+                self.native.herring_tensorflow_set_local(session.local_rank, session.local_size)
             self._session = session
         return session
 
     def pending(self) -> int:
         """Operations that were submitted and not waited for."""
-        return int(self._native.herring_tensorflow_pending())
+        return int(self.native.herring_tensorflow_pending())
 
 
 @functools.cache
@@ -62,31 +99,86 @@ def library() -> _Library:
     return _Library()
 
 
-def _run(collective: int, reduce: str, root: int, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Starts one operation for each of the tensors, and waits for all."""
+# What nobody adds up can travel under another dtype of its size.
+_MOVED_AS = {"uint16": tf.int16, "uint32": tf.int32, "uint64": tf.int64, "complex64": tf.int64}
+
+
+def is_served(value: Any) -> bool:
+    """Its dtype can travel."""
+    return value.dtype.name in DTYPES
+
+
+def check_dtypes(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Raises tf.errors.UnimplementedError for a dtype that cannot travel."""
+    for value, name in zip(values, names, strict=True):
+        if not is_served(value):
+            text = f"herring: {name or 'this tensor'} is {value.dtype.name}; {', '.join(DTYPES)} are served"
+            raise tf.errors.UnimplementedError(None, None, text)
+
+
+def run(
+    collective: int,
+    values: Sequence[Any],
+    names: Sequence[str],
+    *,
+    reduce: str = "sum",
+    root: int = 0,
+    group: Group = JOB,
+    splits: Any = None,
+) -> list[Any]:
+    """Starts one operation for each of the tensors, and waits for all; their results.
+
+    Args:
+        names: Match them with those of other ranks; "" as `group` says.
+        root: Within the group.
+        splits: Of the one tensor of an ALL_TO_ALL, which has two results.
+    """
     if not values:
         return []
-    for value, name in zip(values, names, strict=True):  # Before any of them has started.
-        if value.dtype.name not in _DTYPES:
-            text = f"herring: {name or 'this tensor'} is {value.dtype.name}; {', '.join(_DTYPES)} are served"
-            raise tf.errors.UnimplementedError(None, None, text)
+    if collective not in (ALL_REDUCE, REDUCE_SCATTER) and any(value.dtype.name in _MOVED_AS for value in values):
+        moved = [tf.bitcast(value, _MOVED_AS.get(value.dtype.name, value.dtype)) for value in values]
+        results = run(collective, moved, names, root=root, group=group, splits=splits)
+        own = [tf.bitcast(each, value.dtype) for each, value in zip(results, values, strict=False)]
+        return own + results[len(values) :]
+    check_dtypes(values, names)  # Before any of them has started.
     ops = library().ops
     token = ops.herring_begin()
+    settings = {
+        "collective": collective, "reduce": _REDUCE[reduce], "root": root, "group": group.number,
+        "has_key": int(group.has_key),
+    }  # fmt: skip
+    if splits is not None:
+        handle = ops.herring_submit_splits(values[0], splits, token, tensor_name=names[0], **settings)
+        return list(ops.herring_wait([handle], T=[values[0].dtype, splits.dtype]))
     handles = [
-        ops.herring_submit(value, token, tensor_name=name, collective=collective, reduce=_REDUCE[reduce], root=root)
+        ops.herring_submit(value, token, tensor_name=name, **settings)
         for value, name in zip(values, names, strict=True)
     ]
     results = list(ops.herring_wait(handles, T=[value.dtype for value in values]))
+    keeps_rows = collective in (ALL_REDUCE, BROADCAST)
     for result, value in zip(results, values, strict=True):
-        result.set_shape(value.shape)
+        if keeps_rows or value.shape.rank is None:
+            result.set_shape(value.shape)
+        else:
+            result.set_shape([None, *value.shape[1:]])
     return results
 
 
-def reduce_all(values: Sequence[Any], names: Sequence[str], op: str) -> list[Any]:
+def reduce_all(values: Sequence[Any], names: Sequence[str], op: str, group: Group = JOB) -> list[Any]:
     """The reduced tensors; names match them with those of other ranks ("": by the order of calls)."""
-    return _run(_ALL_REDUCE, op, 0, values, names)
+    return run(ALL_REDUCE, values, names, reduce=op, group=group)
 
 
-def broadcast_all(values: Sequence[Any], names: Sequence[str], root: int) -> list[Any]:
-    """The tensors of rank `root`."""
-    return _run(_BROADCAST, "sum", root, values, names)
+def broadcast_all(values: Sequence[Any], names: Sequence[str], root: int, group: Group = JOB) -> list[Any]:
+    """The tensors of rank `root` of the group."""
+    return run(BROADCAST, values, names, root=root, group=group)
+
+
+def gather_all(values: Sequence[Any], names: Sequence[str], group: Group) -> list[Any]:
+    """The ranks' tensors, joined along their first dimension, in which they may differ."""
+    return run(ALL_GATHER, values, names, group=group)
+
+
+def place(what: int, group: int = 0) -> Any:
+    """A number that is asked for when the graph runs: RANK, SIZE and so on."""
+    return library().ops.herring_place(place=what, group=group)

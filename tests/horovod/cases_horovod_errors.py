@@ -64,7 +64,7 @@ def case_objects_without_the_jobs_secret() -> None:
     else:
         with expect_error(herring.ProtocolError, "broadcast_object", "rank 1", "seal"):
             hvd.broadcast_object(None, 1, name="forged")
-    mine = unittest.mock.patch("herring.horovod.torch._functions.seal_of", return_value=forger)
+    mine = unittest.mock.patch("herring.horovod._engine.objects.seal_of", return_value=forger)
     with mine if hvd.rank() == 1 else contextlib.nullcontext():
         wrong = "rank 0" if hvd.rank() == 1 else "rank 1"
         with expect_error(herring.ProtocolError, "allgather_object", wrong, "seal"):

@@ -30,3 +30,17 @@ def clean_environment() -> dict[str, str]:
     env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
     env["OMP_NUM_THREADS"] = "1"
     return env
+
+
+def server_pids() -> dict[int, int]:
+    """The servers that this process's launcher has started, by rank."""
+    pids = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            words = (status.parent / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            continue  # It has ended meanwhile.
+        if parent == os.getppid() and b"server" in words and b"--rank" in words:
+            pids[int(words[words.index(b"--rank") + 1])] = int(status.parent.name)
+    return pids

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from surroundings import server_pids
 
 import herring
 
@@ -55,20 +56,6 @@ def test_without_failover_a_lost_server_ends_the_job(clean_env):
     assert done.returncode != 0
     assert "PeerLostError" in done.stderr
     assert "server 1" in done.stderr
-
-
-def server_pids():
-    """The servers that this process's launcher has started, by rank."""
-    pids = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            words = (status.parent / "cmdline").read_bytes().split(b"\0")
-        except (OSError, ValueError):
-            continue  # It has ended meanwhile.
-        if parent == os.getppid() and b"server" in words and b"--rank" in words:
-            pids[int(words[words.index(b"--rank") + 1])] = int(status.parent.name)
-    return pids
 
 
 def inputs(step, size, rank):

@@ -6,10 +6,12 @@ herringrun starts it. A rank that fails in a case goes on with the next one.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,6 +25,9 @@ if "one_thread" in sys.argv:
 import herring
 import herring.tensorflow as hvd
 from herring.tensorflow._ops import library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from surroundings import server_pids
 
 FLOATS = [tf.float32, tf.float64, tf.float16, tf.bfloat16]
 INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8]
@@ -369,7 +374,27 @@ def dead_rank() -> None:
     assert time.monotonic() - begun < 5
 
 
-def main(names: list[str]) -> None:
+def lost_server() -> None:
+    """One of two servers is killed while a tf.function trains: the same sums in every step."""
+    rank, size = hvd.rank(), hvd.size()
+    pids = server_pids()
+    assert sorted(pids) == [0, 1]
+    values = [tf.fill([300_000], rank + 1.0), tf.fill([10], rank + 1.0), tf.fill([50_000], rank + 1.0)]
+
+    @tf.function
+    def step(number: tf.Tensor) -> list[tf.Tensor]:
+        return [hvd.oob_allreduce(value * number, op="sum") for value in values]
+
+    for number in range(1, 40):
+        if number == 10 and rank == 0:
+            os.kill(pids[1], signal.SIGKILL)
+        for result in step(tf.constant(float(number))):
+            assert (result.numpy() == number * sum(range(1, size + 1))).all(), number
+        time.sleep(0.01)
+
+
+def main(names: list[str], cases: dict[str, Callable[[], None]]) -> None:
+    """Runs those of the cases that are named."""
     rank = os.environ["RANK"]
     if "before_init" in names:
         names.remove("before_init")
@@ -379,7 +404,7 @@ def main(names: list[str]) -> None:
     failed = False
     for name in names:
         try:
-            globals()[name]()
+            cases[name]()
             print(f"<{rank} {name} ok>", flush=True)
         except BaseException:
             failed = True
@@ -388,4 +413,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], globals())

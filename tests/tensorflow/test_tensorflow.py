@@ -40,9 +40,10 @@ CASES = [
 class Launch:
     """cases.py on several ranks: what they printed, and how they ended."""
 
-    def __init__(self, folder: Path, size: int, *cases: str, servers: int = 0) -> None:
-        launcher = [sys.executable, "-m", "herring._launch", "-np", str(size), "--servers", str(servers)]
-        self._finish(folder, size, [(launcher, {})], cases)
+    def __init__(self, folder: Path, size: int, *cases: str, servers: int = 0, program: str = "cases.py") -> None:
+        command = [sys.executable, "-m", "herring._launch", "-np", str(size), "--servers", str(servers)]
+        self.program = program
+        self._finish(folder, size, [(command, {})], cases)
 
     def _finish(
         self, folder: Path, size: int, prefixes: list[tuple[list[str], dict[str, str]]], cases: Sequence[str]
@@ -50,7 +51,7 @@ class Launch:
         env = clean_environment() | {"HERRING_TIMEOUT_S": "60", "TF_CPP_MIN_LOG_LEVEL": "3"}
         started = [
             subprocess.Popen(
-                [*prefix, sys.executable, str(HERE / "cases.py"), *cases], env=env | own, cwd=folder,
+                [*prefix, sys.executable, str(HERE / self.program), *cases], env=env | own, cwd=folder,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
             for prefix, own in prefixes
@@ -73,7 +74,8 @@ class Launch:
 class LaunchByHand(Launch):
     """No launcher ends the others when one ends."""
 
-    def __init__(self, folder: Path, size: int, *cases: str) -> None:
+    def __init__(self, folder: Path, size: int, *cases: str, program: str = "cases.py") -> None:
+        self.program = program
         with socket.create_server(("127.0.0.1", 0)) as probe:
             job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)} for rank in range(size)]
@@ -107,6 +109,13 @@ def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 3, "dead_rank")
     launch.check("dead_rank", ranks=2)
     assert launch.codes == [0, 0, 9], launch.output[-8000:]
+
+
+def test_a_lost_server_costs_no_step(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 2, "lost_server", servers=2)
+    launch.check("lost_server")
+    assert launch.codes == [0], launch.output[-8000:]
+    assert "is lost" in launch.output
 
 
 def test_a_job_of_one_process(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ DLPack: numpy's and torch's are. Every function is a generator for operation.Ope
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from herring import _core
-from herring._errors import InvalidArgumentError, MismatchError
+from herring._errors import InvalidArgumentError, MismatchError, NotFiniteError
 from herring.horovod._engine.operation import Steps
 
 if TYPE_CHECKING:
@@ -54,12 +55,92 @@ class Call:
 
 
 def all_reduce(call: Call, sources: Sequence[Any], results: Sequence[Any], op: str) -> Steps:
-    """Each of `sources` into its place in `results` (which may be the same)."""
-    alone = call.waits and len(sources) == 1
-    yield [
-        call.submit("all_reduce", None if source is result else source, result, _nth(i), op=op, is_waited_for=alone)
-        for i, (source, result) in enumerate(zip(sources, results, strict=True))
-    ]
+    """Each of `sources` into its place in `results` (which may be the same). Small ones of a list travel together."""
+    parts = _parts(sources)
+    if len(parts) == len(sources):
+        alone = call.waits and len(sources) == 1
+        yield [
+            _reduce_one(call, *pair, _nth(i), op, alone) for i, pair in enumerate(zip(sources, results, strict=True))
+        ]
+        return
+    # The first part tells whether all ranks have the same list: only then the others are the same, too.
+    for some in (parts[:1], parts[1:]):
+        again = [index for part in (parts if some == parts[:1] else some) for index in part]
+        try:
+            yield from _reduce_parts(call, sources, results, op, some)
+        except (MismatchError, NotFiniteError):
+            # On all ranks alike. By itself each says what is wrong with it.
+            yield [_reduce_one(call, sources[i], results[i], f"{_nth(i)}{_MARK}again", op) for i in again]
+            return
+
+
+def _reduce_one(call: Call, source: Any, result: Any, step: str, op: str, waits: bool = False) -> _core.Work:
+    return call.submit("all_reduce", None if source is result else source, result, step, op=op, is_waited_for=waits)
+
+
+def _reduce_parts(
+    call: Call, sources: Sequence[Any], results: Sequence[Any], op: str, parts: Sequence[list[int]]
+) -> Steps:
+    digest = _digest(sources)
+    buckets: list[_Bucket | None] = []
+    works = []
+    for part in parts:
+        first = part[0]
+        bucket = _Bucket([sources[index] for index in part]) if len(part) > 1 else None
+        source = None if bucket is not None or sources[first] is results[first] else sources[first]
+        memory = results[first] if bucket is None else bucket.memory
+        works.append(call.submit("all_reduce", source, memory, _nth(first), op=op, digest=digest))
+        buckets.append(bucket)
+    yield works
+    for bucket, part in zip(buckets, parts, strict=True):
+        if bucket is not None:
+            bucket.unpack([results[index] for index in part])
+
+
+# Larger ones travel by themselves: a bucket saves no more than its copies cost.
+_SMALL_BYTES = 1 << 20
+
+
+class _Bucket:
+    """Small arrays of one dtype, one after the other in memory of their own."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        self._ends = list(itertools.accumulate(_count(array.shape) for array in arrays))
+        first = arrays[0]
+        new = getattr(first, "new_empty", None)
+        self.memory = np.empty(self._ends[-1], first.dtype) if new is None else new((self._ends[-1],))
+        for array, place in zip(arrays, self._places(), strict=True):
+            place[:] = array.reshape(-1)
+
+    def unpack(self, arrays: Sequence[Any]) -> None:
+        """To arrays of the same shapes; contiguous ones."""
+        for array, place in zip(arrays, self._places(), strict=True):
+            array.reshape(-1)[:] = place
+
+    def _places(self) -> list[Any]:
+        return [self.memory[begin:end] for begin, end in zip([0, *self._ends], self._ends, strict=False)]
+
+
+def _parts(arrays: Sequence[Any]) -> list[list[int]]:
+    """Which travel together, by their places in the list: the same for all ranks whose lists are the same."""
+    parts: list[list[int]] = []
+    open_parts: dict[str, list[int]] = {}
+    for index, array in enumerate(arrays):
+        dtype = str(array.dtype)
+        if len(arrays) == 1 or array.nbytes > _SMALL_BYTES or array.nbytes == 0:
+            parts.append([index])
+        elif dtype in open_parts:
+            open_parts[dtype].append(index)
+        else:
+            open_parts[dtype] = [index]
+            parts.append(open_parts[dtype])
+    return parts
+
+
+def _digest(arrays: Sequence[Any]) -> int:
+    """Of all shapes and dtypes: ranks whose lists differ do not add up what does not belong together."""
+    text = repr([(dtype_name(array), tuple(array.shape)) for array in arrays])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little") | 1
 
 
 def broadcast(call: Call, source: Any, result: Any, root: int) -> Steps:

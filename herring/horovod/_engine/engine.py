@@ -16,7 +16,7 @@ from herring._errors import HerringError, InvalidArgumentError, MismatchError
 from herring.horovod._engine import collectives
 from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.fusion import Fusions
-from herring.horovod._engine.join import Announcement, Joins
+from herring.horovod._engine.join import Announcement, Joins, Outside
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.timeline import Timeline
 from herring.horovod.common.exceptions import HorovodInternalError
@@ -43,6 +43,7 @@ class Engine:
         self.runtime = session.runtime
         self.rank, self.size = session.job.rank, session.job.size
         self.timeline: Timeline | None = None
+        self.outside: Outside | None = None  # Operations that start elsewhere; for join().
         self._owns_session = owns_session
         self._lock = threading.RLock()
         self._sets = {GLOBAL_SET: Members(GLOBAL_SET, tuple(range(self.size)), self.rank)}
@@ -100,11 +101,11 @@ class Engine:
                     f"an operation named {key} is in flight already (duplicate name); synchronize it first, or choose "
                     "another name"
                 )
+            self.fusions.went_outside(set_id, kind, key, name)
             uses = self._uses[set_id, key] = self._uses.get((set_id, key), 0) + 1
             call = Call(self.runtime, set_id, members.ranks, members.index, key, uses, waits)
             announcement = Announcement(set_id, key, kind, uses, unnamed, op, shadow)
             operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
-            self.fusions.went_outside(set_id, kind, key, name)
             operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
             if self.timeline is not None:
@@ -137,6 +138,17 @@ class Engine:
         """What has not ended. Call with the lock held where nothing may start meanwhile."""
         with self._lock:
             return [entry for entry in list(self._in_flight.values()) if not entry[0].is_done()]
+
+    def uses(self) -> dict[tuple[int, str], int]:
+        """How often each key of each process set has been used."""
+        with self._lock:
+            return dict(self._uses)
+
+    def learn(self, uses: dict[tuple[int, str], int]) -> None:
+        """They have been used so often outside of start()."""
+        with self._lock:
+            for place, count in uses.items():
+                self._uses[place] = max(count, self._uses.get(place, 0))
 
     @property
     def lock(self) -> threading.RLock:

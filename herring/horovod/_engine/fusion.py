@@ -25,6 +25,10 @@ _LONGEST_CLOSE_S = 30.0
 _OTHER = "\x1f"
 
 
+# Addresses of source and result, numbers of dtype and operator, shape, prescale and postscale.
+Tensor = tuple[int, int, int, int, tuple[int, ...], float, float]
+
+
 class Fused(NamedTuple):
     """One tensor that travels with others."""
 
@@ -60,11 +64,10 @@ class Fusions:
             cycle=self._cycle_s, timeout=self._timeout_s, go_alone=self._go_alone,
         )  # fmt: skip
 
-    def start(self, fused: Fused, tensor: tuple[Any, ...]) -> int:
+    def start(self, fused: Fused, tensor: Tensor) -> int:
         """Starts an allreduce that travels with others: its ticket, from 1 << 60 on. 0: it has to go alone, now.
 
-        `tensor`: of _core.Fusion.submit(), from the source on. Raises InvalidArgumentError where the name or the memory
-        is in use.
+        Raises InvalidArgumentError where the name or the memory is in use.
         """
         ticket = fused.fusion.submit(fused.name, *tensor, fused)
         if ticket:
@@ -109,7 +112,8 @@ class Fusions:
                     continue
 
     def went_outside(self, set_id: int, kind: str, key: str, name: str | None) -> None:
-        """Ranks that wait here for what goes by itself on this rank hear of it."""
+        """Ranks that wait here for what goes by itself on this rank hear of it. Raises InvalidArgumentError where the name
+        is in flight."""
         fusion = self.by_set.get(set_id)
         if fusion is not None:
             fusion.went_outside(name if kind == "allreduce" and name is not None else _OTHER + key)

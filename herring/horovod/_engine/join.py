@@ -9,11 +9,13 @@ anybody before an operation, so where nobody joins, joining costs nothing.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -44,6 +46,22 @@ class Announcement:
     unnamed: int | None  # number among the operations without a name
     op: str
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape; none: cannot go on without a rank's data
+
+
+class Outside(Protocol):
+    """Operations with keys (others than Engine.start()'s) that start elsewhere: in TensorFlow's graphs."""
+
+    def tell(self, to: Callable[[Announcement], None]) -> None:
+        """Calls it for each one in flight, and for each that starts from now on; from any thread."""
+
+    def stop_telling(self) -> None:
+        """What starts is no news any more."""
+
+    def uses(self) -> dict[tuple[int, str], int]:
+        """How often each key of each process set has been used."""
+
+    def learn(self, uses: dict[tuple[int, str], int]) -> None:
+        """They have been used so often, by whom it may be."""
 
 
 class Joins:
@@ -86,6 +104,8 @@ class Joins:
         if engine.size == 1:
             return 0
         with engine.lock:
+            if engine.outside is not None:
+                engine.learn(engine.outside.uses())
             joined = self.joined()
             seen = len(joined)
             joined.add(engine.rank)
@@ -114,6 +134,9 @@ class Joins:
             del self._joined[self._epoch], self._aware[self._epoch]
             self._epoch += 1
             engine.fusions.resume()
+            if engine.outside is not None:
+                engine.outside.stop_telling()
+                engine.outside.learn(engine.uses())
         # Who saw most others join before it came last; of several that saw as many, the highest.
         return max(range(engine.size), key=lambda rank: (int(table[rank]), rank))
 
@@ -198,6 +221,12 @@ class Joins:
             for _, announcement in self._engine.in_flight():
                 if self._concerns(source, announcement):
                     self._tell(source, {"operation": asdict(announcement)})
+            if self._engine.outside is not None:
+                self._engine.outside.tell(self._announce_outside)
+
+    def _announce_outside(self, announcement: Announcement) -> None:
+        with self._engine.lock:
+            self.announce(announcement)
 
     def _take_aware(self, source: int, epoch: int) -> None:
         if epoch < self._epoch:  # Everybody has joined since: it came late, and nothing waits for it.
@@ -226,13 +255,28 @@ def _reduce_nothing(call: Call, announcement: Announcement) -> Steps:
     return collectives.all_reduce(call, arrays, arrays, announcement.op)
 
 
-class _Typed:
-    """numpy memory under a dtype that numpy does not have."""
+class _Exported:
+    """A tensor of TensorFlow, for who reads DLPack."""
 
-    def __init__(self, bits: Any) -> None:
-        import torch  # Only torch makes such tensors so far.
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
 
-        self.tensor = torch.from_numpy(bits).view(torch.bfloat16)
+    def __dlpack__(self) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def _bfloat16(bits: Any) -> Any:
+    """Memory under a dtype that numpy does not have: of the framework whose operations this process takes part in."""
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+
+        return _Exported(tf.experimental.dlpack.to_dlpack(tf.bitcast(tf.constant(bits), tf.bfloat16)))
+    import torch
+
+    return torch.from_numpy(bits).view(torch.bfloat16)
 
 
 def _neutral(dtype: str, shape: tuple[int, ...], op: str) -> Any:
@@ -240,7 +284,7 @@ def _neutral(dtype: str, shape: tuple[int, ...], op: str) -> Any:
     if dtype == "bfloat16":
         # The upper half of a float32: 1 is 0x3f80, infinity 0x7f80, and the sign is the top bit.
         bits = {"product": 0x3F80, "min": 0x7F80, "max": -0x80}.get(op, 0)
-        return _Typed(np.full(shape, bits, np.int16)).tensor
+        return _bfloat16(np.full(shape, bits, np.int16))
     kind = np.dtype(dtype)
     if op == "product":
         return np.ones(shape, kind)

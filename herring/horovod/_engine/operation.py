@@ -10,11 +10,22 @@ from typing import Any
 from herring import _core
 from herring._errors import HerringError, InternalError
 
-# Yields what was started; is resumed when all of it has ended well; returns the operation's result.
+# Yields what was started; is resumed when all of it has ended, with the error where not well; returns the operation's
+# result.
 Steps = Generator[Sequence[_core.Work], None, Any]
 
 # Work ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
 _GRACE_S = 60.0
+
+
+def _first_error(works: Sequence[_core.Work]) -> HerringError | None:
+    """Of works that have all ended."""
+    for work in works:
+        try:
+            work.check()
+        except HerringError as error:
+            return error
+    return None
 
 
 class Operation:
@@ -93,28 +104,21 @@ class Operation:
             if self._done or step != self._step or not all(work.done() for work in self._works):
                 return
             self._step += 1
-            for work in self._works:
-                try:
-                    work.check()
-                except HerringError as error:
-                    self._steps.close()
-                    self._finish(None, self._explain(error))
-                    break
-            else:
-                self._resume()
+            self._resume(_first_error(self._works))
         self._tell_done()
 
-    def _resume(self) -> None:
+    def _resume(self, error: HerringError | None = None) -> None:
+        """With the next step, or with what failed in the last one: raised where that was yielded."""
         try:
-            works = next(self._steps)
+            works = next(self._steps) if error is None else self._steps.throw(error)
             while not works:
                 works = next(self._steps)
         except StopIteration as end:
             self._finish(end.value, None)
-        except HerringError as error:
-            self._finish(None, self._explain(error))
-        except Exception as error:  # A bug, or the framework's: belongs to whoever waits.
-            self._finish(None, error)
+        except HerringError as failure:
+            self._finish(None, self._explain(failure))
+        except Exception as failure:  # A bug, or the framework's: belongs to whoever waits.
+            self._finish(None, failure)
         else:
             self._works = works
             if self._watched:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from herring._errors import InvalidArgumentError
-from herring.horovod._engine.engine import GLOBAL_SET, home
+from herring.horovod._engine.engine import GLOBAL_SET, Members, home
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
@@ -80,6 +80,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set.process_set_id = None
     home.current().remove_set(set_id)
     return True
+
+
+def members_of(process_set: ProcessSet) -> Members:
+    """Its ranks. Raises InvalidArgumentError where it does not work (any more)."""
+    if process_set.process_set_id is None:
+        raise InvalidArgumentError(f"{process_set} is not in use: pass it to hvd.add_process_set() or hvd.init() first")
+    return home.current().members(process_set.process_set_id)
 
 
 def set_up(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
 
@@ -33,8 +32,8 @@ class Timeline:
             self._path.write_text("[]\n")  # A path that cannot be written is an error now, not at the end.
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
-        """Call before the operation begins; `on_done` takes what is called at its end. NEGOTIATE_ is Horovod's word for what is waited for other ranks in: here
-        the ranks meet in the servers, so it has no length."""
+        """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
+        other ranks in: here the ranks meet in the servers, so it has no length."""
         if self._path is None:
             return
         activity = kind.upper()

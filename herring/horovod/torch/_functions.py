@@ -6,16 +6,14 @@ unpickled comes from the training script of another rank, or a ProtocolError nam
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from herring._errors import InvalidArgumentError
-from herring._sealed import LENGTH_BYTES, load, seal_of
+from herring.horovod._engine import objects
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
 from herring.horovod.torch import _operations as operations
@@ -109,47 +107,9 @@ def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
     """Rank `root_rank`'s object, on every rank; there the very one."""
-    engine = home.current()
-    seal, is_root = seal_of(engine.session), engine.rank == root_rank
-    name = "object" if name is None else name
-    purpose = f"broadcast_object {name!r} of process set {process_set.process_set_id}"
-    if is_root:
-        sealed = seal.close(_pickler().dumps(obj), purpose, root_rank)
-        length = _as_tensor(seal.close_length(len(sealed), purpose, root_rank))
-        data = _as_tensor(sealed)
-    else:
-        length = torch.empty(LENGTH_BYTES, dtype=torch.uint8)
-    operations.broadcast(length, length, root_rank, f"{name}.size", process_set, waits=True).wait()
-    if not is_root:
-        data = torch.empty(seal.open_length(length.numpy().data, purpose, root_rank), dtype=torch.uint8)
-    operations.broadcast(data, data, root_rank, f"{name}.data", process_set, waits=True).wait()
-    return obj if is_root else load(seal.open(data.numpy().data, purpose, root_rank))
+    return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The ranks' objects, in order of rank."""
-    engine = home.current()
-    seal = seal_of(engine.session)
-    name = "object" if name is None else name
-    purpose = f"allgather_object {name!r} of process set {process_set.process_set_id}"
-    data = _as_tensor(seal.close(_pickler().dumps(obj), purpose, engine.rank))
-    both = operations.all_gather([data, torch.tensor([data.numel()])], name, process_set, waits=True)
-    joined, sizes = both.wait()
-    ranks = engine.members(process_set.process_set_id or 0).ranks
-    starts = [0, *sizes.cumsum(0).tolist()]  # Where these are wrong, a seal is.
-    places = zip(ranks, starts, starts[1:], strict=False)
-    pickled = [seal.open(joined[start:end].numpy().data, purpose, rank) for rank, start, end in places]
-    return [load(each) for each in pickled]
-
-
-def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _pickler() -> ModuleType:
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    module: ModuleType = cloudpickle
-    return module
+    return objects.allgather_object(obj, name, process_set)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from herring.horovod._engine.collectives import Call
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
 from herring.horovod._engine.fusion import Fused
 from herring.horovod._engine.operation import Operation, Steps
-from herring.horovod._engine.process_sets import ProcessSet
+from herring.horovod._engine.process_sets import ProcessSet, members_of
 
 # Horovod's numbers.
 Average, Sum, Adasum, Min, Max, Product = range(6)
@@ -99,7 +99,7 @@ def all_reduce(
     waits: bool = False,
 ) -> Operation:
     """Results: `outputs` (the tensors themselves: in place), else new tensors."""
-    members = _members(process_set)
+    members = members_of(process_set)
     sources = [_memory(each, "allreduce") for each in tensors]
     targets = [each.new_empty(each.shape) for each in sources] if outputs is None else list(outputs)
     # Where the caller's tensor is not contiguous the result lands elsewhere first.
@@ -123,8 +123,8 @@ def all_reduce(
 
     shadow = tuple((collectives.dtype_name(each), tuple(each.shape)) for each in scaled) if op != Adasum else ()
     return home.current().start(
-        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum, shadow=shadow,
-        op=_OPS.get(op, "sum"),
+        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum and len(scaled) == 1,
+        shadow=shadow, op=_OPS.get(op, "sum"),
     )  # fmt: skip
 
 
@@ -158,6 +158,22 @@ def all_reduce_async(
     return handles.add(started, is_one=True)
 
 
+def all_reduce_in_place(
+    tensors: Sequence[torch.Tensor],
+    name: str,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Callable[[], list[torch.Tensor]]:
+    """Starts it; what is returned waits for it, and returns the tensors."""
+    if len(tensors) > 1:
+        return all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set).wait
+    only = tensors[0]
+    handle = all_reduce_async(only, only, name, op, prescale_factor, postscale_factor, process_set)
+    return lambda: [handles.synchronize(handle)]
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Its memory holds it as it is, one element after the other."""
     return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
@@ -173,7 +189,7 @@ def all_gather(
     def steps(call: Call) -> Steps:
         return collectives.all_gather(call, sources, _new)
 
-    return home.current().start("allgather", name, _members(process_set).set_id, steps, waits=waits)
+    return home.current().start("allgather", name, members_of(process_set).set_id, steps, waits=waits)
 
 
 def broadcast(
@@ -186,7 +202,7 @@ def broadcast(
     waits: bool = False,
 ) -> Operation:
     """`root_rank` is a rank of the job, also with process sets. Result: `output`, which may be `tensor`."""
-    members = _members(process_set)
+    members = members_of(process_set)
     if root_rank not in members.ranks:
         raise InvalidArgumentError(
             f"broadcast: root rank {root_rank} is not among ranks {list(members.ranks)} of process set {members.set_id}"
@@ -213,7 +229,7 @@ def all_to_all(
     waits: bool = False,
 ) -> Operation:
     """Result: (rows that came, how many from each rank); the numbers are of the dtype of `splits`, else int32."""
-    members = _members(process_set)
+    members = members_of(process_set)
     source = _memory(tensor, "alltoall")
     if source.dim() == 0:
         raise InvalidArgumentError("alltoall: the tensor is a number; it takes at least one dimension")
@@ -250,7 +266,7 @@ def reduce_scatter(
     waits: bool = False,
 ) -> Operation:
     """Results: new tensors."""
-    members = _members(process_set)
+    members = members_of(process_set)
     if op not in _OPS:
         raise InvalidArgumentError("reducescatter: op must be hvd.Average, Sum, Min, Max or Product")
     sources = [_scaled(_memory(each, "reducescatter"), prescale_factor) for each in tensors]
@@ -270,13 +286,7 @@ def reduce_scatter(
 
 def barrier(process_set: ProcessSet) -> None:
     """Returns when every rank of the set has come."""
-    home.current().run("barrier", None, _members(process_set).set_id, collectives.barrier)
-
-
-def _members(process_set: ProcessSet) -> Members:
-    if process_set.process_set_id is None:
-        raise InvalidArgumentError(f"{process_set} is not in use: pass it to hvd.add_process_set() or hvd.init() first")
-    return home.current().members(process_set.process_set_id)
+    home.current().run("barrier", None, members_of(process_set).set_id, collectives.barrier)
 
 
 def _memory(tensor: torch.Tensor, what: str) -> torch.Tensor:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
-from herring.horovod._engine.operation import Operation
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
@@ -55,9 +54,9 @@ class _Options:
 class _Reduction:
     """Of one group's gradients, on its way."""
 
-    operation: Operation | None
+    finish: Callable[[], list[torch.Tensor]] | None  # waits for the dense ones, where there are any
     sparse: dict[torch.Tensor, SparseHandle]
-    contexts: dict[torch.Tensor, Any]  # of the gradients that `operation` reduces, in their order
+    contexts: dict[torch.Tensor, Any]  # of the gradients that finish() returns, in their order
 
 
 class _Gradients:
@@ -78,8 +77,8 @@ class _Gradients:
         """As before the first backward pass; what is on its way arrives first, for nothing."""
         for reduction in self._on_the_way.values():
             with contextlib.suppress(HorovodInternalError):
-                if reduction.operation is not None:
-                    reduction.operation.wait()
+                if reduction.finish is not None:
+                    reduction.finish()
                 for handle in reduction.sparse.values():
                     handle()
         self._on_the_way.clear()
@@ -125,22 +124,20 @@ class _Gradients:
             dense = gradient.to_dense() if gradient.is_sparse else gradient
             compressed, contexts[parameter] = options.compression.compress(dense)
             sent.append(compressed)
-        operation = None
+        finish = None
         if sent:
-            operation = operations.all_reduce(
-                sent, sent, options.names[group[0]], options.op, options.prescale, options.postscale,
-                options.process_set,
-            )  # fmt: skip
-        return _Reduction(operation, sparse, contexts)
+            finish = operations.all_reduce_in_place(
+                sent, options.names[group[0]], options.op, options.prescale, options.postscale, options.process_set
+            )
+        return _Reduction(finish, sparse, contexts)
 
     @torch.no_grad()
     def _finish(self, group: Group, reduction: _Reduction) -> None:
         for parameter, handle in reduction.sparse.items():
             parameter.grad = handle()
-        if reduction.operation is None:
+        if reduction.finish is None:
             return
-        results = reduction.operation.wait()
-        for (parameter, context), result in zip(reduction.contexts.items(), results, strict=True):
+        for (parameter, context), result in zip(reduction.contexts.items(), reduction.finish(), strict=True):
             reduced = self.options.compression.decompress(result, context)
             gradient = parameter.grad
             assert gradient is not None

@@ -1,0 +1,1 @@
+"""What herring.horovod.keras and herring.horovod.tensorflow.keras share: callbacks without their base class, models."""

@@ -1,0 +1,6 @@
+"""horovod.tensorflow.elastic's names."""
+
+from herring.horovod._engine.elastic import ObjectState, State
+from herring.horovod.tensorflow._elastic import TensorFlowKerasState, TensorFlowState, run
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
