@@ -6,6 +6,7 @@ SIM_SEEDS ?= 100000
 CHAOS_ROUNDS ?= 200
 CHAOS_SEED ?= 1
 SOAK_MINUTES ?= 10
+WHEELS ?=
 TENSORFLOW_RELEASES ?= 2.21.0
 TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
 RUN = $(VENV)/bin/python
@@ -15,12 +16,15 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install format doctor docs clean
+.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-aarch64 wheels format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
 	@echo "make test    set up, then run all tests"
 	@echo "make test-install  pip install from the checkout and from the sdist, each into a bare environment"
+	@echo "make wheels  a wheel for this Python in dist/, tried where there is no compiler (WHEELS=\"--torch 2.12.0 --tensorflow 2.21.0\")"
+	@echo "make test-aarch64  cross-compiles for aarch64 and runs the C++ tests of computation under qemu-user"
+	@echo "make test-ssh  herringrun over emulated hosts with a real sshd each (root; installs openssh-server)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
@@ -59,6 +63,15 @@ test: build-tests
 
 test-install: setup-tests
 	@$(PATH_IN_VENV) $(RUN) .ci/test_install.py
+
+test-aarch64: setup-tests
+	@$(PATH_IN_VENV) JOBS=$(JOBS) .ci/test-aarch64
+
+wheels: setup
+	@$(PATH_IN_VENV) $(RUN) .ci/wheels.py $(WHEELS)
+
+test-ssh: setup-tests
+	@PYTHON="$(RUN)" .ci/test-ssh
 
 check-fast: setup-tests
 	@$(PATH_IN_VENV) ruff check herring tests examples benchmarks setup.py _herring_autoload.py

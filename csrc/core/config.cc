@@ -33,7 +33,7 @@ constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"}
 constexpr std::array<std::string_view, 2> kToggleChoices = {"off", "on"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
 constexpr std::array<std::string_view, 4> kProviderChoices = {"auto", "efa", "verbs", "tcp"};
-constexpr std::array<std::string_view, 4> kSimdChoices = {"auto", "avx512", "avx2", "scalar"};
+constexpr std::array<std::string_view, 5> kSimdChoices = {"auto", "avx512", "avx2", "neon", "scalar"};
 
 enum class Type : std::uint8_t { kBytes, kCount, kMicroseconds, kSeconds, kChoice, kText, kHostPort, kSecret };
 

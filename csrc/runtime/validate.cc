@@ -77,8 +77,8 @@ std::uint64_t effective_arena_bytes(const Config& config) {
 server::Isa reduction_isa(const Config& config) {
   const server::Isa best = server::best_isa();
   if (config.simd == "auto") return best;
-  for (const server::Isa isa : {server::Isa::kScalar, server::Isa::kAvx2, server::Isa::kAvx512}) {
-    if (server::name(isa) == config.simd && isa <= best) return isa;
+  for (const server::Isa isa : {server::Isa::kScalar, server::Isa::kNeon, server::Isa::kAvx2, server::Isa::kAvx512}) {
+    if (server::name(isa) == config.simd && server::is_available(isa)) return isa;
   }
   throw Error(Code::kUnavailable, "HERRING_SIMD=" + config.simd + ": this processor does not have it (its best is " +
                                       std::string(server::name(best)) + ")");

@@ -68,29 +68,10 @@ bool is_float(DataType dtype) {
          dtype == DataType::kBFloat16;
 }
 
-bool is_available(Isa isa) noexcept {
-#if defined(__x86_64__)
-  switch (isa) {
-    case Isa::kScalar:
-      return true;
-    case Isa::kAvx2:
-#if defined(__clang__)
-      return __builtin_cpu_supports("avx2");  // Clang 14 cannot ask for F16C; every processor with AVX2 has it.
-#else
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-#endif
-    case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
-  return false;
-#else
-  return isa == Isa::kScalar;
-#endif
-}
-
 KernelSet kernels_for(ReduceSpec spec, Isa isa) {
   switch (isa) {
+    case Isa::kNeon:
+      return internal::neon_kernels(spec);
     case Isa::kAvx2:
       return internal::avx2_kernels(spec);
     case Isa::kAvx512:
@@ -201,16 +182,43 @@ void check_spans(DataType dtype, std::span<const std::span<const std::byte>> inp
 
 }  // namespace
 
+bool is_available(Isa isa) noexcept {
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::kScalar:
+      return true;
+    case Isa::kNeon:
+      return false;
+    case Isa::kAvx2:
+#if defined(__clang__)
+      return __builtin_cpu_supports("avx2");  // Clang 14 cannot ask for F16C; every processor with AVX2 has it.
+#else
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#endif
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+  return false;
+#elif defined(__aarch64__)
+  return isa == Isa::kScalar || isa == Isa::kNeon;
+#else
+  return isa == Isa::kScalar;
+#endif
+}
+
 Isa best_isa() noexcept {
   if (is_available(Isa::kAvx512)) return Isa::kAvx512;
   if (is_available(Isa::kAvx2)) return Isa::kAvx2;
-  return Isa::kScalar;
+  return is_available(Isa::kNeon) ? Isa::kNeon : Isa::kScalar;
 }
 
 std::string_view name(Isa isa) noexcept {
   switch (isa) {
     case Isa::kScalar:
       return "scalar";
+    case Isa::kNeon:
+      return "neon";
     case Isa::kAvx2:
       return "avx2";
     case Isa::kAvx512:

@@ -17,8 +17,10 @@
 /// max propagate NaN. Bitwise operators on floating types, and bool averages, are refused by check().
 namespace herring::server {
 
-enum class Isa { kScalar, kAvx2, kAvx512 };
+enum class Isa { kScalar, kNeon, kAvx2, kAvx512 };
 
+/// Whether this processor has it.
+bool is_available(Isa isa) noexcept;
 /// The best this processor has.
 Isa best_isa() noexcept;
 std::string_view name(Isa isa) noexcept;

@@ -40,6 +40,7 @@ struct KernelSet {
 };
 
 /// For a spec that check() accepts.
+KernelSet neon_kernels(ReduceSpec spec) noexcept;
 KernelSet avx2_kernels(ReduceSpec spec) noexcept;
 KernelSet avx512_kernels(ReduceSpec spec) noexcept;
 

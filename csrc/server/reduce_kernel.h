@@ -1,5 +1,6 @@
-// No #pragma once and no includes: this file is the body of each vector translation unit (reduce_avx2.cc,
-// reduce_avx512.cc), which includes what is needed, switches the instruction set on, and defines before it:
+// No #pragma once and no includes: this file is the body of each vector translation unit (reduce_neon.cc,
+// reduce_avx2.cc, reduce_avx512.cc), which includes what is needed, switches the instruction set on, and defines before
+// it:
 //   kVectorBytes                                     width of a register
 //   Floats halves_to_floats(const std::byte*)        loads kVectorBytes / 2 bytes of float16, any alignment
 //   void floats_to_halves(Floats, std::byte*)        stores them, nearest even

@@ -3,10 +3,15 @@
 #include <array>
 #include <cstring>
 
+#include "core/processor.h"
 #include "wire/header.h"
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
+#define HERRING_CRC32C_TARGET __attribute__((target("sse4.2")))
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#define HERRING_CRC32C_TARGET __attribute__((target("+crc")))
 #endif
 
 namespace herring::wire {
@@ -74,6 +79,8 @@ constexpr ShiftTables make_shift(std::uint64_t bytes) {
   return tables;
 }
 
+#if defined(HERRING_CRC32C_TARGET)
+
 /// The instruction takes 8 bytes a cycle but answers after three: three streams side by side keep it busy.
 constexpr std::size_t kStreamBytes = 2048;
 constexpr ShiftTables kShift = make_shift(kStreamBytes);
@@ -81,6 +88,18 @@ constexpr ShiftTables kShift = make_shift(kStreamBytes);
 std::uint32_t shift_stream(std::uint64_t crc) {
   return kShift[0][crc & 0xFF] ^ kShift[1][crc >> 8 & 0xFF] ^ kShift[2][crc >> 16 & 0xFF] ^ kShift[3][crc >> 24 & 0xFF];
 }
+
+#if defined(__x86_64__)
+HERRING_CRC32C_TARGET std::uint64_t add_word(std::uint64_t crc, std::uint64_t word) { return _mm_crc32_u64(crc, word); }
+HERRING_CRC32C_TARGET std::uint32_t add_byte(std::uint32_t crc, unsigned char byte) { return _mm_crc32_u8(crc, byte); }
+#else
+HERRING_CRC32C_TARGET std::uint64_t add_word(std::uint64_t crc, std::uint64_t word) {
+  return __crc32cd(static_cast<std::uint32_t>(crc), word);
+}
+HERRING_CRC32C_TARGET std::uint32_t add_byte(std::uint32_t crc, unsigned char byte) { return __crc32cb(crc, byte); }
+#endif
+
+#endif
 
 }  // namespace
 
@@ -105,15 +124,11 @@ std::uint32_t crc32c_table(std::span<const std::byte> bytes, std::uint32_t seed)
   return ~crc;
 }
 
-#if defined(__x86_64__)
+#if defined(HERRING_CRC32C_TARGET)
 
-bool has_crc32c_hardware() noexcept {
-  static const bool has = __builtin_cpu_supports("sse4.2") != 0;
-  return has;
-}
+bool has_crc32c_hardware() noexcept { return has_crc32c_instruction(); }
 
-__attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const std::byte> bytes,
-                                                                std::uint32_t seed) noexcept {
+HERRING_CRC32C_TARGET std::uint32_t crc32c_hardware(std::span<const std::byte> bytes, std::uint32_t seed) noexcept {
   std::uint64_t crc = ~seed;
   while (bytes.size() >= 3 * kStreamBytes) {
     const std::byte* const data = bytes.data();
@@ -124,9 +139,9 @@ __attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const 
       std::memcpy(&words[0], data + i, 8);
       std::memcpy(&words[1], data + kStreamBytes + i, 8);
       std::memcpy(&words[2], data + 2 * kStreamBytes + i, 8);
-      crc = _mm_crc32_u64(crc, words[0]);
-      second = _mm_crc32_u64(second, words[1]);
-      third = _mm_crc32_u64(third, words[2]);
+      crc = add_word(crc, words[0]);
+      second = add_word(second, words[1]);
+      third = add_word(third, words[2]);
     }
     crc = shift_stream(shift_stream(crc) ^ second) ^ third;
     bytes = bytes.subspan(3 * kStreamBytes);
@@ -134,11 +149,11 @@ __attribute__((target("sse4.2"))) std::uint32_t crc32c_hardware(std::span<const 
   while (bytes.size() >= 8) {
     std::uint64_t word;
     std::memcpy(&word, bytes.data(), sizeof word);
-    crc = _mm_crc32_u64(crc, word);
+    crc = add_word(crc, word);
     bytes = bytes.subspan(8);
   }
   auto rest = static_cast<std::uint32_t>(crc);
-  for (const std::byte b : bytes) rest = _mm_crc32_u8(rest, std::to_integer<unsigned char>(b));
+  for (const std::byte b : bytes) rest = add_byte(rest, std::to_integer<unsigned char>(b));
   return ~rest;
 }
 

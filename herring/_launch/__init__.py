@@ -1,25 +1,34 @@
-"""``herringrun``: starts the workers and servers of a job on this machine and looks after them."""
+"""``herringrun``: starts the workers and servers of a job, here or on several hosts, and looks after them."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import shlex
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from herring._errors import HerringError
-from herring._launch._commands import Command, commands_of
+from herring._launch._commands import STAGE, Command, Site, commands_of, here, shared_environment
+from herring._launch._hosts_job import HostsJob, Setup
+from herring._launch._input import is_in_background, restored_terminal
 from herring._launch._job import Interrupted, Job, StartError
 from herring._launch._keeper import Control, run
 from herring._launch._options import parse, problem_of, program_problem, settings_of
 from herring._launch._output import Outputs
-from herring._launch._watch import Policy, dead_after_s, watch
+from herring._launch._rsh import Shell
+from herring._launch._watch import Policy, Supervised, dead_after_s, watch
+from herring._launch._where import Where, is_this_machine, where
 
-__all__ = ["main"]
+__all__ = ["launch", "main", "open_standard_descriptors"]
 
 # After Ctrl-C: for a reader of stdout that does not read.
 READER_S = 1.0
+# In times of HERRING_DEAD_AFTER_S: after such a silence a host counts as lost, and its agent ends what it has started.
+SILENCE = 6
 
 
 def _policy(args: argparse.Namespace, commands: dict[str, Command]) -> Policy:
@@ -32,12 +41,14 @@ def _policy(args: argparse.Namespace, commands: dict[str, Command]) -> Policy:
         restart_servers=args.restart_servers,
         dead_after_s=dead_after_s(env),
         commands=commands,
+        most_losses=args.reset_limit,
     )
 
 
-def _run_job(job: Job, policy: Policy) -> int:
+def _run_job(job: Supervised, args: argparse.Namespace, prepare: Callable[[], dict[str, Command]]) -> int:
     """The exit code; negative: by that signal."""
     try:
+        policy = _policy(args, prepare())
         for name, command in policy.commands.items():
             job.start(name, command)
             job.forward()
@@ -53,13 +64,50 @@ def _run_job(job: Job, policy: Policy) -> int:
         return -interrupted.number
 
 
-def _keep(args: argparse.Namespace, commands: dict[str, Command], control: Control) -> int:
+def _over_hosts(
+    args: argparse.Namespace, extra: dict[str, str], places: Where, outputs: Outputs, control: Control
+) -> int:
+    base = shared_environment(os.environ, extra)
+    rsh = tuple(shlex.split(args.rsh)) if args.rsh else ()
+    shell = Shell(rsh, args.ssh_port, args.ssh_identity_file, max(1, math.ceil(args.start_timeout)))
+    python = args.python or sys.executable
+    silence_s = SILENCE * dead_after_s(base)
+    stage = Path(args.stage) if args.stage else None
+    setup = Setup(places.hosts, shell, python, is_this_machine, args.start_timeout, silence_s, stage)
+    job = HostsJob(outputs, control, setup, args.verbose)
+
+    def prepare() -> dict[str, Command]:
+        hellos = job.connect()
+        master = args.master_addr or places.hosts[0].name
+        cores = [int(hello["cores"]) for hello in hellos]
+        site = Site(places.hosts, places.workers, places.servers, master, hellos[0]["ports"], cores, python)
+        commands = commands_of(args, base, site)
+        job.set_up(base, args.wdir or os.getcwd(), master, commands)
+        return commands
+
+    return _finish(job, _run_job(job, args, prepare))
+
+
+def _keep(args: argparse.Namespace, extra: dict[str, str], places: Where | None, control: Control) -> int:
     """What the keeper does."""
-    outputs = Outputs(args.tag_output)
+    folder = Path(args.output_filename) if args.output_filename else None
+    outputs = Outputs(args.tag_output, folder, len(str(args.num_proc - 1)))
     for fd in control.descriptors:
         outputs.watch(fd)
+    if places is not None:
+        return _over_hosts(args, extra, places, outputs, control)
+    front = os.getppid()
+    if os.isatty(0) and is_in_background(front):
+        args.stdin = "none"  # What is typed is for the shell.
     job = Job(outputs, control, args.verbose)
-    code = _run_job(job, _policy(args, commands))
+    with restored_terminal(front):
+        stage = {STAGE: args.stage} if args.stage else {}
+        base = {**os.environ, **extra, **stage}
+        code = _run_job(job, args, lambda: commands_of(args, base, here(args.num_proc, args.servers)))
+        return _finish(job, code)
+
+
+def _finish(job: Supervised, code: int) -> int:
     try:
         # Who pages through the output takes their time; but who has ended the job wants the prompt back.
         job.finish_output(math.inf if code >= 0 else READER_S)
@@ -73,7 +121,7 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _open_standard_descriptors() -> None:
+def open_standard_descriptors() -> None:
     """Who is started without one of them must not get a pipe of a rank in its place."""
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
@@ -84,20 +132,38 @@ def _open_standard_descriptors() -> None:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0; ends by the
     signal itself where one has ended the job."""
-    _open_standard_descriptors()
-    args = parse(argv)
-    problem = problem_of(args)
-    if problem:
-        return _fail(problem)
+    open_standard_descriptors()
+    return launch(parse(argv))
+
+
+def launch(args: argparse.Namespace) -> int:
+    """Runs the job that the options say; the exit code, as main()."""
     try:
+        places = where(args)
+        if places is not None:
+            args.num_proc, args.servers = len(places.workers), len(places.servers)
+            places = None if places.is_here else places
+        problem = problem_of(args)
+        if problem:
+            return _fail(problem)
         extra = settings_of(args)
+        if args.output_filename:
+            args.output_filename = os.path.abspath(args.output_filename)
+            Path(args.output_filename).mkdir(parents=True, exist_ok=True)
+        if args.wdir and places is None:
+            os.chdir(args.wdir)
+            args.wdir = None
+        elif args.wdir:
+            args.wdir = os.path.abspath(args.wdir)
     except HerringError as error:
         return _fail(str(error))
-    problem = program_problem(args.command, extra.get("PATH", os.environ.get("PATH")))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    if places is None or args.command[:1] == [] or args.command[0].startswith("-"):  # Else the hosts say.
+        problem = program_problem(args.command, extra.get("PATH", os.environ.get("PATH")))
     if problem:
         return _fail(problem)
-    commands = commands_of(args, extra)
-    return run(lambda control: _keep(args, commands, control))
+    return run(lambda control: _keep(args, extra, places, control))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from herring._launch import _processes
 from herring._launch._commands import Command
-from herring._launch._keeper import Control
-from herring._launch._output import Outputs
 
-__all__ = ["Interrupted", "Job", "Process", "StartError", "how_it_ended"]
+__all__ = ["Interrupted", "Job", "Member", "Outlets", "Process", "Requests", "StartError", "how_it_ended", "interrupts"]
 
 # After SIGINT or SIGTERM, before SIGKILL.
 STOP_GRACE_S = 5.0
@@ -47,21 +46,62 @@ class StartError(Exception):
         self.code = code
 
 
-@dataclass
-class Process:
-    """A rank, a server or the rendezvous; leads a session of its own."""
+class Outlets(Protocol):
+    """Where what the processes print goes."""
+
+    def open(self, name: str) -> tuple[int, int]:
+        """What a process is to have as stdout and stderr."""
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+
+    def turn(self, seconds: float) -> list[int]:
+        """Forwards what there is, waiting for something at most this long; which watched descriptors are ready."""
+
+    def drain(self, limit_s: float, reader_limit_s: float, go_on: Callable[[list[int]], None]) -> None:
+        """Forwards what is left when the processes have ended."""
+
+    def resize(self) -> None:
+        """The terminal has another size."""
+
+
+class Requests(Protocol):
+    """What the user asks for meanwhile."""
+
+    def requests(self, ready: list[int]) -> list[int]:
+        """Signals that have come. Raises EOFError where nobody is there any more."""
+
+    def await_resume(self) -> None:
+        """After SIGTSTP, until SIGCONT."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A rank, a server or the rendezvous, here or on another host."""
 
     name: str
-    popen: subprocess.Popen[bytes]
     code: int | None = None  # Once it has ended; negative: killed by that signal.
-    is_reaped: bool = False  # Until then no other process can get its number, nor its group's.
     stopped_since: float | None = None
     stop_is_said: bool = False
 
     @property
+    def how(self) -> str:
+        """In words, how it ended."""
+        return how_it_ended(self.code or 0)
+
+    @property
     def pid(self) -> int:
-        """Also of its group and session."""
-        return self.popen.pid
+        """On its host."""
+        raise NotImplementedError
+
+    @property
+    def place(self) -> str:
+        """Empty here, else " on HOST"."""
+        return ""
+
+    def note_stopped(self, now: float) -> float:
+        """For how long it has been stopped; 0 where it runs."""
+        raise NotImplementedError
 
     @property
     def is_server(self) -> bool:
@@ -72,6 +112,20 @@ class Process:
     def is_worker(self) -> bool:
         """A rank."""
         return self.name.startswith("rank ")
+
+
+class Process(Member):
+    """A process of this machine; leads a session of its own."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
+        super().__init__(name)
+        self.popen = popen
+        self.is_reaped = False  # Until then no other process can get its number, nor its group's.
+
+    @property
+    def pid(self) -> int:
+        """Also of its group and session."""
+        return self.popen.pid
 
     def note_stopped(self, now: float) -> float:
         """For how long it has been stopped; 0 where it runs."""
@@ -85,7 +139,7 @@ class Process:
 class Job:
     """Owns the processes, their output, and what the user asks for meanwhile."""
 
-    def __init__(self, outputs: Outputs, control: Control, verbose: bool) -> None:
+    def __init__(self, outputs: Outlets, control: Requests, verbose: bool) -> None:
         self.outputs = outputs
         self._control = control
         self._verbose = verbose
@@ -101,8 +155,10 @@ class Job:
         """A line on stderr."""
         self.outputs.say(text)
 
-    def start(self, name: str, command: Command) -> None:
-        """Starts one. Raises StartError."""
+    def start(self, name: str, command: Command, stdin: int | None = None) -> Process:
+        """Starts one, with herringrun's stdin where the command takes input, or the given one. Raises StartError."""
+        if stdin is None:
+            stdin = 0 if command.takes_input else subprocess.DEVNULL
         try:
             out, err = self.outputs.open(name)
         except OSError as error:
@@ -111,7 +167,8 @@ class Job:
             popen = subprocess.Popen(
                 command.arguments,
                 env=command.environment,
-                stdin=subprocess.DEVNULL,
+                cwd=command.folder,
+                stdin=stdin,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -122,9 +179,20 @@ class Job:
         finally:
             for fd in {out, err}:
                 os.close(fd)
-        self._processes.append(Process(name, popen))
+        process = Process(name, popen)
+        self._processes.append(process)
         if self._verbose:
             self.say(f"{name} is process {popen.pid}")
+        return process
+
+    def may_start(self, name: str) -> bool:
+        """Whether that one can be started again."""
+        return True
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that were started."""
+        return self._processes
 
     def _prepare_child(self) -> None:
         _processes.end_with_parent()
@@ -153,7 +221,7 @@ class Job:
                 process.code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
                 ended.append(process)
                 if self._verbose:
-                    self.say(f"{process.name} {how_it_ended(process.code)}")
+                    self.say(f"{process.name} {process.how}")
         if time.monotonic() > self._next_reap:
             self._reap_strangers()
         return sorted(ended, key=lambda process: process.code is not None and process.code >= 0)
@@ -175,15 +243,22 @@ class Job:
             elif number == signal.SIGTSTP:
                 self._pause()
             elif number != signal.SIGCONT:
-                now = time.monotonic()
-                first, self._interrupted_at = self._interrupted_at, self._interrupted_at or now
-                if first is None or now - first > SAME_INTERRUPT_S:
+                first, self._interrupted_at = self._interrupted_at, self._interrupted_at or time.monotonic()
+                if interrupts(first):
                     raise Interrupted(number)
 
     def _pause(self) -> None:
         """Ctrl-Z, until fg or bg."""
-        self._signal_all(signal.SIGSTOP)
+        self.stand_still()
         self._control.await_resume()
+        self.go_on()
+
+    def stand_still(self) -> None:
+        """Stops all that descend from this process."""
+        self._signal_all(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """After stand_still()."""
         self._signal_all(signal.SIGCONT)
         for process in self._processes:
             process.stopped_since = None
@@ -261,6 +336,11 @@ class Job:
         """What is in the pipes goes out, as far as it is read in time. Raises Interrupted where the user waits no
         longer."""
         self.outputs.drain(LEAVE_S, reader_limit_s, self._heed)
+
+
+def interrupts(first: float | None) -> bool:
+    """Whether a signal now is another one than that of the time `first`."""
+    return first is None or time.monotonic() - first > SAME_INTERRUPT_S
 
 
 def _alive() -> list[_processes.Found]:

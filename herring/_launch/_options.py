@@ -14,16 +14,21 @@ from herring._version import __version__
 
 __all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_of"]
 
-DESCRIPTION = "Run a training script in several processes on this machine, averaging gradients with Herring."
+DESCRIPTION = (
+    "Runs a training script in several processes, on this machine or on several, averaging gradients with Herring."
+)
+USAGE = """herringrun [options] -np N program [arguments ...]
+       herringrun [options] -H HOST:SLOTS,... program [arguments ...]"""
 EPILOG = """\
 examples:
   herringrun -np 4 python train.py
   herringrun -np 2 --servers 2 python train.py --epochs 3
   herringrun -np 4 --elastic --restart-workers 3 python train.py
+  herringrun -H gpu1:8,gpu2:8 --server-hosts cpu1,cpu2 python train.py
 
 Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 Exit status: 0 where all went well, else that of the first process that failed; 128 + the signal where one was killed.
-Several machines: start the workers with torchrun or mpirun, and servers with `herring server` (see docs/launching.md).
+Hosts are reached by ssh, which must not ask for a password. More: docs/launching.md.
 """
 # Of each process: stdout, stderr, and some moments more.
 _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
@@ -32,6 +37,7 @@ _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="herringrun",
+        usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -39,7 +45,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--version", action="version", version=f"herringrun {__version__}")
-    add("-np", "-n", "--num-proc", type=int, required=True, metavar="N", help="number of workers")
+    add(
+        "-np",
+        "-n",
+        "--num-proc",
+        type=int,
+        metavar="N",
+        help="number of workers (default with -H: the number of slots)",
+    )
     add(
         "--servers",
         type=int,
@@ -47,29 +60,102 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="server processes (default 0: servers are inside the workers)",
     )
-    add("--elastic", action="store_true", help="go on without a worker that dies (docs/reliability.md)")
-    add("--min-workers", type=int, default=1, metavar="M", help="--elastic: with fewer the job ends (default 1)")
+    _add_elastic(parser)
+    add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
+    add(
+        "--output-filename",
+        metavar="FOLDER",
+        help="also write what each process prints to FOLDER/rank.N/stdout and stderr, on this machine",
+    )
+    add(
+        "-x",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for every process (repeatable); without a value: as it is set here",
+    )
+    add("--stdin", choices=("0", "none"), default="0", help="who reads herringrun's stdin: rank 0 (default) or nobody")
+    add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
+    add("--verbose", action="store_true", help="say what is started and how it ended")
+    _add_hosts(parser.add_argument_group("several hosts"))
+    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
+    return parser
+
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--elastic", action="store_true", help="keep training when a worker dies (docs/reliability.md)")
+    add(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="--elastic: end the job when fewer than M workers are left (default 1)",
+    )
     add(
         "--restart-workers",
         type=int,
         default=0,
         metavar="R",
-        help="--elastic: start a worker that died again, so often in all (default 0)",
+        help="--elastic: restart workers that die, at most R times in the whole job (default 0)",
+    )
+    add(
+        "--reset-limit",
+        type=int,
+        metavar="R",
+        help="--elastic: end the job when more than R workers have died (default: no limit)",
     )
     add(
         "--restart-servers",
         type=int,
         default=0,
         metavar="R",
-        help="start a server that died again, so often in all (default 0); training goes on meanwhile",
+        help="restart servers that die, at most R times in the whole job (default 0); training goes on meanwhile",
     )
-    add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="set a variable for every process (repeatable)"
+        "-H",
+        "--host",
+        "--hosts",
+        dest="hosts",
+        metavar="HOST:SLOTS,...",
+        help="the workers' hosts; ranks fill them in this order",
     )
-    add("--verbose", action="store_true", help="say what is started and how it ended")
-    add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
-    return parser
+    add(
+        "--hostfile",
+        "-hostfile",
+        "--machinefile",
+        metavar="FILE",
+        help="the same from a file: `HOST slots=N` on each line, # begins a comment",
+    )
+    add("--slots-per-host", type=int, metavar="N", help="slots of a host that is named without a number (default 1)")
+    add("--server-hosts", metavar="HOST[:N],...", help="hosts that run server processes: one each, or N")
+    add("--server-hostfile", metavar="FILE", help="the same from a file")
+    add(
+        "--rsh",
+        metavar="COMMAND",
+        help="use this instead of ssh; it is called as COMMAND HOST LINE, where LINE is for a shell",
+    )
+    add("--ssh-port", "-p", type=int, metavar="PORT", help="the port of sshd")
+    add("--ssh-identity-file", "-i", metavar="FILE", help="the private key for ssh")
+    add("--python", metavar="PATH", help="the Python on the hosts (default: the path of the one that runs herringrun)")
+    add(
+        "--master-addr",
+        metavar="ADDRESS",
+        help="the address of worker 0's host, as the other hosts know it (default: its name in -H)",
+    )
+    add(
+        "--start-timeout",
+        type=float,
+        default=60,
+        metavar="S",
+        help="how long to wait for all hosts to answer, in seconds (default 60)",
+    )
+    add("--stage", help=argparse.SUPPRESS)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -82,30 +168,49 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def problem_of(args: argparse.Namespace) -> str:
     """What is wrong with the numbers; empty for nothing."""
-    if args.num_proc < 1:
-        return f"-np {args.num_proc}: at least one worker is needed"
-    for name in ("servers", "restart_servers", "restart_workers"):
-        if getattr(args, name) < 0:
+    if problem := _number_problem(args):
+        return problem
+    for name in ("servers", "restart_servers", "restart_workers", "reset_limit"):
+        if (getattr(args, name) or 0) < 0:
             return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
     if not 1 <= args.min_workers <= args.num_proc:
         return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
-    if args.min_workers != 1 and not args.elastic:
-        return "--min-workers: only with --elastic; else a worker's death ends the job"
-    if args.restart_workers and not args.elastic:
-        return "--restart-workers: only with --elastic; else a worker's death ends the job"
-    return _limit_problem(args.num_proc, args.servers)
+    elastic = {
+        "--min-workers": args.min_workers != 1,
+        "--reset-limit": args.reset_limit is not None,
+        "--restart-workers": args.restart_workers > 0,
+    }
+    for name, is_given in elastic.items():
+        if is_given and not args.elastic:
+            return f"{name}: only with --elastic; else a worker's death ends the job"
+    return _limit_problem(args.num_proc, args.servers, args.hosts is not None or args.hostfile is not None)
 
 
-def _limit_problem(workers: int, servers: int) -> str:
+def _number_problem(args: argparse.Namespace) -> str:
+    if args.num_proc is None:
+        return "-np N: how many workers? Or name hosts with -H"
+    if args.num_proc < 1:
+        return f"-np {args.num_proc}: at least one worker is needed"
+    if args.ssh_port is not None and not 0 < args.ssh_port < 65536:
+        return f"--ssh-port {args.ssh_port}: a port is a number from 1 to 65535"
+    if args.start_timeout <= 0:
+        return f"--start-timeout {args.start_timeout:g}: seconds, more than 0"
+    return ""
+
+
+def _limit_problem(workers: int, servers: int, is_elsewhere: bool) -> str:
     what = f"-np {workers}" + (f" --servers {servers}" if servers else "")
     most = most_servers()
     if most is not None and servers > most:
         return f"--servers {servers}: a job has at most {most} servers (HERRING_SERVERS); more workers can share them"
     processes = workers + servers
+    if is_elsewhere:
+        processes = 0
     pids = _number_in(Path("/proc/sys/kernel/pid_max"))
     if pids is not None and processes >= pids:
         return f"{what}: this machine runs at most {pids} processes (/proc/sys/kernel/pid_max)"
-    descriptors = processes * _DESCRIPTORS_EACH + _DESCRIPTORS_MORE
+    each = _DESCRIPTORS_EACH * (2 if is_elsewhere else 1)
+    descriptors = (workers + servers) * each + _DESCRIPTORS_MORE
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and descriptors > hard:
         return (
@@ -138,9 +243,11 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     extra = {}
     for setting in args.env:
         name, equals, value = setting.partition("=")
-        if not equals or not name or "\0" in setting:
-            raise InvalidArgumentError(f"--env {setting}: takes NAME=VALUE")
-        extra[name] = value
+        if not name or "\0" in setting:
+            raise InvalidArgumentError(f"--env {setting}: takes NAME=VALUE, or the NAME of a variable that is set here")
+        if not equals and name not in os.environ:
+            raise InvalidArgumentError(f"--env {name}: there is no such variable here; give its value: NAME=VALUE")
+        extra[name] = value if equals else os.environ[name]
     # The launcher itself sets these, whatever the environment says.
     own = {"HERRING_SERVERS": str(args.servers), "HERRING_HUB": "", "HERRING_RENDEZVOUS": ""}
     if args.elastic or args.restart_servers:

@@ -22,12 +22,15 @@ import re
 import select
 import selectors
 import stat
+import struct
 import termios
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["Destination", "Outputs", "Source"]
+__all__ = ["Destination", "Outputs", "Source", "set_size", "terminal_like"]
 
 BAR_S = 0.1
 PREVIEW_S = 0.25
@@ -118,8 +121,10 @@ class Destination:
 class Source:
     """One rank's stdout or stderr, or both where they go to one place."""
 
-    def __init__(self, fd: int, tag: bytes, destination: Destination) -> None:
+    def __init__(self, fd: int, tag: bytes, destination: Destination, copy: BinaryIO | None = None) -> None:
         self.fd = fd
+        self.copy = copy  # A file that gets all of it, too.
+        self.problem = ""  # Said once; for who asks.
         self.destination = destination
         self.ended = False
         self._tag = tag
@@ -139,9 +144,18 @@ class Source:
         except OSError:  # A terminal that nobody holds open any more.
             data = b""
         if data:
+            if self.copy is not None:
+                self._write_copy(self.copy, data)
             self.take(data, time.monotonic())
         else:
             self.finish()
+
+    def _write_copy(self, copy: BinaryIO, data: bytes) -> None:
+        try:
+            copy.write(data)
+        except OSError as error:
+            self.problem = f"{copy.name}: {error.strerror}; the job goes on, and the rest is not there"
+            self.copy = None
 
     def take(self, data: bytes, now: float) -> None:
         """What the rank has printed next."""
@@ -253,8 +267,11 @@ class Source:
 class Outputs:
     """All of them, and who else is to be waited for meanwhile."""
 
-    def __init__(self, tag_output: bool) -> None:
+    def __init__(self, tag_output: bool, folder: Path | None = None, digits: int = 1) -> None:
+        """`folder`: gets a copy of all output, rank.N/stdout and so on, N with so many digits at least."""
         self._tag_output = tag_output
+        self._folder = folder
+        self._digits = digits
         self._selector = selectors.PollSelector()
         self._sources: list[Source] = []
         out = Destination(1, "stdout")
@@ -265,24 +282,49 @@ class Outputs:
         """turn() returns it when there is something to read."""
         self._selector.register(fd, selectors.EVENT_READ)
 
+    def unwatch(self, fd: int) -> None:
+        """turn() returns it no longer."""
+        self._selector.unregister(fd)
+
     @property
     def is_merged(self) -> bool:
         """stdout and stderr are one place: each process has one stream for both, which keeps their order."""
-        return self._out is self._err
+        return self._out is self._err and self._folder is None
 
-    def open(self, name: str) -> tuple[int, int]:
-        """What a process is to have as stdout and stderr; close both (or the one) when it has started."""
+    @property
+    def terminals(self) -> list[bool]:
+        """Whether stdout and stderr are terminals."""
+        return [self._out.is_terminal, self._err.is_terminal]
+
+    @property
+    def size(self) -> list[int] | None:
+        """Rows and columns of the terminal; None where there is none."""
+        terminal = next((each for each in (self._out, self._err) if each.is_terminal), None)
+        return None if terminal is None else _size_of(terminal.fd)
+
+    def open(self, name: str, pipes: bool = False) -> tuple[int, int]:
+        """What a process is to have as stdout and stderr; close both (or the one) when it has started. `pipes`: no
+        terminals, for what comes from a terminal of another host."""
         tag = f"[{name}] ".encode() if self._tag_output else b""
-        out = self._open_one(tag, self._out)
+        out = self._open_one(tag, self._out, pipes, self._copy(name, "stdout"))
         try:
-            return out, out if self.is_merged else self._open_one(tag, self._err)
+            return out, out if self.is_merged else self._open_one(tag, self._err, pipes, self._copy(name, "stderr"))
         except OSError:
             os.close(out)
             raise
 
-    def _open_one(self, tag: bytes, destination: Destination) -> int:
-        read, write = _terminal_like(destination.fd) if destination.is_terminal else os.pipe()
-        source = Source(read, tag, destination)
+    def _copy(self, name: str, stream: str) -> BinaryIO | None:
+        if self._folder is None:
+            return None
+        role, _, number = name.partition(" ")
+        folder = self._folder / (f"{role}.{int(number):0{self._digits}d}" if number else role)
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / stream).open("ab", buffering=0)
+
+    def _open_one(self, tag: bytes, destination: Destination, pipes: bool, copy: BinaryIO | None) -> int:
+        is_terminal = destination.is_terminal and not pipes
+        read, write = terminal_like(_size_of(destination.fd)) if is_terminal else os.pipe()
+        source = Source(read, tag, destination, copy)
         self._sources.append(source)
         self._selector.register(read, selectors.EVENT_READ, source)
         return write
@@ -324,6 +366,10 @@ class Outputs:
             problem, each.problem = each.problem, ""
             if problem and each is not self._err:
                 self.say(problem)
+        for source in self._sources:
+            problem, source.problem = source.problem, ""
+            if problem:
+                self.say(problem)
 
     def _choose_sources(self, now: float) -> None:
         """Who is read in this turn, and who is waited for to take more."""
@@ -348,6 +394,8 @@ class Outputs:
         with contextlib.suppress(KeyError):
             self._selector.unregister(source.fd)
         os.close(source.fd)
+        if source.copy is not None:
+            source.copy.close()
 
     def drain(self, limit_s: float, reader_limit_s: float, go_on: Callable[[list[int]], None]) -> None:
         """The processes have ended: forwards what is left in their pipes, and waits until it is taken.
@@ -368,7 +416,7 @@ class Outputs:
         """The terminal has another size."""
         for source in self._sources:
             if source.destination.is_terminal:
-                _copy_size(source.destination.fd, source.fd)
+                set_size(source.fd, _size_of(source.destination.fd))
 
 
 def _is_same(one: int, other: int) -> bool:
@@ -378,7 +426,7 @@ def _is_same(one: int, other: int) -> bool:
         return False
 
 
-def _terminal_like(fd: int) -> tuple[int, int]:
+def terminal_like(size: Sequence[int] | None) -> tuple[int, int]:
     """A terminal for the rank where herringrun has one: colours, progress bars and line buffering stay."""
     try:
         master, slave = os.openpty()
@@ -389,10 +437,20 @@ def _terminal_like(fd: int) -> tuple[int, int]:
         attributes[1] &= ~termios.OPOST  # The real one does that.
         attributes[3] &= ~termios.ECHO
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
-    _copy_size(fd, slave)
+    set_size(slave, size)
     return master, slave
 
 
-def _copy_size(of: int, to: int) -> None:
+def _size_of(fd: int) -> list[int] | None:
+    """Rows and columns of a terminal; None where it is none."""
     with contextlib.suppress(OSError):
-        fcntl.ioctl(to, termios.TIOCSWINSZ, fcntl.ioctl(of, termios.TIOCGWINSZ, b"\0" * 8))
+        rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
+        return [rows, columns]
+    return None
+
+
+def set_size(fd: int, size: Sequence[int] | None) -> None:
+    """Gives a terminal these rows and columns; nothing for None."""
+    if size is not None:
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from herring._launch._commands import Command
-from herring._launch._job import Job, Process, how_it_ended
+from herring._launch._job import Member
 
 __all__ = ["Policy", "dead_after_s", "watch"]
 
@@ -27,6 +28,21 @@ def dead_after_s(env: Mapping[str, str]) -> float:
         return _DEAD_AFTER_S  # The workers say that it is bad.
 
 
+class Supervised(Protocol):
+    """What is asked of a job, on this machine or over several (Job, HostsJob)."""
+
+    def say(self, text: str) -> None: ...
+    def start(self, name: str, command: Command) -> Any: ...
+    def may_start(self, name: str) -> bool: ...
+    def running(self) -> Sequence[Member]: ...
+    def forward(self) -> None: ...
+    def poll(self, seconds: float) -> Sequence[Member]: ...
+    def bury(self, process: Any) -> None: ...
+    def stop(self, first: int = ...) -> None: ...
+    def leave(self) -> None: ...
+    def finish_output(self, reader_limit_s: float) -> None: ...
+
+
 @dataclass
 class Policy:
     """What the job can do without, and who is started again."""
@@ -38,17 +54,22 @@ class Policy:
     restart_servers: int
     dead_after_s: float
     commands: dict[str, Command]  # By name: how it was started.
+    most_losses: int | None = None  # So many workers may be lost, in all.
     finished: int = 0  # Workers that ended well.
+    losses: int = 0
 
-    def note(self, process: Process) -> None:
+    def note(self, process: Member) -> None:
         """It has ended."""
         if process.is_worker and process.code == 0:
             self.finished += 1
 
-    def may_go_on(self, process: Process, running: list[Process]) -> str:
+    def may_go_on(self, process: Member, running: Sequence[Member]) -> str:
         """With whom the workers can do without it; empty where they cannot."""
         if process.is_worker and self.elastic:
             left = sum(other.is_worker for other in running)
+            self.losses += 1
+            if self.most_losses is not None and self.losses > self.most_losses:
+                return ""
             # Where some have finished, who is left goes on by itself.
             if self.finished or left >= self.min_workers:
                 return f"the other {left} workers" if left else "nobody: the others have finished"
@@ -59,7 +80,7 @@ class Policy:
                 return "servers inside the workers" if self.elastic else ""
         return ""
 
-    def takes_back(self, process: Process, running: list[Process]) -> bool:
+    def takes_back(self, process: Member, running: Sequence[Member]) -> bool:
         """Whether to start it again; counts."""
         if not any(other.is_worker for other in running):
             return False
@@ -72,7 +93,7 @@ class Policy:
         return False
 
 
-def _look_at_stopped(job: Job, policy: Policy, some_have_finished: bool) -> bool:
+def _look_at_stopped(job: Supervised, policy: Policy, some_have_finished: bool) -> bool:
     """Who stands still is named, in an elastic job ended. True where the job must end: nobody would miss the process
     any more, as it has ended for the others."""
     now = time.monotonic()
@@ -95,28 +116,34 @@ def _look_at_stopped(job: Job, policy: Policy, some_have_finished: bool) -> bool
         for process in new:
             process.stop_is_said = True
         names = _names(new)
-        pids = " ".join(str(process.pid) for process in new)
         has = "have" if len(new) > 1 else "has"
         job.say(
             f"{names} {has} been stopped (SIGSTOP, SIGTSTP or a debugger) for {policy.dead_after_s:g} s; "
-            f"to go on: kill -CONT {pids}"
+            f"to go on: {_resume_command(new)}"
         )
     return False
 
 
-def _names(processes: list[Process]) -> str:
+def _resume_command(processes: Sequence[Member]) -> str:
+    pids: dict[str, list[str]] = {}
+    for process in processes:
+        pids.setdefault(process.place, []).append(str(process.pid))
+    return ", ".join(f"kill -CONT {' '.join(each)}{place}" for place, each in pids.items())
+
+
+def _names(processes: Sequence[Member]) -> str:
     return ", ".join(process.name for process in processes)
 
 
-def _goes_on(job: Job, process: Process, policy: Policy) -> bool:
+def _goes_on(job: Supervised, process: Member, policy: Policy) -> bool:
     """Whether the job goes on though this process failed; starts it again where that is wanted."""
-    how = how_it_ended(process.code or 0)
+    how = process.how
     running = job.running()
     whom = policy.may_go_on(process, running)
     if not whom:
         return False
     job.bury(process)
-    again = policy.takes_back(process, running)
+    again = job.may_start(process.name) and policy.takes_back(process, running)
     more = "; it is started again" if again else ""
     job.say(f"{process.name} {how}; the job goes on with {whom}{more}")
     if again:
@@ -124,10 +151,10 @@ def _goes_on(job: Job, process: Process, policy: Policy) -> bool:
     return True
 
 
-def watch(job: Job, policy: Policy) -> int:
+def watch(job: Supervised, policy: Policy) -> int:
     """Until all are gone; ends the job when one fails that is needed. Returns the exit code: 128 + signal where the
     first that failed was killed."""
-    failed: Process | None = None
+    failed: Member | None = None
     give_up = float("inf")
     some_have_finished, next_look = False, 0.0
     while job.running():
@@ -143,7 +170,7 @@ def watch(job: Job, policy: Policy) -> int:
                 continue
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S
-            job.say(f"{process.name} {how_it_ended(process.code or 0)}; ending the job")
+            job.say(f"{process.name} {process.how}; ending the job")
         if give_up == float("inf") and not any(process.is_worker for process in job.running()):
             # Servers leave when the last worker has; one that is stopped never would.
             give_up = time.monotonic() + FAILURE_GRACE_S

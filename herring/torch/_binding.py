@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.util
+import logging
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import torch
 
 from herring import _core  # noqa: F401  (loads libherring.so, which the binding links to)
 from herring._errors import HerringTimeoutError, UnavailableError
+from herring._log import say
 from herring._version import __version__
 from herring.torch import _build
 
@@ -62,19 +64,20 @@ def load() -> Binding:
         raise UnavailableError(str(error)) from error
 
 
-def describe() -> tuple[bool, str]:
-    """Whether backend herring works with this torch, and what there is to say; builds and loads nothing."""
+def describe() -> tuple[str, str]:
+    """Whether the binding for this torch is "there", is "to build" or is "impossible", and what there is to say; builds
+    and loads nothing."""
     name = _build.module_name(torch.__version__)
     try:
         digest = _build.Sources.find().digest()
         wanted = _build.stamp(torch.__version__, digest).encode()
         for folder in (_INSTALLED, cache_folder(digest)):
             if _has_stamp(folder / f"{name}.so", wanted):
-                return True, f"the binding for it is there ({folder})"
+                return "there", f"the binding for it is there ({folder})"
         _build.check_build(torch.__version__, bool(torch._C._GLIBCXX_USE_CXX11_ABI))
     except _build.BuildError as error:
-        return False, str(error)
-    return True, "the binding for it is built when the backend is first used, in about 40 s"
+        return "impossible", str(error)
+    return "to build", "no binding for it yet: its first use builds one in about 40 s, or now: herring build torch"
 
 
 def cache_folder(digest: str) -> Path:
@@ -119,10 +122,10 @@ def _say_why(name: str, folder: Path) -> None:
         is_other = release != torch.__version__.partition("+")[0]
         others.insert(0, f"torch {release}, whatever its name says" if is_other else "other sources of Herring")
     reason = f" (the installed binding is for {', '.join(others)})" if others else ""
-    print(
-        f"herring: building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
-        file=sys.stderr,
-        flush=True,
+    say(
+        logging.WARNING,
+        f"building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
+        "herring",
     )
 
 

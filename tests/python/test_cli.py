@@ -60,3 +60,15 @@ def test_versions_are_told(clean_env):
     command = [sys.executable, "-m", "herring._launch", "--version"]
     done = subprocess.run(command, env=clean_env, capture_output=True, text=True, timeout=30, check=False)
     assert done.stdout.startswith("herringrun ")
+
+
+def test_python_m_herring_is_the_command(clean_env):
+    done = subprocess.run(
+        [sys.executable, "-m", "herring", "--version"],
+        env=clean_env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert done.stdout.startswith("herring ")

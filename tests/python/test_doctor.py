@@ -79,7 +79,9 @@ def test_a_torch_that_herring_cannot_serve_is_a_problem(clean_env, tmp_path, mon
 
     monkeypatch.setattr(_binding, "_INSTALLED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _doctor._torch().state == "ok", "there is a compiler here"
+    finding = _doctor._torch()
+    assert finding.state == "absent", "there is a compiler here, but no binding yet"
+    assert "herring build torch" in finding.text
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     finding = _doctor._torch()
@@ -93,3 +95,57 @@ def test_every_line_says_something(clean_env):
         assert text.strip(), subject
         assert not text.startswith((":", ";")), (subject, text)
         assert "link-local" not in text or state != "ok"
+
+
+@pytest.mark.skipif(not is_installed("torch"), reason="torch is not installed")
+def test_a_binding_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
+    """The right name and the right stamp: a torch of another build, a damaged file."""
+    import torch
+
+    from herring.torch import _binding, _build
+
+    digest = _build.Sources.find().digest()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_binding, "_INSTALLED", tmp_path / "nowhere")
+    cached = _binding.cache_folder(digest)
+    cached.mkdir(parents=True)
+    name = _build.module_name(torch.__version__)
+    (cached / f"{name}.so").write_bytes(_build.stamp(torch.__version__, digest).encode())
+    elsewhere = (
+        f"from pathlib import Path; from herring.torch import _binding; _binding._INSTALLED = Path({str(tmp_path)!r})"
+    )
+    monkeypatch.setattr(_doctor, "LOAD_TORCH", f"{elsewhere}; _binding.load()")
+    finding = _doctor._torch()
+    assert finding.state == "problem", finding
+    assert "does not load" in finding.text
+
+
+def test_an_mpi4py_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('cannot load libmpi.so.40')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(_doctor, "_package", lambda name: "4.1")
+    monkeypatch.setattr(_doctor.shutil, "which", lambda *_, **__: "/usr/bin/mpirun")
+    finding = _doctor._mpi()
+    assert finding.state == "absent"
+    assert "cannot load libmpi.so.40" in finding.text
+
+
+def test_a_device_that_no_provider_uses_is_not_called_ok(monkeypatch):
+    monkeypatch.setattr(_doctor, "_devices", lambda: ["rdmap0s6"])
+    tcp = _doctor.Finding("  tcp", "ok", "eth0: CHOSEN: the interface of the default route")
+    none = _doctor.Finding("  efa", "absent", "not offered by this libfabric on this machine")
+    assert _doctor._efa([tcp, none]).state == "absent"
+    assert _doctor._efa([tcp, _doctor.Finding("  efa", "ok", "rdmap0s6: CHOSEN")]).state == "ok"
+
+
+def test_loopback_is_of_no_use_to_other_hosts(clean_env):
+    findings = doctor(clean_env)
+    lines = [line for state, text in findings.values() for line in text.splitlines() if line.startswith("lo (")]
+    assert all("this host alone" in line or "CHOSEN" in line for line in lines), lines
+
+
+def test_a_provider_that_is_not_there_makes_its_libfabric_no_ok(clean_env):
+    findings = doctor({**clean_env, "HERRING_PROVIDER": "verbs"})
+    if "provider" in {subject.strip() for subject in findings}:
+        assert findings["libfabric"][0] == "absent"

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -258,3 +259,46 @@ def test_bars_of_two_ranks_in_a_file_leave_lines_alone(tmp_path):
         a.finish()
         b.finish()
     assert path.read_bytes() == (b"\r[a]  1%\r[a]  2%\n[b] a line\n\r[a]  3%\n[b] 10%\r[b] 20%\r[b] 30%\r\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--stdin", "none"]], ids=["rank 0", "none"])
+def test_stdin_is_rank_0s(launches, options):
+    """A script that asks, `herringrun ... < data`: one rank gets it, and the others do not wait for it."""
+    (launches.folder / "input").write_bytes(b"typed\n")
+    with (launches.folder / "input").open() as file:
+        status, out, err = launches.run("print(rank, repr(sys.stdin.read()))", *options, stdin=file)
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"0 {'' if options else chr(10).join(['typed', ''])!r}", "1 ''"]
+
+
+def test_a_breakpoint_of_one_process_can_be_used(launches):
+    """pdb reads the terminal and shows its prompt there."""
+    master, slave = os.openpty()
+    script = launches.folder / "debug.py"
+    script.write_text("value = 40\nbreakpoint()\nprint('went on', value)\n")
+    program = [sys.executable, str(script)]
+    env = {"TERM": "dumb", "PYTHON_BASIC_REPL": "1"}
+    job = launches.start("", size=1, program=program, stdin=slave, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    shown = read_until(master, b"(Pdb) ", 20)
+    assert shown.endswith(b"(Pdb) "), shown
+    os.write(master, b"p value + 2\n")
+    shown = read_until(master, b"42", 20)
+    assert b"42" in shown
+    if b"(Pdb) " not in shown:
+        read_until(master, b"(Pdb) ", 20)
+    os.write(master, b"c\n")
+    shown = read_until(master, b"went on 40", 20)
+    assert b"went on 40" in shown
+    assert job.wait(20) == 0
+    os.close(master)
+
+
+def test_files_with_each_ranks_own_output(launches):
+    folder = launches.folder / "logs"
+    code = "print('out', rank, flush=True); print('err', rank, file=sys.stderr, flush=True)"
+    status, out, _ = launches.run(code, "--output-filename", str(folder), size=11)
+    assert status == 0
+    assert len(out.splitlines()) == 11
+    assert (folder / "rank.03" / "stdout").read_text() == "out 3\n", "with leading zeros, as Horovod has them"
+    assert (folder / "rank.10" / "stderr").read_text() == "err 10\n"

@@ -53,9 +53,11 @@ std::string describe(ReduceSpec spec, std::size_t inputs, std::size_t elements, 
 
 /// Instruction sets of this machine besides the scalar one.
 std::vector<Isa> vector_isas() {
-  if (best_isa() == Isa::kAvx512) return {Isa::kAvx2, Isa::kAvx512};
-  if (best_isa() == Isa::kAvx2) return {Isa::kAvx2};
-  return {};
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
+    if (is_available(isa)) isas.push_back(isa);
+  }
+  return isas;
 }
 
 template <class T>
@@ -175,7 +177,7 @@ class ReduceTest : public ::testing::Test {
 
 TEST_F(ReduceTest, VectorKernelsEqualTheirScalarTwinInEveryBit) {
   const std::vector<Isa> isas = vector_isas();
-  if (isas.empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512";
+  if (isas.empty()) GTEST_SKIP() << "this processor has neither NEON nor AVX2 nor AVX-512";
   for (const std::size_t count : kCounts) {
     for (const ReduceSpec spec : all_specs(static_cast<std::uint32_t>(count) * 3 + 1)) {
       const std::size_t width = element_bytes(spec.dtype);
@@ -199,6 +201,19 @@ TEST_F(ReduceTest, Avx512KernelsRunWhereTheProcessorHasThem) {
     GTEST_SKIP() << "this processor has no AVX-512 F/BW/DQ/VL: its kernels were compiled, not run";
   }
   EXPECT_EQ(vector_isas().size(), 2u);
+}
+
+TEST_F(ReduceTest, WhatTheProcessorDoesNotHaveIsRefused) {
+  const std::vector<Bytes> inputs(2, Bytes(64));
+  for (const Isa isa : {Isa::kNeon, Isa::kAvx2, Isa::kAvx512}) {
+    if (is_available(isa)) continue;
+    EXPECT_THROW(reduce_bytes({}, inputs, isa), Error) << name(isa);
+  }
+#if defined(__aarch64__)
+  EXPECT_EQ(best_isa(), Isa::kNeon);
+#else
+  EXPECT_FALSE(is_available(Isa::kNeon));
+#endif
 }
 
 TEST_F(ReduceTest, AlignmentChangesNothing) {

@@ -64,7 +64,7 @@ def test_a_binding_for_another_torch_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_binding_under_another_torchs_name_is_named_and_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a copied environment may have it: loading it could end the process without a word."""
     release = torch.__version__.partition("+")[0]
@@ -82,7 +82,7 @@ def test_a_binding_under_another_torchs_name_is_named_and_not_loaded(
         _binding._import(name, tmp_path / "junk.so")
     monkeypatch.setattr(_binding, "_INSTALLED", tmp_path)
     _binding._say_why(name, tmp_path)
-    assert f"is for torch {other}, whatever its name says" in capsys.readouterr().err
+    assert f"is for torch {other}, whatever its name says" in caplog.text
 
 
 def test_a_torch_build_that_does_not_fit_gets_an_error_that_says_so(tmp_path: Path) -> None:

