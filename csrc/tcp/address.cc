@@ -100,8 +100,8 @@ EndpointAddress decode_peer_address(PeerId peer, std::span<const std::byte> byte
     refuse(peer, "is not one that a Herring tcp endpoint gave (" + std::to_string(bytes.size()) +
                      " bytes): do all processes run the same version of Herring?");
   }
-  const auto port = htons(static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[5]) |
-                                                     std::to_integer<unsigned>(bytes[6]) << 8));
+  const auto port =
+      htons(static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[5]) | std::to_integer<unsigned>(bytes[6]) << 8));
   EndpointAddress address;
   if (is_v6) {
     sockaddr_in6 in{};

@@ -296,7 +296,7 @@ bool TcpEndpoint::make_room_in_lobby() {
   return true;
 }
 
-void TcpEndpoint::reject(Connection& connection, Counter StrangerCounters::* counter, const std::string& what) {
+void TcpEndpoint::reject(Connection& connection, Counter StrangerCounters::*counter, const std::string& what) {
   if (options_.strangers != nullptr) ((*options_.strangers).*counter).add();
   const std::string text = connection.text + " " + what;
   close_connection(connection, what);

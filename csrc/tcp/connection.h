@@ -51,7 +51,7 @@ struct Peer {
 };
 
 enum class Stage : std::uint8_t {
-  kConnecting,     ///< The system is at it.
+  kConnecting,      ///< The system is at it.
   kAwaitingAnswer,  ///< Hello is sent.
   kAwaitingHello,   ///< Accepted; nothing is known of the other end.
   kAwaitingProof,   ///< Answer is sent.

@@ -28,9 +28,9 @@ namespace {
 
 constexpr std::size_t kStagingBytes = 64 << 10;
 constexpr std::size_t kAheadOfSmall = 16 << 10;  // What is asked for where small messages come ...
-constexpr std::size_t kAheadOfLarge = 4 << 10;   // ... and where a large one does, all but this of which lands straight.
-constexpr std::size_t kLargeBytes = 64 << 10;    // No larger message is set aside at once.
-constexpr std::size_t kTurnBytes = 4 << 20;      // Read from one connection before others have their turn.
+constexpr std::size_t kAheadOfLarge = 4 << 10;  // ... and where a large one does, all but this of which lands straight.
+constexpr std::size_t kLargeBytes = 64 << 10;   // No larger message is set aside at once.
+constexpr std::size_t kTurnBytes = 4 << 20;     // Read from one connection before others have their turn.
 constexpr std::size_t kMostWithdrawn = 4096;
 // A receive is posted in a moment where its sender was quick; copying it twice costs more than this wait.
 constexpr Duration kPausePatience = std::chrono::milliseconds(2);
@@ -134,10 +134,10 @@ Receiver::Outcome Receiver::read(Inflow& in, std::string& why) {
     }
     std::size_t direct = 0;
     for (std::size_t i = 0; i < count; ++i) direct += parts[i].iov_len;
-    const std::size_t ahead = direct > 0              ? kAheadOfLarge
-                              : in.is_in_body         ? staging_.size()
-                              : in.ahead > 0          ? in.ahead
-                                                      : kAheadOfSmall;
+    const std::size_t ahead = direct > 0      ? kAheadOfLarge
+                              : in.is_in_body ? staging_.size()
+                              : in.ahead > 0  ? in.ahead
+                                              : kAheadOfSmall;
     parts[count++] = {staging_.data(), ahead};
     msghdr message{};
     message.msg_iov = parts.data();
@@ -227,9 +227,9 @@ void Receiver::settle(Receive* receive, const Inflow& in) {
   Completion completion{receive->token, CompletionKind::kReceive, in.frame.bytes, {}};
   if (in.frame.bytes > receive->memory.size()) {
     completion.bytes = 0;
-    completion.status = Status(Code::kProtocol, "receive of " + std::to_string(receive->memory.size()) +
-                                                    " bytes, tag " + hex(receive->tag.value) + ": the message is of " +
-                                                    std::to_string(in.frame.bytes));
+    completion.status =
+        Status(Code::kProtocol, "receive of " + std::to_string(receive->memory.size()) + " bytes, tag " +
+                                    hex(receive->tag.value) + ": the message is of " + std::to_string(in.frame.bytes));
   }
   table_.remove(receive);
   ready_.push_back(std::move(completion));
@@ -296,10 +296,11 @@ void Receiver::drop(Inflow& in, const std::string& why) {
     std::erase(cancelling_, receive);
     ready_.push_back({receive->token, CompletionKind::kCancelled, 0, {}});
   } else {
-    ready_.push_back({receive->token, CompletionKind::kReceive, 0,
-                      Status(Code::kPeerLost, "receive of " + std::to_string(receive->memory.size()) + " bytes, tag " +
-                                                  hex(receive->tag.value) +
-                                                  ": the sender's connection broke while the message arrived: " + why)});
+    ready_.push_back(
+        {receive->token, CompletionKind::kReceive, 0,
+         Status(Code::kPeerLost, "receive of " + std::to_string(receive->memory.size()) + " bytes, tag " +
+                                     hex(receive->tag.value) +
+                                     ": the sender's connection broke while the message arrived: " + why)});
   }
   table_.remove(receive);
 }

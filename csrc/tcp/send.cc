@@ -108,10 +108,10 @@ Send* TcpEndpoint::pop_send(Peer& peer) {
 void TcpEndpoint::fail_sends(Peer& peer, Code code, const std::string& why) {
   while (peer.first != nullptr) {
     Send* const send = pop_send(peer);
-    ready_.push_back({send->token, CompletionKind::kSend, 0,
-                      Status(code, "send of " + std::to_string(send->memory.size()) + " bytes, tag " +
-                                       hex(send->tag.value) + ", to peer " + std::to_string(peer.id.value) + " at " +
-                                       peer.text + ": " + why)});
+    ready_.push_back(
+        {send->token, CompletionKind::kSend, 0,
+         Status(code, "send of " + std::to_string(send->memory.size()) + " bytes, tag " + hex(send->tag.value) +
+                          ", to peer " + std::to_string(peer.id.value) + " at " + peer.text + ": " + why)});
     --sends_;
     send_pool_.give_back(send);
   }
