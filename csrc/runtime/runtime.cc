@@ -68,7 +68,7 @@ class Runtime::Impl {
                                       options.fabric_search, deadline, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
     damage = connections.damage;
-    fabric = std::move(connections.fabric);
+    network = std::move(connections.network);
     description = describe(connections.endpoint.get());
     std::vector<std::uint32_t> everybody(placement.workers);
     for (std::uint32_t rank = 0; rank < placement.workers; ++rank) everybody[rank] = rank;
@@ -384,7 +384,7 @@ class Runtime::Impl {
   std::string description;
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
-  std::unique_ptr<efa::Fabric> fabric;
+  std::unique_ptr<Network> network;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
   std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
