@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kBuiltin = "builtin";
 /// Where auto finds neither EFA nor verbs. docs/adr/0014-builtin-tcp.md has the measurements.
-constexpr bool kAutoTakesBuiltin = false;
+constexpr bool kAutoTakesBuiltin = true;
 
 class FabricNetwork final : public Network {
  public:

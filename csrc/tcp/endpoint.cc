@@ -148,6 +148,7 @@ void TcpEndpoint::handle_events() {
       connection = find(event.data.u64);
       if (connection == nullptr || connection->stage == Stage::kConnecting) continue;
     }
+    if ((event.events & (EPOLLRDHUP | EPOLLERR | EPOLLHUP)) != 0) connection->in.is_ending = true;
     if ((event.events & (EPOLLIN | EPOLLRDHUP | EPOLLERR | EPOLLHUP)) != 0) set_readable(*connection);
   }
 }

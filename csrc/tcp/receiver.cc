@@ -160,7 +160,7 @@ Receiver::Outcome Receiver::read(Inflow& in, std::string& why) {
     }
     stats_.bytes_received += got;
     taken += got;
-    if (got < direct + ahead) return in.is_paused ? Outcome::kPaused : Outcome::kDrained;
+    if (got < direct + ahead && !in.is_ending) return in.is_paused ? Outcome::kPaused : Outcome::kDrained;
   }
   return in.is_paused ? Outcome::kPaused : Outcome::kMore;
 }

@@ -33,6 +33,7 @@ struct Inflow {
   bool is_paused = false;           // Not read on until there is a receive.
   Instant paused_since{};
   std::vector<std::byte> held;  // Read already, behind the frame at which it paused.
+  bool is_ending = false;       // Its end is there, behind what can be read: no other event tells of it.
   std::size_t ahead = 0;        // How much to ask for where a frame is expected.
 };
 
