@@ -24,6 +24,10 @@ class FabricReport(TypedDict):
     tried: list[str]
     providers: list[ProviderReport]
     chosen: int
+    interfaces: list[ProviderReport]
+    interface: int
+    is_builtin: bool
+    why_builtin: str
 
 class ServerCounters(TypedDict):
     server: int
