@@ -53,6 +53,7 @@ class RuntimeStats(TypedDict):
     staged_ops: int
     damaged_messages: int
     resent_messages: int
+    strangers: int
     dropped_contributions: dict[int, int]
 
 @final

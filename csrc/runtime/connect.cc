@@ -132,7 +132,8 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
 
 /// With room for all that the budget counts on.
 std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
-                                      std::uint32_t rank, std::span<const std::string> search) {
+                                      std::uint32_t rank, std::span<const std::string> search,
+                                      std::shared_ptr<tcp::StrangerCounters> strangers) {
   const Budget& budget = placement.budget;
   const bool has_lanes =
       std::ranges::any_of(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
@@ -142,6 +143,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.receives = std::max({budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
+  options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
     logger->log_limited(LogLevel::kWarning, "tcp.stranger", "a connection that is none of this job's: " + text);
@@ -158,7 +160,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   const std::string settings = settings_that_must_agree(config);
   append(blob, std::as_bytes(std::span(settings)));
   if (!placement.lanes.empty()) {
-    result.network = open_network(config, placement, hub, role, rank, fabric_search);
+    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers);
     if (role == Role::kWorker) {
       const auto open = [&] {
         return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.network, wrap);

@@ -24,7 +24,8 @@ struct Connections {
   std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only: to the lanes.
   std::unique_ptr<transport::Endpoint> peer_endpoint;  ///< Workers only: to the other workers, PeerId{rank}.
   std::vector<std::unique_ptr<LaneThread>> lanes;      ///< This process's own lanes, in plan order.
-  std::shared_ptr<DamageCounters> damage = std::make_shared<DamageCounters>();  ///< Of all endpoints.
+  std::shared_ptr<DamageCounters> damage = std::make_shared<DamageCounters>();                   ///< Of all endpoints.
+  std::shared_ptr<tcp::StrangerCounters> strangers = std::make_shared<tcp::StrangerCounters>();  ///< Likewise.
 };
 
 /// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known

@@ -68,6 +68,7 @@ class Runtime::Impl {
                                       options.fabric_search, deadline, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
     damage = connections.damage;
+    strangers = connections.strangers;
     network = std::move(connections.network);
     description = describe(connections.endpoint.get());
     std::vector<std::uint32_t> everybody(placement.workers);
@@ -389,6 +390,7 @@ class Runtime::Impl {
   const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
   std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
   std::shared_ptr<DamageCounters> damage;
+  std::shared_ptr<tcp::StrangerCounters> strangers;
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
@@ -508,6 +510,8 @@ RuntimeStats Runtime::stats() const {
   RuntimeStats stats = impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
   stats.damaged_messages = impl_->damage->damaged.load();
   stats.resent_messages = impl_->damage->resent.load();
+  const tcp::StrangerCounters& strangers = *impl_->strangers;
+  stats.strangers = strangers.bad.value() + strangers.slow.value() + strangers.failed.value();
   return stats;
 }
 

@@ -20,6 +20,7 @@ using transport::kMaxSends;
 constexpr std::size_t kMaxSendsPerPeer = 1024;  // One unreachable peer must not use up the endpoint's sends,
 constexpr std::size_t kFewSends = 32;           // nor some that do not read: half is for who has no more than these.
 constexpr std::size_t kFlushBytes = 64 << 10;   // Worth a call of its own; smaller sends leave together, with poll().
+constexpr std::size_t kEnoughBytes = 64 << 10;  // Read in one poll, where something is complete.
 constexpr std::size_t kMostTurns = 4;           // Reads of what is known to be there, before others are looked for.
 
 Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
@@ -161,9 +162,14 @@ void TcpEndpoint::set_readable(Connection& connection) {
 /// One turn for each connection that has something.
 void TcpEndpoint::read_some() {
   if (readable_.empty()) return;
+  const std::uint64_t before = stats_.bytes_received;
   for (const std::uint64_t name : std::exchange(readable_, {})) {
     Connection* const connection = find(name);
     if (connection == nullptr) continue;
+    if (stats_.bytes_received - before >= kEnoughBytes && !ready_.empty()) {
+      readable_.push_back(name);  // With the next poll.
+      continue;
+    }
     connection->is_readable = false;
     if (connection->stage != Stage::kOpen && !greet(*connection)) continue;
     if (connection->stage != Stage::kOpen) continue;

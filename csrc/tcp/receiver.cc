@@ -30,7 +30,7 @@ constexpr std::size_t kStagingBytes = 64 << 10;
 constexpr std::size_t kAheadOfSmall = 16 << 10;  // What is asked for where small messages come ...
 constexpr std::size_t kAheadOfLarge = 4 << 10;  // ... and where a large one does, all but this of which lands straight.
 constexpr std::size_t kLargeBytes = 64 << 10;   // No larger message is set aside at once.
-constexpr std::size_t kTurnBytes = 4 << 20;     // Read from one connection before others have their turn.
+constexpr std::size_t kTurnBytes = 1 << 20;     // Read from one connection before others have their turn.
 constexpr std::size_t kMostWithdrawn = 4096;
 // A receive is posted in a moment where its sender was quick; copying it twice costs more than this wait.
 constexpr Duration kPausePatience = std::chrono::milliseconds(2);
@@ -125,6 +125,8 @@ Receiver::Outcome Receiver::read(Inflow& in, std::string& why) {
   }
   for (std::size_t taken = 0; taken < kTurnBytes;) {
     if (in.is_paused) return Outcome::kPaused;
+    // What has come whole is better summed while it is in the caches than kept waiting for more.
+    if (taken >= kLargeBytes && !ready_.empty()) return Outcome::kMore;
     std::array<iovec, 3> parts{};
     std::size_t count = 0;
     if (in.is_in_body && in.into != nullptr) {
@@ -284,10 +286,8 @@ void Receiver::release(StoredMessage* stored) {
 }
 
 void Receiver::drop(Inflow& in, const std::string& why) {
-  if (in.is_paused) {
-    resume(in);
-    std::erase(resumed_, in.owner);
-  }
+  if (in.is_paused) resume(in);
+  std::erase(resumed_, in.owner);
   if (in.stored != nullptr) release(std::exchange(in.stored, nullptr));
   Receive* const receive = std::exchange(in.into, nullptr);
   in.is_in_body = false;
