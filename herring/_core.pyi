@@ -24,6 +24,10 @@ class FabricReport(TypedDict):
     tried: list[str]
     providers: list[ProviderReport]
     chosen: int
+    interfaces: list[ProviderReport]
+    interface: int
+    is_builtin: bool
+    why_builtin: str
 
 class ServerCounters(TypedDict):
     server: int
@@ -49,6 +53,7 @@ class RuntimeStats(TypedDict):
     staged_ops: int
     damaged_messages: int
     resent_messages: int
+    strangers: int
     dropped_contributions: dict[int, int]
 
 @final

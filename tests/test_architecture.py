@@ -30,6 +30,7 @@ EVERYTHING = {
     "fusion_buffer",
     "intra_node",
     "transport",
+    "tcp",
     "efa",
     "server",
     "worker",
@@ -42,6 +43,7 @@ MAY_INCLUDE = {
     "fusion_buffer": {"core"},
     "intra_node": {"core"},
     "transport": {"core"},
+    "tcp": {"core", "transport"},
     "efa": {"core", "transport"},
     "server": {"core", "wire"},
     "worker": {"core", "wire", "fusion_buffer"},
@@ -265,13 +267,13 @@ def test_includes_go_one_way(folder: str) -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_the_transport_contract_is_for_efa_and_runtime() -> None:
+def test_the_transport_contract_is_for_endpoints_and_runtime() -> None:
     users = {
         path.relative_to(CSRC).parts[0]
         for path in cpp_files(CSRC)
         if any(name.startswith("transport/") for _, name in includes(path))
     }
-    assert users <= {"transport", "efa", "runtime"}
+    assert users <= {"transport", "tcp", "efa", "runtime"}
 
 
 def test_only_the_composition_root_names_a_concrete_transport() -> None:
@@ -279,7 +281,7 @@ def test_only_the_composition_root_names_a_concrete_transport() -> None:
         f"{name_of(path)} includes {name}"
         for path in cpp_files(CSRC)
         for _, name in includes(path)
-        if name.startswith("efa/") and path.relative_to(CSRC).parts[0] not in {"efa", "runtime"}
+        if name.startswith(("efa/", "tcp/")) and path.relative_to(CSRC).parts[0] not in {"efa", "tcp", "runtime"}
     ]
     assert not concrete, "\n".join(concrete)
 
@@ -315,7 +317,7 @@ def test_the_reduction_is_used_by_server_and_runtime_alone() -> None:
 
 
 def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
-    open_to_bindings = {"core", "runtime", "collectives", "elastic", "efa", "intra_node", "fusion_buffer"}
+    open_to_bindings = {"core", "runtime", "collectives", "elastic", "efa", "tcp", "intra_node", "fusion_buffer"}
     problems = [
         f"{name_of(path)} includes {name}"
         for path in cpp_files(BINDINGS)

@@ -103,6 +103,7 @@ py::dict stats(const PyRuntime& self) {
   result["staged_ops"] = now.staged_ops;
   result["damaged_messages"] = now.damaged_messages;
   result["resent_messages"] = now.resent_messages;
+  result["strangers"] = now.strangers;
   py::dict dropped;
   for (std::size_t rank = 0; rank < now.dropped_contributions.size(); ++rank) {
     if (now.dropped_contributions[rank] > 0) dropped[py::int_(rank)] = now.dropped_contributions[rank];

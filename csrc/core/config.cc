@@ -32,7 +32,7 @@ constexpr std::uint64_t kWireAlignment = 64;
 constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 2> kToggleChoices = {"off", "on"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
-constexpr std::array<std::string_view, 4> kProviderChoices = {"auto", "efa", "verbs", "tcp"};
+constexpr std::array<std::string_view, 5> kProviderChoices = {"auto", "efa", "verbs", "tcp", "builtin"};
 constexpr std::array<std::string_view, 5> kSimdChoices = {"auto", "avx512", "avx2", "neon", "scalar"};
 
 enum class Type : std::uint8_t { kBytes, kCount, kMicroseconds, kSeconds, kChoice, kText, kHostPort, kSecret };
@@ -148,7 +148,9 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_PROVIDER",
      Type::kChoice,
      &Config::provider,
-     "libfabric provider. auto: the best one present.",
+     "What carries data between hosts: libfabric's efa, verbs or tcp, or builtin, TCP without libfabric. auto: the "
+     "best "
+     "one present.",
      0,
      0,
      1,

@@ -40,7 +40,7 @@ struct Config {
   double dead_after_s = 5;                 ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
   std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
   std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp.
+  std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
   std::string interface;          ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
   std::string simd = "auto";      ///< HERRING_SIMD: auto, avx512, avx2, neon, scalar.
   std::string secret;             ///< HERRING_SECRET: authenticates the job's processes to each other.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
 
 namespace herring::efa {
 namespace {
@@ -46,6 +47,12 @@ transport::Address encode_address(const FabricAddress& address) {
 }
 
 FabricAddress decode_peer_address(PeerId peer, std::span<const std::byte> bytes, const FabricAddress& own) {
+  constexpr std::string_view kBuiltin = "HTA";
+  if (bytes.size() > kBuiltin.size() && std::memcmp(bytes.data(), kBuiltin.data(), kBuiltin.size()) == 0) {
+    refuse(peer, "is one of Herring's builtin tcp, but this process uses libfabric's " +
+                     std::string(fabric_name(own.kind)) +
+                     ": set HERRING_PROVIDER alike on all hosts (auto chooses by what each of them has)");
+  }
   if (bytes.size() <= kHeaderBytes || bytes.size() > kHeaderBytes + kMaxNameBytes ||
       !std::equal(kMagic.begin(), kMagic.end(), bytes.begin())) {
     refuse(peer, "is not one that a Herring libfabric endpoint gave (" + std::to_string(bytes.size()) +

@@ -1,7 +1,6 @@
 #include "efa/select.h"
 
 #include <arpa/inet.h>
-#include <net/if.h>
 #include <netinet/in.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -9,9 +8,6 @@
 
 #include <array>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 namespace herring::efa {
@@ -43,11 +39,7 @@ int score(const Candidate& candidate, bool named) {
   // fe80:: addresses mean nothing on another host without naming its interface.
   if (candidate.link_local) return named ? value : -1;
   if (!candidate.interface.up) return named ? value : -1;
-  if (!candidate.interface.loopback) value += 800;
-  if (!candidate.interface.loopback && !candidate.interface.local_only) value += 400;
-  if (candidate.interface.default_route) value += 200;
-  if (!candidate.ipv6) value += 100;
-  return value;
+  return value + transport::interface_score(candidate.interface, candidate.ipv6);
 }
 
 bool is_ruled_out(ProviderKind kind, const FabricOptions& options) {
@@ -156,24 +148,6 @@ void collect(const fi_info* list, ProviderKind kind, const InterfaceFactsReader&
   }
 }
 
-unsigned interface_flags(const std::filesystem::path& directory) {
-  std::ifstream file(directory / "flags");
-  unsigned flags = IFF_UP;
-  file >> std::hex >> flags;
-  return flags;
-}
-
-bool has_default_route(const std::string& name) {
-  std::ifstream routes("/proc/net/route");
-  std::string line;
-  while (std::getline(routes, line)) {
-    std::istringstream fields(line);
-    std::string interface, destination;
-    if (fields >> interface >> destination && interface == name && destination == "00000000") return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 std::string_view fabric_name(ProviderKind kind) noexcept {
@@ -204,20 +178,6 @@ std::string_view option_name(ProviderKind kind) noexcept {
       return "tcp";
   }
   return "unknown";
-}
-
-InterfaceFacts read_interface_facts(const std::string& name) {
-  InterfaceFacts facts;
-  std::error_code ignored;
-  const std::filesystem::path directory = std::filesystem::path("/sys/class/net") / name;
-  if (name.empty() || !std::filesystem::exists(directory, ignored)) return facts;
-  const unsigned flags = interface_flags(directory);
-  facts.up = (flags & IFF_UP) != 0;
-  facts.loopback = (flags & IFF_LOOPBACK) != 0;
-  facts.local_only = std::filesystem::exists(directory / "bridge", ignored) ||
-                     std::filesystem::exists(directory / "tun_flags", ignored);
-  facts.default_route = has_default_route(name);
-  return facts;
 }
 
 int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons) {

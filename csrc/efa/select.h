@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "efa/fabric.h"
 #include "efa/library.h"
+#include "transport/interface_facts.h"
 
 /// Which provider on which interface: what fi_getinfo offers, turned into plain facts; and a pure choice among them.
 namespace herring::efa {
@@ -23,15 +23,8 @@ std::string_view fabric_name(ProviderKind kind) noexcept;
 /// The name that HERRING_PROVIDER takes: "efa", "verbs", "tcp".
 std::string_view option_name(ProviderKind kind) noexcept;
 
-struct InterfaceFacts {
-  bool up = true;
-  bool loopback = false;
-  bool local_only = false;  ///< A bridge or tunnel between containers of this host: others cannot reach it.
-  bool default_route = false;
-};
-/// Reads /sys/class/net and /proc/net/route. An interface that is not there (an RDMA device) is up and ordinary.
-InterfaceFacts read_interface_facts(const std::string& name);
-using InterfaceFactsReader = std::function<InterfaceFacts(const std::string& name)>;
+using transport::InterfaceFacts;
+using transport::InterfaceFactsReader;
 
 struct Candidate {
   ProviderKind kind = ProviderKind::kTcp;
@@ -57,6 +50,6 @@ struct Selection {
 /// that follow: asking may start a provider's threads and open its devices. kAll is for a report.
 enum class Look : std::uint8_t { kWhatIsNeeded, kAll };
 Selection select(const Library& library, const FabricOptions& options, Look look,
-                 const InterfaceFactsReader& facts = read_interface_facts);
+                 const InterfaceFactsReader& facts = transport::read_interface_facts);
 
 }  // namespace herring::efa

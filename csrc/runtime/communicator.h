@@ -130,6 +130,7 @@ struct RuntimeCounters {
   std::uint64_t late_us = 0;           ///< How much later than the first they came, over all.
   std::uint64_t damaged_messages = 0;  ///< HERRING_CHECKSUM: arrived here with a wrong sum.
   std::uint64_t resent_messages = 0;   ///< Sent again from here because of that.
+  std::uint64_t strangers = 0;         ///< Connections to this process's endpoints that were none of the job's.
 
   RuntimeCounters& operator+=(const RuntimeCounters& other) {
     using Counters = std::array<std::uint64_t, sizeof(RuntimeCounters) / sizeof(std::uint64_t)>;

@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "runtime/checked_endpoint.h"
+#include "runtime/network.h"
 #include "runtime/process_endpoint.h"
 #include "runtime/progress_options.h"
 #include "runtime/routed_endpoint.h"
@@ -77,8 +78,8 @@ constexpr std::size_t kMaxHeadBytes = wire::kHeaderBytes + 2048;
 /// With checksums where they are set.
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
                                                    PeerId self, const std::shared_ptr<DamageCounters>& counters,
-                                                   efa::Fabric& fabric, const EndpointWrapper& wrap) {
-  std::unique_ptr<transport::Endpoint> endpoint = fabric.open_endpoint();
+                                                   Network& network, const EndpointWrapper& wrap) {
+  std::unique_ptr<transport::Endpoint> endpoint = network.open_endpoint();
   if (wrap) endpoint = wrap(std::move(endpoint));
   if (config.checksum == Toggle::kOff) return endpoint;
   CheckedOptions options;
@@ -96,14 +97,13 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
 
 /// `near`: the process's own way between its worker and this lane, or null.
 std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
-                                      HubClient& hub, const std::shared_ptr<DamageCounters>& counters,
-                                      efa::Fabric& fabric, const EndpointWrapper& wrap,
-                                      std::unique_ptr<transport::Endpoint> near) {
+                                      HubClient& hub, const std::shared_ptr<DamageCounters>& counters, Network& network,
+                                      const EndpointWrapper& wrap, std::unique_ptr<transport::Endpoint> near) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
   options.hosts = host_spans(config, placement);
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
-  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, fabric, wrap);
+  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, network, wrap);
   if (near != nullptr) {
     endpoint = std::make_unique<RoutedEndpoint>(std::move(near), std::set{PeerId{lane.owner}}, std::move(endpoint));
   }
@@ -124,28 +124,31 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
       near_lanes.insert(lane.peer);
     }
     result.lanes.push_back(
-        open_lane(config, placement, lane, hub, result.damage, *result.fabric, wrap, std::move(lanes_end)));
+        open_lane(config, placement, lane, hub, result.damage, *result.network, wrap, std::move(lanes_end)));
   }
   if (near_lanes.empty()) return;
   result.endpoint = std::make_unique<RoutedEndpoint>(std::move(near), near_lanes, std::move(result.endpoint));
 }
 
 /// With room for all that the budget counts on.
-std::unique_ptr<efa::Fabric> open_fabric(const Config& config, const Placement& placement, Role role,
-                                         std::uint32_t rank, std::span<const std::string> search) {
+std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
+                                      std::uint32_t rank, std::span<const std::string> search,
+                                      std::shared_ptr<tcp::StrangerCounters> strangers) {
   const Budget& budget = placement.budget;
   const bool has_lanes =
       std::ranges::any_of(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
   raise_file_limit((role == Role::kWorker ? budget.worker_descriptors : 0) +
                    (has_lanes ? budget.server_descriptors : 0));
-  efa::FabricOptions options;
-  options.library = config.libfabric;
-  options.provider = config.provider;
-  options.interface = config.interface;
-  options.receives =
-      std::max({options.receives, budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
-  options.search.assign(search.begin(), search.end());
-  return std::make_unique<efa::Fabric>(options);
+  NetworkOptions options;
+  options.receives = std::max({budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
+  options.fabric_search.assign(search.begin(), search.end());
+  options.job_id = hub.job_id();
+  options.strangers = std::move(strangers);
+  const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
+  options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
+    logger->log_limited(LogLevel::kWarning, "tcp.stranger", "a connection that is none of this job's: " + text);
+  };
+  return runtime::open_network(config, options);
 }
 
 }  // namespace
@@ -157,10 +160,10 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   const std::string settings = settings_that_must_agree(config);
   append(blob, std::as_bytes(std::span(settings)));
   if (!placement.lanes.empty()) {
-    result.fabric = open_fabric(config, placement, role, rank, fabric_search);
+    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers);
     if (role == Role::kWorker) {
       const auto open = [&] {
-        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.fabric, wrap);
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.network, wrap);
       };
       result.endpoint = open();
       append(blob, result.endpoint->address());

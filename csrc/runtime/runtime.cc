@@ -68,7 +68,8 @@ class Runtime::Impl {
                                       options.fabric_search, deadline, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
     damage = connections.damage;
-    fabric = std::move(connections.fabric);
+    strangers = connections.strangers;
+    network = std::move(connections.network);
     description = describe(connections.endpoint.get());
     std::vector<std::uint32_t> everybody(placement.workers);
     for (std::uint32_t rank = 0; rank < placement.workers; ++rank) everybody[rank] = rank;
@@ -384,11 +385,12 @@ class Runtime::Impl {
   std::string description;
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
-  std::unique_ptr<efa::Fabric> fabric;
+  std::unique_ptr<Network> network;
   std::vector<std::unique_ptr<LaneThread>> lanes;
   const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
   std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
   std::shared_ptr<DamageCounters> damage;
+  std::shared_ptr<tcp::StrangerCounters> strangers;
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
@@ -513,6 +515,8 @@ RuntimeStats Runtime::stats() const {
   RuntimeStats stats = impl_->progress ? impl_->progress->stats() : impl_->progress_stats;
   stats.damaged_messages = impl_->damage->damaged.load();
   stats.resent_messages = impl_->damage->resent.load();
+  const tcp::StrangerCounters& strangers = *impl_->strangers;
+  stats.strangers = strangers.bad.value() + strangers.slow.value() + strangers.failed.value();
   return stats;
 }
 

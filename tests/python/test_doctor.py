@@ -72,6 +72,21 @@ def test_no_libfabric_and_only_loopback_are_told_apart_from_a_cluster(clean_env)
     assert "several hosts: not possible" in findings["so"][1]
 
 
+def test_what_carries_data_is_named_with_the_reason(clean_env):
+    chosen = doctor({**clean_env, "HERRING_INTERFACE": "lo"})
+    if chosen["builtin tcp"][0] == "ok":
+        assert "neither EFA nor verbs" in chosen["builtin tcp"][1]
+        assert "lo (127.0.0.1): CHOSEN: interface lo was asked for" in chosen["  builtin"][1]
+        assert "builtin tcp" in chosen["so"][1]
+    asked = doctor({**clean_env, "HERRING_PROVIDER": "builtin", "HERRING_INTERFACE": "lo"})
+    assert "was asked for" in asked["builtin tcp"][1]
+    without = doctor({**clean_env, "HERRING_PROVIDER": "builtin", "HERRING_LIBFABRIC": "/nonexistent/libfabric.so.1"})
+    assert "not needed" in without["libfabric"][1]
+    assert "builtin tcp" in without["so"][1]
+    other = doctor({**clean_env, "HERRING_PROVIDER": "tcp", "HERRING_INTERFACE": "lo"})
+    assert other["builtin tcp"][1].startswith("not chosen"), other["builtin tcp"]
+
+
 @pytest.mark.skipif(not is_installed("torch"), reason="torch is not installed")
 def test_a_torch_that_herring_cannot_serve_is_a_problem(clean_env, tmp_path, monkeypatch):
     """No binding and nothing to build it with: the first init_process_group would say so, hours later."""

@@ -92,6 +92,8 @@ def test_a_running_job_is_not_disturbed_by_strangers(job):
     assert result["ports"] >= 4, "the hub, both workers' endpoints, and the server's lane"
     assert result["steps"] > 0
     assert result["finished"], "the attacker did all that it set out to do"
+    if "builtin" in result["transport"]:
+        assert result["strangers"] >= CONNECTIONS_PER_PORT // 4, "they came to worker 0's endpoints as well"
     counters = result["counters"]
     assert counters["accepted"] >= CONNECTIONS_PER_PORT
     assert counters["bad_strangers"] >= CONNECTIONS_PER_PORT // 4, counters
@@ -129,4 +131,5 @@ def work_under_fire():
         done = float(attacker is not None and not attacker.is_alive())
         is_over = bool(herring.allreduce(done, "sum"))
     counters = process.current().job.hub.counters() if herring.rank() == 0 else {}
-    return {"steps": steps, "ports": len(ports), "counters": counters, "finished": finished}
+    stats, transport = herring.stats(), herring.description()
+    return {"strangers": stats["strangers"], "transport": transport, "steps": steps, "ports": len(ports), "counters": counters, "finished": finished}

@@ -1,0 +1,111 @@
+#include "runtime/network.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "core/hmac.h"
+#include "core/status.h"
+
+namespace herring::runtime {
+namespace {
+
+constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kBuiltin = "builtin";
+/// Where auto finds neither EFA nor verbs. docs/adr/0014-builtin-tcp.md has the measurements.
+constexpr bool kAutoTakesBuiltin = true;
+
+class FabricNetwork final : public Network {
+ public:
+  explicit FabricNetwork(const efa::FabricOptions& options) : fabric_(options) {}
+  std::unique_ptr<transport::Endpoint> open_endpoint() override { return fabric_.open_endpoint(); }
+  bool is_rdma() const { return fabric_.provider().starts_with("efa") || fabric_.provider().starts_with("verbs"); }
+
+ private:
+  efa::Fabric fabric_;
+};
+
+class BuiltinNetwork final : public Network {
+ public:
+  explicit BuiltinNetwork(tcp::Options options) : options_(std::move(options)) {}
+  std::unique_ptr<transport::Endpoint> open_endpoint() override { return tcp::open_endpoint(options_); }
+
+ private:
+  const tcp::Options options_;
+};
+
+/// Without a device there is neither EFA nor verbs, and libfabric need not be loaded to know.
+bool has_rdma_device() {
+  std::error_code ignored;
+  for (const char* folder : {"/sys/class/infiniband", "/dev/infiniband"}) {
+    if (std::filesystem::exists(folder, ignored) && !std::filesystem::is_empty(folder, ignored)) return true;
+  }
+  return false;
+}
+
+efa::FabricOptions fabric_options(const Config& config, std::span<const std::string> search) {
+  efa::FabricOptions options;
+  options.library = config.libfabric;
+  options.provider = config.provider == kBuiltin ? kAuto : std::string_view(config.provider);
+  options.interface = config.interface;
+  options.search.assign(search.begin(), search.end());
+  return options;
+}
+
+tcp::Options builtin_options(const Config& config, const NetworkOptions& given) {
+  tcp::Options options;
+  options.interface = config.interface;
+  constexpr std::string_view kLabel = "herring tcp connections";
+  std::vector<std::byte> text;
+  for (const char letter : kLabel) text.push_back(static_cast<std::byte>(letter));
+  for (unsigned shift = 0; shift < 64; shift += 8) text.push_back(static_cast<std::byte>(given.job_id >> shift & 0xFF));
+  options.key = hmac_sha256(std::as_bytes(std::span(config.secret)), text);
+  options.on_stranger = given.on_stranger;
+  options.strangers = given.strangers;
+  return options;
+}
+
+bool is_builtin_asked(const Config& config) { return config.provider == kBuiltin; }
+/// auto, and nobody has named a libfabric.
+bool may_choose(const Config& config) {
+  return kAutoTakesBuiltin && config.provider == kAuto && config.libfabric.empty();
+}
+
+}  // namespace
+
+std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& given) {
+  const bool is_free = may_choose(config);
+  if (is_builtin_asked(config) || (is_free && !has_rdma_device())) {
+    return std::make_unique<BuiltinNetwork>(builtin_options(config, given));
+  }
+  efa::FabricOptions options = fabric_options(config, given.fabric_search);
+  options.receives = std::max(options.receives, given.receives);
+  if (!is_free) return std::make_unique<FabricNetwork>(options);
+  try {
+    auto fabric = std::make_unique<FabricNetwork>(options);
+    if (fabric->is_rdma()) return fabric;
+  } catch (const Error& error) {
+    if (error.status().code() != Code::kUnavailable) throw;
+  }
+  return std::make_unique<BuiltinNetwork>(builtin_options(config, given));
+}
+
+NetworkReport probe_network(const Config& config, std::span<const std::string> search) {
+  NetworkReport report;
+  report.builtin = tcp::probe(config.interface);
+  report.fabric = efa::probe(fabric_options(config, search));
+  if (is_builtin_asked(config)) {
+    report.is_builtin = true;
+    report.why = "provider builtin was asked for";
+  } else if (may_choose(config)) {
+    const int chosen = report.fabric.chosen;
+    const std::string name = chosen < 0 ? "" : report.fabric.providers[static_cast<std::size_t>(chosen)].name;
+    report.is_builtin = !name.starts_with("efa") && !name.starts_with("verbs");
+    report.why = "there is neither EFA nor verbs here, and it is faster than libfabric's tcp";
+  }
+  return report;
+}
+
+}  // namespace herring::runtime

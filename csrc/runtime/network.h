@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.h"
+#include "efa/fabric.h"
+#include "tcp/tcp.h"
+#include "transport/transport.h"
+
+namespace herring::runtime {
+
+/// What a process's endpoints are opened on: one provider of libfabric, or Herring's own tcp.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual std::unique_ptr<transport::Endpoint> open_endpoint() = 0;
+};
+
+struct NetworkOptions {
+  std::vector<std::string> fabric_search;  ///< efa::FabricOptions, same names.
+  std::size_t receives = 8192;
+  std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
+  std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
+  std::shared_ptr<tcp::StrangerCounters> strangers = {};
+};
+
+/// By HERRING_PROVIDER. Throws Error(kUnavailable) that says what was looked at.
+std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& options);
+
+/// What open_network() would choose here, and why, for `herring doctor`.
+struct NetworkReport {
+  bool is_builtin = false;  ///< Herring's own tcp; else what `fabric` has chosen, if anything.
+  std::string why;          ///< Where it is builtin.
+  tcp::Report builtin;
+  efa::FabricReport fabric;
+};
+NetworkReport probe_network(const Config& config, std::span<const std::string> fabric_search);
+
+}  // namespace herring::runtime

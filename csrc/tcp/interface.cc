@@ -1,0 +1,119 @@
+#include "tcp/interface.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+
+#include "core/status.h"
+
+namespace herring::tcp {
+namespace {
+
+std::string ip_text(const SocketAddress& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.family() == AF_INET) {
+    sockaddr_in in{};
+    std::memcpy(&in, &address.storage, sizeof(in));
+    inet_ntop(AF_INET, &in.sin_addr, text.data(), text.size());
+  } else {
+    sockaddr_in6 in{};
+    std::memcpy(&in, &address.storage, sizeof(in));
+    inet_ntop(AF_INET6, &in.sin6_addr, text.data(), text.size());
+  }
+  return text.data();
+}
+
+std::string why_not(const Candidate& candidate, const std::string& interface) {
+  if (!interface.empty()) {
+    const bool is_meant = candidate.name == interface || candidate.text == interface;
+    return is_meant ? "" : "interface " + interface + " was asked for";
+  }
+  if (candidate.socket.is_link_local()) return "a link-local address, of no use on other hosts";
+  return candidate.facts.up ? "" : "the interface is down";
+}
+
+std::string why(const Candidate& candidate, const std::string& interface) {
+  if (!interface.empty()) return "chosen: interface " + interface + " was asked for";
+  if (candidate.facts.loopback) return "chosen: only loopback is there, so one host only";
+  if (candidate.facts.default_route) return "chosen: the interface of the default route";
+  return "chosen: an interface that can reach other hosts";
+}
+
+/// Link-local ones come after all others.
+int score(const Candidate& candidate) {
+  const int value = transport::interface_score(candidate.facts, candidate.socket.family() == AF_INET6);
+  return candidate.socket.is_link_local() ? value - 100'000 : value;
+}
+
+}  // namespace
+
+std::vector<Candidate> find_candidates() {
+  std::vector<Candidate> candidates;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return candidates;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owned(list, freeifaddrs);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    Candidate candidate;
+    candidate.name = entry->ifa_name;
+    candidate.socket.storage.ss_family = static_cast<sa_family_t>(family);
+    std::memcpy(&candidate.socket.storage, entry->ifa_addr, candidate.socket.length());
+    candidate.text = ip_text(candidate.socket);
+    candidate.facts = transport::read_interface_facts(candidate.name);
+    candidates.push_back(std::move(candidate));
+  }
+  return candidates;
+}
+
+int choose(std::span<const Candidate> candidates, const std::string& interface, std::vector<std::string>& reasons) {
+  int best = -1;
+  reasons.clear();
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    reasons.push_back(why_not(candidates[i], interface));
+    if (!reasons.back().empty()) continue;
+    if (best < 0 || score(candidates[i]) > score(candidates[static_cast<std::size_t>(best)])) {
+      best = static_cast<int>(i);
+    }
+  }
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (static_cast<int>(i) == best) {
+      reasons[i] = why(candidates[i], interface);
+    } else if (reasons[i].empty()) {
+      reasons[i] = "usable; another was preferred";
+    }
+  }
+  return best;
+}
+
+Candidate choose_candidate(const std::string& interface) {
+  std::vector<Candidate> candidates = find_candidates();
+  std::vector<std::string> reasons;
+  const int chosen = choose(candidates, interface, reasons);
+  if (chosen >= 0) return std::move(candidates[static_cast<std::size_t>(chosen)]);
+  std::string text = "no interface for tcp:";
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    text += "\n  " + candidates[i].name + " (" + candidates[i].text + "): " + reasons[i];
+  }
+  if (candidates.empty()) text += " this host has none";
+  throw Error(Code::kUnavailable, text + "\nCheck HERRING_INTERFACE; `herring doctor` shows what is there.");
+}
+
+Report probe(const std::string& interface) {
+  const std::vector<Candidate> candidates = find_candidates();
+  std::vector<std::string> reasons;
+  Report report;
+  report.chosen = choose(candidates, interface, reasons);
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    report.interfaces.push_back(
+        {candidates[i].name, candidates[i].text, why_not(candidates[i], interface).empty(), reasons[i]});
+  }
+  return report;
+}
+
+}  // namespace herring::tcp

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tcp/address.h"
+#include "tcp/tcp.h"
+#include "transport/interface_facts.h"
+
+/// Which address of which interface: the same preferences as among libfabric's tcp providers (efa/select.h).
+namespace herring::tcp {
+
+struct Candidate {
+  std::string name;      ///< "eth0"
+  std::string text;      ///< "192.0.2.2"
+  SocketAddress socket;  ///< With port 0.
+  transport::InterfaceFacts facts;
+};
+
+/// The IP addresses of this host's interfaces.
+std::vector<Candidate> find_candidates();
+
+/// Index of the best candidate, or -1. `reasons` gets one line for each: why not, or why.
+int choose(std::span<const Candidate> candidates, const std::string& interface, std::vector<std::string>& reasons);
+
+/// Throws Error(kUnavailable) that lists what is there.
+Candidate choose_candidate(const std::string& interface);
+
+}  // namespace herring::tcp
