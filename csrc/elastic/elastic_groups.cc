@@ -9,6 +9,14 @@
 #include "elastic/elastic_runtime.h"
 
 namespace herring::elastic {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMostPartings = 256;  // Who misses one waits for its time-out.
+constexpr Duration kNewsPatience = std::chrono::seconds(1);
+
+}  // namespace
 
 void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> ranks) {
   const std::scoped_lock lock(mutex);
@@ -24,15 +32,96 @@ void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> 
     group.members.push_back(present.members[rank]);
     if (present.members[rank] == own_id) group.index = static_cast<std::uint32_t>(group.members.size() - 1);
   }
+  std::erase_if(partings, [id](const Parting& parting) { return parting.id == id; });
   if (is_stable) present.runtime->add_group(id, ranks);  // Else the next generation gets it.
   if (old.runtime) old.runtime->add_group(id, ranks);
   groups.emplace(id, std::move(group));
   journal.add_group(id.value);
 }
 
+void ElasticRuntime::Impl::leave_group(GroupId id) {
+  const std::scoped_lock lock(mutex);
+  const auto found = groups.find(id);
+  if (id.value == 0 || found == groups.end()) return;
+  const std::uint64_t calls = journal.groups().at(id.value).next;
+  if (partings.size() == kMostPartings) partings.pop_front();
+  partings.push_back({id, found->second.closed, calls});
+  if (is_stable) present.runtime->leave_group(id, calls);  // Else they hear of it in the next generation.
+  if (old.runtime) old.runtime->leave_group(id, calls);
+}
+
+/// To who comes along into a new generation. What this worker called in the group before runs in a planned one's
+/// predecessor, and else not any more. The caller holds the mutex.
+void ElasticRuntime::Impl::tell_partings(bool is_planned) const {
+  for (const Parting& parting : partings) {
+    if (groups.contains(parting.id)) continue;
+    if (!parting.abort.is_ok()) {
+      present.runtime->report_aborted_before(parting.id, parting.abort.message());
+    } else {
+      present.runtime->report_left_before(parting.id, is_planned ? parting.calls : 0);
+    }
+  }
+}
+
+/// Why the operation cannot be done, for all that its generation knows: its group is over, or somebody has left that.
+/// The caller holds the mutex.
+Status ElasticRuntime::Impl::end_of(const OperationId& id, std::uint64_t run) {
+  const auto found = groups.find(GroupId{id.group});
+  if (found == groups.end()) return Status(Code::kCancelled, "its group was removed");
+  Group& group = found->second;
+  if (!group.closed.is_ok()) return group.closed;
+  const auto& runtime = run == present.number ? present.runtime : old.runtime;
+  if (!runtime) return Status::ok();
+  group.closed = runtime->group_end(group.id);
+  return group.closed.is_ok() ? runtime->group_end(group.id, id.key) : group.closed;
+}
+
+/// The present generation is over for it; the next will do it again. The caller holds the mutex.
+void ElasticRuntime::Impl::break_off(Operation& operation, const Status& status) {
+  operation.run = 0;
+  if (broken.empty()) broken = status.message();
+  rendezvous->wake();
+}
+
+/// Another rank's word on an operation may come sooner than the news why.
+void ElasticRuntime::Impl::decide_doubtful() {
+  const std::scoped_lock lock(mutex);
+  for (auto it = doubtful.begin(); it != doubtful.end();) {
+    const auto [id, doubt] = *it;
+    const auto found = operations.find(id);
+    if (found == operations.end() || found->second.run != doubt.run) {
+      it = doubtful.erase(it);
+      continue;
+    }
+    const auto& runtime = doubt.run == present.number ? present.runtime : old.runtime;
+    const bool is_over = !end_of(id, doubt.run).is_ok();
+    const bool is_broken = !runtime || !runtime->failure().is_ok() || Clock::now() - doubt.since > kNewsPatience;
+    if (!is_over && !is_broken) {
+      ++it;
+      continue;
+    }
+    it = doubtful.erase(it);
+    if (doubt.run == old.number && old_unfinished > 0) --old_unfinished;
+    if (is_over) {
+      end_operation(id, found->second, doubt.status);
+    } else {
+      break_off(found->second, doubt.status);
+    }
+  }
+}
+
+/// Nobody looks at them any more: they end as they are. The caller holds the mutex.
+void ElasticRuntime::Impl::doubts_are_over() {
+  for (const auto& [id, doubt] : std::exchange(doubtful, {})) {
+    const auto found = operations.find(id);
+    if (found != operations.end() && found->second.run == doubt.run) end_operation(id, found->second, doubt.status);
+  }
+}
+
 /// When it returns nothing touches the memory of the group's operations any more.
 void ElasticRuntime::Impl::remove_group(GroupId id) {
   const Status removed(Code::kCancelled, "its group was removed");
+  report_completed();  // Those who stay in it need not keep that.
   std::vector<std::shared_ptr<runtime::Runtime>> runtimes;
   {
     const std::scoped_lock lock(mutex);
@@ -78,7 +167,6 @@ void ElasticRuntime::Impl::abort_group(GroupId id, const std::string& reason) {
   const auto found = groups.find(id);
   if (found == groups.end() || !found->second.closed.is_ok()) return;
   found->second.closed = Status(Code::kCancelled, reason);
-  found->second.is_own_abort = true;
   if (is_stable) present.runtime->abort_group(id, reason);  // Else the next generation hears of it.
   if (old.runtime) old.runtime->abort_group(id, reason);
   end_left_behind(id, found->second.closed);

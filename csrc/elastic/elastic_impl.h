@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -45,9 +46,15 @@ struct Group {
   std::vector<std::uint32_t> ranks;     ///< Of those in the present generation.
   std::uint32_t index = 0;              ///< This worker among `ranks`.
   std::size_t most_members = 0;         ///< That it ever had.
-  Status closed = {};                   ///< Why nothing can be called in it any more.
-  bool is_own_abort = false;            ///< It was this worker that aborted it.
+  Status closed = {};                   ///< Why nothing can be called in it any more: somebody has aborted it.
   std::uint64_t first_of_messages = 0;  ///< Number of the first collective whose messages can meet in this generation.
+};
+
+/// What this worker did with a group that it has no more; those who go on in it hear of it in each generation.
+struct Parting {
+  GroupId id;
+  Status abort;             ///< Ok: it has left.
+  std::uint64_t calls = 0;  ///< So many without a name came before.
 };
 
 inline constexpr const char* kOthersAreIn =
@@ -63,8 +70,14 @@ class ElasticRuntime::Impl final {
 
   std::string whom_it_waits_for();
   void add_group(GroupId id, std::span<const std::uint32_t> ranks);
+  void leave_group(GroupId id);
   void remove_group(GroupId id);
   void end_left_behind(GroupId id, const Status& why);
+  void tell_partings(bool is_planned) const;
+  Status end_of(const OperationId& id, std::uint64_t run);
+  void decide_doubtful();
+  void doubts_are_over();
+  void break_off(Operation& operation, const Status& status);
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
   std::optional<std::uint64_t> take_number(GroupId id);
   /// The runtime that a message goes through, or why it does not go. Waits for the end of a switch.
@@ -126,7 +139,7 @@ class ElasticRuntime::Impl final {
   void install(Generation next, const Message& go, const Plan& plan, const std::vector<Data>& received,
                const std::string& reason);
   void apply(const Step& step, bool concerns_me, const Data& received);
-  void adopt(Generation next);
+  void adopt(Generation next, bool is_planned);
   void restart_operations();
   void tell_change(const Message& go, const std::vector<std::uint64_t>& before, const std::string& reason);
   void give_up(const Status& status);
@@ -157,6 +170,13 @@ class ElasticRuntime::Impl final {
   std::map<OperationId, Outcome> outcomes;
   std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
   std::map<GroupId, Group> groups;
+  std::deque<Parting> partings;
+  struct Doubt {
+    std::uint64_t run;
+    Status status;
+    Instant since;
+  };
+  std::map<OperationId, Doubt> doubtful;  // The end of their group, or of the generation: the news is on its way.
   Generation present;
   bool is_stable = false;       // Operations start at once.
   bool is_planning = false;     // All ranks tell each other what they have called; nothing more is until it counts.

@@ -283,19 +283,14 @@ void ElasticRuntime::Impl::finished(const OperationId& id, std::uint64_t run, co
   const auto found = operations.find(id);
   if (found == operations.end() || found->second.run != run) return;
   Operation& operation = found->second;
-  if (run == old.number && old_unfinished > 0) --old_unfinished;
-  const auto group = groups.find(GroupId{id.group});
-  if (group != groups.end() && group->second.closed.is_ok()) {
-    const auto& runtime = run == present.number ? present.runtime : old.runtime;
-    if (runtime) group->second.closed = runtime->group_end(group->first);
-  }
-  const bool is_left = group == groups.end() || !group->second.closed.is_ok();  // It is over.
-  if (elastic && !is_left && ended.is_ok() && !status.is_ok() && is_break(status.code())) {
-    operation.run = 0;
-    if (broken.empty()) broken = status.message();
+  const bool is_cut_short = elastic && ended.is_ok() && !status.is_ok() && is_break(status.code());
+  if (is_cut_short && id.group != 0 && is_supervising && end_of(id, run).is_ok()) {
+    doubtful.insert_or_assign(id, Doubt{run, status, Clock::now()});
     rendezvous->wake();
     return;
   }
+  if (run == old.number && old_unfinished > 0) --old_unfinished;
+  if (is_cut_short && end_of(id, run).is_ok()) return break_off(operation, status);
   if (result) {
     kept_bytes += result->size();
     operation.result = std::move(result);
@@ -315,7 +310,8 @@ void ElasticRuntime::Impl::end_operation(const OperationId& id, Operation& opera
     journal.fail(id);
   }
   const auto group = groups.find(GroupId{id.group});
-  const bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
+  bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
+  if (!is_over && !status.is_ok()) is_over = !end_of(id, present.number).is_ok();
   if (elastic && !is_over) {
     if (unreported.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
     unreported.push_back(id);
@@ -500,6 +496,7 @@ std::string ElasticRuntime::description() const {
   return impl_->now()->description() + (impl_->elastic ? ", elastic" : "");
 }
 void ElasticRuntime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
+void ElasticRuntime::leave_group(GroupId id) { impl_->leave_group(id); }
 void ElasticRuntime::remove_group(GroupId id) { impl_->remove_group(id); }
 std::shared_ptr<Work> ElasticRuntime::submit(const Request& request) { return impl_->submit(request); }
 std::shared_ptr<Work> ElasticRuntime::send(const runtime::Send& message) {

@@ -43,6 +43,7 @@ class ElasticRuntime final : public runtime::Communicator {
   std::string description() const override;
   /// `ranks` as they are now. A group shrinks to those of its members that are left, in their order.
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) override;
+  void leave_group(GroupId id) override;
   void remove_group(GroupId id) override;
   /// Elastic: blocks while Config::journal_bytes of results are not known to be everywhere.
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request) override;

@@ -66,7 +66,7 @@ void ElasticRuntime::Impl::supervise() {
       const std::scoped_lock lock(mutex);
       // Who has said that it is connected beside is counted on: the others go over with it, or nobody does.
       if ((!supervises && !beside) || !ended.is_ok()) break;
-      is_due = !unreported.empty();
+      is_due = !unreported.empty() || !doubtful.empty();
       wants_boundary = is_ready_for_boundary();
     }
     if (wants_boundary) {
@@ -75,6 +75,7 @@ void ElasticRuntime::Impl::supervise() {
     }
     Message message;
     if (rendezvous->next(message, is_due ? Clock::now() + kReportEvery : Instant::max())) handle(message);
+    decide_doubtful();
     report_broken();
     report_completed();
     retire_if_drained();
@@ -82,6 +83,7 @@ void ElasticRuntime::Impl::supervise() {
   {
     const std::scoped_lock lock(mutex);
     is_supervising = false;
+    doubts_are_over();
     changed.notify_all();
   }
   stay_out();
@@ -233,6 +235,10 @@ void ElasticRuntime::Impl::leave_present(bool at_boundary, const std::string& re
   wait_for_retired();
   {
     const std::scoped_lock lock(mutex);
+    for (auto& [id, group] : groups) {
+      if (group.closed.is_ok()) group.closed = present.runtime->group_end(id);
+    }
+    doubtful.clear();
     count_in(draining.runtime);
     broken.clear();
     for (auto& [id, operation] : operations) operation.run = 0;
@@ -348,7 +354,7 @@ void ElasticRuntime::Impl::apply(const Step& step, bool concerns_me, const Data&
 }
 
 /// `next` is what counts from here on. The caller holds the mutex.
-void ElasticRuntime::Impl::adopt(Generation next) {
+void ElasticRuntime::Impl::adopt(Generation next, bool is_planned) {
   if (present.runtime != old.runtime) count_in(present.runtime);
   present = std::move(next);
   own_id = present.members[present.runtime->rank()];
@@ -366,8 +372,9 @@ void ElasticRuntime::Impl::adopt(Generation next) {
     group.members = std::move(left);
     group.most_members = std::max(group.most_members, group.members.size());
     if (id.value != 0) present.runtime->add_group(id, group.ranks);
-    if (group.is_own_abort) present.runtime->abort_group(id, group.closed.message());
+    if (!group.closed.is_ok()) present.runtime->abort_group(id, group.closed.message());
   }
+  tell_partings(is_planned);
 }
 
 void ElasticRuntime::Impl::install(Generation next, const Message& go, const Plan& plan,
@@ -377,7 +384,7 @@ void ElasticRuntime::Impl::install(Generation next, const Message& go, const Pla
   const std::uint32_t rank = next.runtime->rank();
   if (elastic && journal.is_new()) journal.begin_at(plan.start);
   journal.settle_in();
-  adopt(std::move(next));
+  adopt(std::move(next), false);
   for (auto& [id, group] : groups) {
     const auto called = plan.next.find(id.value);
     if (called != plan.next.end()) group.first_of_messages = called->second;
@@ -442,6 +449,7 @@ void ElasticRuntime::Impl::give_up(const Status& status) {
   const std::scoped_lock lock(mutex);
   if (!ended.is_ok()) return;
   ended = status;
+  doubts_are_over();
   for (auto& [id, operation] : operations) {
     if (operation.work->is_done()) continue;
     // Those that run end with their runtime, which lets go of their memory first.
@@ -519,7 +527,7 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
     if (operation.run == present.number && !operation.work->is_done()) ++old_unfinished;
   }
   old = present;
-  adopt(std::move(*beside));
+  adopt(std::move(*beside), true);
   beside.reset();
   is_stable = true;
   holds_messages = false;

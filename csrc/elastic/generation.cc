@@ -59,7 +59,7 @@ Generation build(const Home& home, const Message& go, Instant deadline, std::fun
   generation.hub = join_hub(home, runtime::Role::kWorker, go, deadline, std::move(is_over));
   try {
     generation.runtime = std::make_shared<runtime::Runtime>(
-        runtime::RuntimeOptions{config_of(home, go), generation.hub, go.rank, home.fabric_search}, deadline);
+        runtime::RuntimeOptions{config_of(home, go), generation.hub, go.rank, home.fabric_search, {}, true}, deadline);
   } catch (const std::exception& error) {
     generation.hub->report_failure(error.what());
     throw;

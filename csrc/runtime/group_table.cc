@@ -8,9 +8,12 @@
 namespace herring::runtime {
 namespace {
 
+bool has_sender(const Group& group, const HubEvent& event) {
+  return std::ranges::find(group.route.ranks, event.member.rank) != group.route.ranks.end();
+}
+
 void take_early(Group& group, const HubEvent& event) {
-  const auto& ranks = group.route.ranks;
-  if (std::ranges::find(ranks, event.member.rank) == ranks.end()) return;
+  if (!has_sender(group, event)) return;
   if (event.kind == HubEvent::Kind::kGroupLeft) {
     group.left.push_back({event.calls, to_string(event)});
   } else if (group.closed.is_ok()) {
@@ -53,6 +56,20 @@ std::shared_ptr<Group> GroupTable::find(const HubEvent& event) {
   if (early_.size() == kMaxEarly) early_.pop_front();
   early_.push_back(event);
   return nullptr;
+}
+
+std::shared_ptr<Group> GroupTable::note_left(const HubEvent& event) {
+  std::shared_ptr<Group> group = find(event);
+  if (!group || !has_sender(*group, event)) return nullptr;
+  group->left.push_back({event.calls, to_string(event)});
+  return group;
+}
+
+Status GroupTable::end_of(GroupId id, std::optional<std::uint64_t> op) const {
+  const std::shared_ptr<Group> group = find(id);
+  if (!group || !group->closed.is_ok()) return group ? group->closed : Status::ok();
+  const Group::Left* const left = op && (*op & kNamedKey) == 0 ? group->left_before(*op) : nullptr;
+  return left == nullptr ? Status::ok() : Status(Code::kPeerLost, left->text);
 }
 
 bool GroupTable::remove(GroupId id) {

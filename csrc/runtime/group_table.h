@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/types.h"
@@ -30,6 +31,12 @@ class GroupTable final {
   /// The group that an event (kGroupAborted, kGroupLeft) is about. Null where this rank has removed it, is not in it,
   /// or has not added it yet; add() then takes the event into account.
   std::shared_ptr<Group> find(const HubEvent& event);
+
+  /// find(), and it knows from now on that a rank of it has left. Null also where that is no rank of it.
+  std::shared_ptr<Group> note_left(const HubEvent& event);
+
+  /// Why nothing can be called in the group any more, or why not this numbered operation; else Ok.
+  Status end_of(GroupId id, std::optional<std::uint64_t> op) const;
 
   /// False where there was none. The id may be used again.
   bool remove(GroupId id);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -47,11 +48,17 @@ struct Group {
     std::uint64_t calls;  ///< So many without a name came before.
     std::string text;     ///< Who, and how.
   };
-  std::vector<Left> left;     ///< Only the thread in the progress seat.
+  std::vector<Left> left;     ///< Written in the progress seat alone, guarded by the runtime for all who read it.
   bool has_own_keys = false;  ///< Its operations are not counted here. Guarded by the runtime.
   bool is_left = false;       ///< The others know that nothing more is called here. Guarded by the runtime.
   Status closed;              ///< Why nothing can be called in it any more. Guarded by the runtime.
   NameUses name_uses;         ///< Guarded by the runtime.
+
+  /// Who does not take part in a numbered call; null: nobody has left before it.
+  const Left* left_before(std::uint64_t op) const {
+    const auto found = std::find_if(left.begin(), left.end(), [op](const Left& each) { return op >= each.calls; });
+    return found == left.end() ? nullptr : &*found;
+  }
 };
 
 /// One submitted operation on its way. After submit() it belongs to the progress thread.
@@ -102,8 +109,8 @@ struct ProgressOptions {
   /// Another rank has given up this group: false where it is not one of this rank's. Nothing is submitted there after
   /// it.
   std::function<bool(const HubEvent&, const Status&)> on_group_aborted;
-  /// The group that another rank has left; null where it is not one of this rank's, or not yet.
-  std::function<std::shared_ptr<Group>(const HubEvent&)> find_group;
+  /// Notes in its group that another rank has left it; null where it is not one of this rank's, or not yet.
+  std::function<std::shared_ptr<Group>(const HubEvent&)> on_group_left;
 };
 
 /// Set when nothing of a group that was left is under way any more. Safe from any thread.
@@ -166,6 +173,8 @@ class Progress final : public Driver {
   /// Any thread: this rank gives the group up, nothing more will be submitted there. What is pending there ends with
   /// kCancelled, here and on the other ranks.
   void abort_group(GroupId group, const std::string& reason);
+  /// Looks soon at what others have said, also where nothing is pending here.
+  void hear_news() { wake_up(true); }
   /// Any thread: receives that no message has met end with kShutdown.
   void cancel_unmatched_receives();
   /// Any thread: those of a group, but for collectives', end with kCancelled.

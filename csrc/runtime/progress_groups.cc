@@ -132,18 +132,15 @@ void Progress::group_aborted(Instant now, const HubEvent& event) {
 
 Status Progress::check_left(const PendingOperation& operation) const {
   if (!operation.is_counted) return Status::ok();
-  for (const auto& [calls, text] : operation.group->left) {
-    if (operation.op < calls) continue;
-    return Status(Code::kPeerLost, text + " and cannot take part in " + to_string(operation.descriptor));
-  }
-  return Status::ok();
+  const Group::Left* const left = operation.group->left_before(operation.op);
+  if (left == nullptr) return Status::ok();
+  return Status(Code::kPeerLost, left->text + " and cannot take part in " + to_string(operation.descriptor));
 }
 
 /// What that rank has called goes on; what it has not, it never will.
 void Progress::group_left(Instant now, const HubEvent& event) {
-  const std::shared_ptr<Group> group = options_.find_group(event);
-  if (group == nullptr || std::ranges::find(group->route.ranks, event.member.rank) == group->route.ranks.end()) return;
-  group->left.push_back({event.calls, to_string(event)});
+  const std::shared_ptr<Group> group = options_.on_group_left(event);
+  if (group == nullptr) return;
   for (const auto& operation : std::vector(held_)) {
     if (operation->group != group) continue;
     if (const Status gone = check_left(*operation); !gone.is_ok()) end_held(operation, gone);

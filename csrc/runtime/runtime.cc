@@ -93,9 +93,9 @@ class Runtime::Impl {
     progress_options.on_group_aborted = [this](const HubEvent& event, const Status& why) {
       return close_group(event, why);
     };
-    progress_options.find_group = [this](const HubEvent& event) {
+    progress_options.on_group_left = [this](const HubEvent& event) {
       const std::scoped_lock lock(mutex);
-      return groups.find(event);
+      return groups.note_left(event);
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
@@ -143,12 +143,20 @@ class Runtime::Impl {
     throw Error(Code::kInvalidArgument, "group " + std::to_string(id.value) + " exists already");
   }
 
-  /// The caller holds the lock. Who leaves the whole job says so otherwise, and an elastic job's operations have keys
-  /// of their own.
-  void report_left(Group& group) const {
-    if (group.id == GroupId{0} || group.has_own_keys || !group.closed.is_ok() || group.route.ranks.size() < 2) return;
-    if (!std::exchange(group.is_left, true))
-      options.hub->report_group_left({group.id, group.use}, group.next_op.load());
+  /// The caller holds the lock. Who leaves the whole job says so otherwise; an elastic job counts `calls` itself.
+  void report_left(Group& group, std::optional<std::uint64_t> calls = std::nullopt) const {
+    if (group.id == GroupId{0} || !group.closed.is_ok() || group.route.ranks.size() < 2) return;
+    if (!calls && (group.has_own_keys || options.is_generation)) return;
+    if (std::exchange(group.is_left, true)) return;
+    options.hub->report_group_left({group.id, group.use}, calls.value_or(group.next_op.load()));
+  }
+
+  void leave_group(GroupId id, std::optional<std::uint64_t> calls) {
+    const std::scoped_lock lock(mutex);
+    const std::shared_ptr<Group> group = groups.find(id);
+    if (!group || !progress) return;
+    progress->cancel_unmatched_receives(id);
+    report_left(*group, calls);
   }
 
   /// True where this rank is in the group and has not closed it before.
@@ -241,7 +249,7 @@ class Runtime::Impl {
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
     operation->announced = announced;
-    operation->is_counted = !request.key && !request.name;
+    operation->is_counted = !request.name && (admitted.op & kNamedKey) == 0;
     order->enter({operation, &operation->call});
     progress->submit(std::move(operation));
     return work;
@@ -413,13 +421,8 @@ std::string Runtime::description() const { return impl_->description; }
 
 void Runtime::add_group(GroupId id, std::span<const std::uint32_t> ranks) { impl_->add_group(id, ranks); }
 
-void Runtime::leave_group(GroupId id) {
-  const std::scoped_lock lock(impl_->mutex);
-  const std::shared_ptr<Group> group = impl_->groups.find(id);
-  if (!group || !impl_->progress) return;
-  impl_->progress->cancel_unmatched_receives(id);
-  impl_->report_left(*group);
-}
+void Runtime::leave_group(GroupId id) { impl_->leave_group(id, std::nullopt); }
+void Runtime::leave_group(GroupId id, std::uint64_t calls) { impl_->leave_group(id, calls); }
 
 void Runtime::remove_group(GroupId id) {
   std::shared_ptr<GroupClosed> closed;
@@ -497,10 +500,23 @@ void Runtime::abort_group(GroupId id, const std::string& reason) {
   impl_->options.hub->report_group_abort({id, group->use}, reason);
 }
 
-Status Runtime::group_end(GroupId id) const {
+Status Runtime::group_end(GroupId id, std::optional<std::uint64_t> op) const {
   const std::scoped_lock lock(impl_->mutex);
-  const std::shared_ptr<Group> group = impl_->groups.find(id);
-  return group ? group->closed : Status::ok();
+  return impl_->groups.end_of(id, op);
+}
+
+void Runtime::report_left_before(GroupId id, std::uint64_t calls) {
+  impl_->options.hub->report_group_left({id, 0}, calls);
+}
+void Runtime::report_aborted_before(GroupId id, const std::string& reason) {
+  impl_->options.hub->report_group_abort({id, 0}, reason);
+}
+
+Status Runtime::failure() const {
+  const std::scoped_lock lock(impl_->mutex);
+  if (!impl_->progress) return Impl::shut_down();
+  impl_->progress->hear_news();
+  return impl_->progress->failure();
 }
 
 void Runtime::give_up(const Status& status) {
@@ -522,11 +538,9 @@ RuntimeStats Runtime::stats() const {
 
 namespace {
 
-/// By name, so that no numbered operation of the caller shifts against those of workers that call this at another
-/// point.
 void sum_over_workers(Runtime& runtime, const char* name, std::vector<std::int64_t>& values) {
   Request request;
-  request.name = name;
+  request.name = name;  // So that no numbered operation of the caller shifts.
   request.descriptor.dtype = DataType::kInt64;
   request.descriptor.dims = 1;
   request.descriptor.shape[0] = values.size();

@@ -29,6 +29,7 @@ struct RuntimeOptions {
   std::uint32_t rank = 0;
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions::search
   EndpointWrapper wrap_endpoint = {};
+  bool is_generation = false;  ///< One of several of its job: who leaves it may go on in the next.
 };
 
 /// A worker process's runtime: one progress thread, one callback thread, embedded lanes where the plan has them.
@@ -49,6 +50,8 @@ class Runtime final : public Communicator {
   std::string description() const override;
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) override;
   void leave_group(GroupId id) override;
+  /// The same for who numbers its operations itself (Request::key): those from `calls` on end for the others.
+  void leave_group(GroupId id, std::uint64_t calls);
   void remove_group(GroupId id) override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
@@ -60,8 +63,13 @@ class Runtime final : public Communicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
   void abort_group(GroupId id, const std::string& reason) override;
-  /// Why nothing can be called in the group any more, on this rank; else Ok.
-  Status group_end(GroupId id) const;
+  /// Why nothing can be called in the group any more, on this rank, or why not this numbered operation; else Ok.
+  Status group_end(GroupId id, std::optional<std::uint64_t> op = std::nullopt) const;
+  /// What this rank did in a generation before this one with a group that it does not bring along.
+  void report_left_before(GroupId id, std::uint64_t calls);
+  void report_aborted_before(GroupId id, const std::string& reason);
+  /// Why nothing at all goes any more; else Ok. What was said while nothing is pending here is heard soon after.
+  Status failure() const;
   void shutdown() override;
   RuntimeStats stats() const override;
   std::vector<Straggler> stragglers() override;
