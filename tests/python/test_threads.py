@@ -28,8 +28,30 @@ assert herring.allreduce(numpy.ones(3))[0] == 1
 herring.shutdown()
 """
 
+END = """
+import os, resource
+import numpy
+import herring
+os.setgid(65534)
+os.setuid(54322)
+herring.init()
+assert herring.allreduce(numpy.ones(3))[0] == 1
+threads = len(os.listdir("/proc/self/task"))
+resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+assert herring.allreduce(numpy.ones(3), async_op=True).wait()[0] == 1
+assert herring.server_counters() == [] and len(herring.stragglers()) == 1
+herring.shutdown()
+"""
+
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user without processes")
 def test_a_thread_that_cannot_be_started_is_an_error_that_says_what_to_do(bare_environment):
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user without processes")
+def test_a_job_ends_well_where_its_host_has_no_thread_left(bare_environment):
+    """Data loaders of others may have used them up: what was trained is to be saved all the same."""
+    ended = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
