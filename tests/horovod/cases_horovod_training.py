@@ -371,8 +371,11 @@ def case_timeline() -> None:
 
 def case_init_again() -> None:
     hvd.init()
+    unasked = hvd.allreduce_async_(torch.ones(2), name="unasked")
     hvd.shutdown()
     assert not hvd.is_initialized()
+    with expect_error(hvd.HorovodInternalError, "hvd.shutdown()"):
+        hvd.synchronize(unasked)
     with expect_error(ValueError, "hvd.init()"):
         hvd.rank()
     assert os.environ["RANK"]

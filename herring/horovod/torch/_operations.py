@@ -16,6 +16,7 @@ from herring.horovod._engine.engine import GLOBAL_SET, Members, home
 from herring.horovod._engine.fusion import Fused
 from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.process_sets import ProcessSet, members_of
+from herring.horovod.common.exceptions import HorovodInternalError
 
 # Horovod's numbers.
 Average, Sum, Adasum, Min, Max, Product = range(6)
@@ -37,6 +38,7 @@ class Handles:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._operations: dict[int, tuple[Operation, bool]] = {}
+        self._void: set[int] = set()
 
     def add(self, operation: Operation, *, is_one: bool = False) -> int:
         """The operation's number from now on; `is_one`: the result is a list of one, and the one is wanted."""
@@ -56,9 +58,15 @@ class Handles:
         return entry[0].poll()
 
     def synchronize(self, handle: int) -> Any:
-        """Waits for the operation; its result, or None where it has been asked for before."""
+        """Waits for the operation; its result, or None where it has been asked for before.
+
+        Raises HorovodInternalError for one that clear() has made void: who knows whether its tensor holds the result.
+        """
         with self._lock:
             entry = self._operations.pop(handle, None)
+            is_void = handle in self._void
+        if is_void:
+            raise HorovodInternalError(f"hvd.shutdown() was called before handle {handle} was synchronized")
         if entry is None:
             engine = home.peek()
             if engine is not None and handle in engine.fusions.in_flight:
@@ -68,8 +76,9 @@ class Handles:
         return operation.wait()[0] if is_one else operation.wait()
 
     def clear(self) -> None:
-        """Forgets all of them; the operations go on."""
+        """Makes all of them void; the operations go on."""
         with self._lock:
+            self._void.update(self._operations)
             self._operations.clear()
 
 
