@@ -13,7 +13,7 @@ from surroundings import clean_environment
 from test_tensorflow import HERE, Launch, LaunchByHand
 
 LONG = pytest.mark.skipif("TENSORFLOW_LONG" not in os.environ, reason="make test-tensorflow-long runs it")
-OPERATIONS, TRAINING = "cases_horovod.py", "cases_horovod_training.py"
+OPERATIONS, TRAINING = "cases_hvd.py", "cases_hvd_training.py"
 
 
 def cases_of(program: str) -> list[str]:
