@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,25 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def ring_call(values: list[Any], size: int, keys: Iterator[int]) -> Callable[[], Any]:
+    """TensorFlow's own: one collective operation for each tensor, each with a key that nothing else has."""
+    import tensorflow as tf
+
+    own = [next(keys) for _ in values]
+
+    def reduce(tensors: list[Any]) -> list[Any]:
+        return [
+            tf.raw_ops.CollectiveReduceV2(
+                input=tensor, group_size=size, group_key=900, instance_key=key, ordering_token=[],
+                merge_op="Add", final_op="Id", communication_hint="ring",
+            )
+            for tensor, key in zip(tensors, own, strict=True)
+        ]  # fmt: skip
+
+    function = tf.function(reduce)
+    return lambda: function(values)
+
+
 def main() -> None:
     arguments = parse()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -78,21 +97,6 @@ def main() -> None:
 
     keys = itertools.count(1000)
 
-    def ring_call(values: list[Any]) -> Callable[[], Any]:
-        own = [next(keys) for _ in values]
-
-        def reduce(tensors: list[Any]) -> list[Any]:
-            return [
-                tf.raw_ops.CollectiveReduceV2(
-                    input=tensor, group_size=size, group_key=900, instance_key=key, ordering_token=[],
-                    merge_op="Add", final_op="Id", communication_hint="ring",
-                )
-                for tensor, key in zip(tensors, own, strict=True)
-            ]  # fmt: skip
-
-        function = tf.function(reduce)
-        return lambda: function(values)
-
     def fused_call(values: list[Any]) -> Callable[[], Any]:
         def reduce(tensors: list[Any]) -> list[Any]:
             whole = herring_tf.oob_allreduce(tf.concat(tensors, 0), op="sum", name="fused")
@@ -102,7 +106,7 @@ def main() -> None:
         return lambda: function(values)
 
     def measure(label: str, values: list[Any], by_hand: bool = False) -> None:
-        calls = {"Herring": herring_call(values), "TF ring": ring_call(values)}
+        calls = {"Herring": herring_call(values), "TF ring": ring_call(values, size, keys)}
         if by_hand:
             calls = {"Herring": herring_call(values), "by hand": fused_call(values)}
         times: dict[str, list[float]] = {name: [] for name in calls}

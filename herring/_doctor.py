@@ -132,9 +132,10 @@ def _fabric() -> list[Finding]:
             "or apt-get install libfabric1, or set HERRING_LIBFABRIC right or not at all"
         )
         return [Finding("libfabric", "absent", f"none found ({tried}). {advice}"), *_builtin(report)]
-    findings = [Finding("libfabric", "ok", f"{report['version']} at {report['path']}")]
+    is_useless = report["chosen"] < 0 and not report["is_builtin"]
+    findings = [Finding("libfabric", "absent" if is_useless else "ok", f"{report['version']} at {report['path']}")]
     findings += _offers(report["providers"], -1 if report["is_builtin"] else report["chosen"])
-    if report["chosen"] < 0 and not report["is_builtin"]:
+    if is_useless:
         findings.append(
             Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
         )
