@@ -98,7 +98,8 @@ inline constexpr std::chrono::milliseconds kSignalPeriod{50};
 /// Runs `function` (which must not touch Python) without the interpreter lock on a thread of its own, so that a signal
 /// handler of Python runs meanwhile. Where the handler raises (Ctrl-C), `on_interrupt` may ask the function to end; the
 /// exception goes to the caller at once and the thread is left to end at the deadline that every such function has.
-/// Where no thread can be had it runs here, and signals wait: a job that is done shall end well on a host without threads.
+/// Where no thread can be had it runs here, and signals wait: a job that is done shall end well on a host without
+/// threads.
 template <class Function, class OnInterrupt>
 auto call_interruptibly(Function function, OnInterrupt on_interrupt) {
   using Result = std::invoke_result_t<Function&>;

@@ -25,7 +25,7 @@ struct Config {
   std::uint32_t eager_bytes = 16 << 10;        ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
   std::uint64_t local_part_bytes = 512 << 10;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
   std::uint64_t fusion_bytes = 16 << 20;       ///< HERRING_FUSION_BYTES: buckets of small tensors by name; 0: none.
-  std::uint32_t fusion_cycle_ms = 1;  ///< HERRING_FUSION_CYCLE_MS: how long a small tensor waits for others.
+  std::uint32_t fusion_cycle_ms = 1;           ///< HERRING_FUSION_CYCLE_MS: how long a small tensor waits for others.
   std::uint64_t arena_bytes = 0;      ///< HERRING_ARENA_BYTES: address space for shared buckets; 0: half of the memory.
   Switch intra_node = Switch::kAuto;  ///< HERRING_INTRA_NODE: reduce through shared memory inside a host.
   Switch failover = Switch::kAuto;    ///< HERRING_FAILOVER: a lost server's work moves to the others.

@@ -13,6 +13,7 @@
 #include "runtime/connect.h"
 #include "runtime/group_table.h"
 #include "runtime/hub.h"
+#include "runtime/job_counters.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/progress.h"
@@ -536,73 +537,16 @@ RuntimeStats Runtime::stats() const {
   return stats;
 }
 
-namespace {
-
-void sum_over_workers(Runtime& runtime, const char* name, std::vector<std::int64_t>& values) {
-  Request request;
-  request.name = name;  // So that no numbered operation of the caller shifts.
-  request.descriptor.dtype = DataType::kInt64;
-  request.descriptor.dims = 1;
-  request.descriptor.shape[0] = values.size();
-  request.output = std::as_writable_bytes(std::span(values));
-  request.input = request.output;
-  request.is_waited_for = true;
-  const std::shared_ptr<Work> work = runtime.submit(request);
-  work->wait(Instant::max());
-  work->status().or_throw();
-}
-
-}  // namespace
-
-std::vector<Straggler> Runtime::stragglers() {
-  constexpr std::size_t kFields = 3;
-  std::vector<std::int64_t> values(size() * kFields, 0);
-  const RuntimeStats own = stats();
-  std::int64_t* const mine = &values[rank() * kFields];
-  mine[0] = static_cast<std::int64_t>(own.announces);
-  mine[1] = static_cast<std::int64_t>(own.late_us);
-  mine[2] = static_cast<std::int64_t>(own.came_last);
-  sum_over_workers(*this, "herring.stragglers", values);
-  std::vector<Straggler> all;
-  for (std::uint32_t rank = 0; rank < size(); ++rank) {
-    const std::int64_t* row = &values[rank * kFields];
-    const double announces = std::max<double>(static_cast<double>(row[0]), 1);
-    all.push_back({rank, static_cast<std::uint64_t>(row[0]), static_cast<double>(row[1]) / announces * 1e-6,
-                   static_cast<double>(row[2]) / announces});
-  }
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Straggler& a, const Straggler& b) { return a.mean_late_s > b.mean_late_s; });
-  return all;
-}
+std::vector<Straggler> Runtime::stragglers() { return gather_stragglers(*this, stats()); }
 
 std::vector<ServerCounters> Runtime::server_counters() {
-  const Placement& placement = impl_->placement;
-  constexpr std::size_t kFields = 3;
-  std::vector<std::int64_t> values(placement.servers * kFields, 0);
+  std::vector<PeerTraffic> traffic;
   {
     const std::scoped_lock lock(impl_->mutex);
     if (impl_->stopped) throw Error(Impl::shut_down());
-    if (values.empty()) return {};
-    const std::vector<PeerTraffic> traffic = impl_->progress ? impl_->progress->lane_traffic() : impl_->lane_traffic;
-    for (std::size_t lane = 0; lane < traffic.size(); ++lane) {
-      std::int64_t* row = &values[placement.lanes[lane].server * kFields];
-      row[0] += static_cast<std::int64_t>(traffic[lane].bytes_sent);
-      row[1] += static_cast<std::int64_t>(traffic[lane].bytes_received);
-      row[2] += static_cast<std::int64_t>(traffic[lane].messages);
-    }
+    traffic = impl_->progress ? impl_->progress->lane_traffic() : impl_->lane_traffic;
   }
-  sum_over_workers(*this, "herring.server_counters", values);
-  std::vector<ServerCounters> counters;
-  for (std::uint32_t server = 0; server < placement.servers; ++server) {
-    const std::int64_t* row = &values[server * kFields];
-    counters.push_back({server, placement.server_places[server], static_cast<std::uint64_t>(row[0]),
-                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0, 0});
-  }
-  for (const LanePlace& lane : placement.lanes) {
-    counters[lane.server].memory_bound_bytes += placement.budget.lane_bytes[lane.peer.value - placement.workers];
-    counters[lane.server].record_bound_bytes += server::record_bound(placement.budget.record_bytes);
-  }
-  return counters;
+  return gather_server_counters(*this, impl_->placement, traffic);
 }
 
 }  // namespace herring::runtime

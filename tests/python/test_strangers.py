@@ -132,4 +132,11 @@ def work_under_fire():
         is_over = bool(herring.allreduce(done, "sum"))
     counters = process.current().job.hub.counters() if herring.rank() == 0 else {}
     stats, transport = herring.stats(), herring.description()
-    return {"strangers": stats["strangers"], "transport": transport, "steps": steps, "ports": len(ports), "counters": counters, "finished": finished}
+    return {
+        "strangers": stats["strangers"],
+        "transport": transport,
+        "steps": steps,
+        "ports": len(ports),
+        "counters": counters,
+        "finished": finished,
+    }

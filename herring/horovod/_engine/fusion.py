@@ -112,8 +112,10 @@ class Fusions:
                     continue
 
     def went_outside(self, set_id: int, kind: str, key: str, name: str | None) -> None:
-        """Ranks that wait here for what goes by itself on this rank hear of it. Raises InvalidArgumentError where the name
-        is in flight."""
+        """Tells ranks that wait here that the tensor goes by itself on this rank.
+
+        Raises InvalidArgumentError where the name is in flight.
+        """
         fusion = self.by_set.get(set_id)
         if fusion is not None:
             fusion.went_outside(name if kind == "allreduce" and name is not None else _OTHER + key)
