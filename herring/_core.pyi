@@ -238,6 +238,7 @@ class Fusion:
         tensor_bytes: int,
         cycle: float,
         timeout: float,
+        series: int,
         go_alone: Callable[[int, Any], object],
     ) -> None: ...
     def submit(

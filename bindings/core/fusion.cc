@@ -58,13 +58,14 @@ Duration to_duration(double seconds) { return deadline_after(seconds) - std::chr
 std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t group,
                                       const std::vector<std::uint32_t>& ranks, std::uint32_t index,
                                       std::uint64_t bucket_bytes, std::uint64_t tensor_bytes, double cycle,
-                                      double timeout, const py::function& go_alone) {
+                                      double timeout, std::uint64_t series, const py::function& go_alone) {
   FusionSettings settings;
   settings.engine.index = index;
   settings.engine.bucket_bytes = bucket_bytes;
   settings.engine.cycle = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(cycle));
   settings.tensor_bytes = tensor_bytes;
   settings.timeout = to_duration(timeout);
+  settings.series = series;
   auto owners = std::make_shared<Owners>();
   const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket) {
     return callback([&weak, ticket](const py::function& function) {
@@ -193,7 +194,7 @@ void bind_fusion(py::module_& module) {
   py::class_<PyFusion> type(module, "Fusion");
   type.def(py::init(&make_fusion), py::kw_only(), py::arg("runtime"), py::arg("group"), py::arg("ranks"),
            py::arg("index"), py::arg("bucket_bytes"), py::arg("tensor_bytes"), py::arg("cycle"), py::arg("timeout"),
-           py::arg("go_alone"))
+           py::arg("series"), py::arg("go_alone"))
       .def("poll", [](const PyFusion& self,
                       Ticket ticket) { return self.owned.get()->poll(ticket) != Fusion::State::kPending; })
       .def("wait", &wait)

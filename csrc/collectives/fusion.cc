@@ -50,7 +50,7 @@ Fusion::Impl::Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group
       go_alone_(std::move(go_alone)),
       memory_(runtime_),
       engine_(settings.engine),
-      next_ticket_(kFirstTicket | Ticket{group.value & 0xFFFFF} << 40) {
+      next_ticket_(kFirstTicket | Ticket{group.value & 0xFFFFF} << 40 | Ticket{settings.series & 0xF} << 36) {
   runtime_->add_group(group_, ranks);
 }
 

@@ -18,6 +18,7 @@ struct FusionSettings {
   FusionOptions engine;
   std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here.
   Duration timeout{};                    ///< Of each round and each batch.
+  std::uint64_t series = 0;              ///< Tells its tickets from those of one before it with the same group.
 };
 
 /// Small reductions by name of one group, in any order on each rank: FusionEngine over a Communicator. Tensors are

@@ -371,11 +371,18 @@ def case_timeline() -> None:
 
 def case_init_again() -> None:
     hvd.init()
-    unasked = hvd.allreduce_async_(torch.ones(2), name="unasked")
+    together = hvd.allreduce_async_(torch.ones(2), name="together")
+    alone = hvd.broadcast_async_(torch.ones(2), 0, name="alone")
     hvd.shutdown()
     assert not hvd.is_initialized()
-    with expect_error(hvd.HorovodInternalError, "hvd.shutdown()"):
-        hvd.synchronize(unasked)
+    for unasked in (together, alone):
+        with expect_error(hvd.HorovodInternalError, "hvd.shutdown()"):
+            hvd.synchronize(unasked)
     with expect_error(ValueError, "hvd.init()"):
         hvd.rank()
+    hvd.init()  # Its handles are not those that are void.
+    assert float(hvd.synchronize(hvd.allreduce_async_(torch.ones(2), name="together"))[0]) == 1
+    with expect_error(hvd.HorovodInternalError, "hvd.shutdown()"):
+        hvd.synchronize(together)
+    hvd.shutdown()
     assert os.environ["RANK"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,8 @@ _MOST_TENSOR_BYTES = 1 << 20
 # What ends an operation at its deadline adds a little; past this much more it never will.
 _GRACE_S = 60.0
 _LONGEST_CLOSE_S = 30.0
+# Handles of an engine that has gone must not be those of the next one.
+_SERIES = itertools.count()
 # Stands before the names of what is no allreduce.
 _OTHER = "\x1f"
 
@@ -48,6 +51,7 @@ class Fusions:
         self._timeout_s = config.timeout_s
         # Elastic jobs have a journal of their operations by name, and a job of one has nothing to send.
         is_off = engine.session.elastic is not None or engine.size == 1
+        self._series = next(_SERIES)
         self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
         self._cycle_s = _cycle_s(config.fusion_cycle_ms / 1e3)
         self.by_set: dict[int | None, _core.Fusion] = {}
@@ -61,7 +65,8 @@ class Fusions:
         self.by_set[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
             bucket_bytes=self._bucket_bytes, tensor_bytes=min(self._bucket_bytes, _MOST_TENSOR_BYTES),
-            cycle=self._cycle_s, timeout=self._timeout_s, go_alone=self._go_alone,
+            cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
+            go_alone=self._go_alone,
         )  # fmt: skip
 
     def start(self, fused: Fused, tensor: Tensor) -> int:

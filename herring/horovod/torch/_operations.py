@@ -77,9 +77,12 @@ class Handles:
 
     def clear(self) -> None:
         """Makes all of them void; the operations go on."""
+        engine = home.peek()
         with self._lock:
             self._void.update(self._operations)
             self._operations.clear()
+            if engine is not None:
+                self._void.update(engine.fusions.in_flight)
 
 
 handles = Handles()
