@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from herring.bench._pattern import Array, Pattern
+from herring.bench._profile import Costs, Meter
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,24 @@ class Case:
         return self.count * np.dtype(self.dtype).itemsize
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Iterations of one turn, of which the first `lead_in` are not timed. Iteration i uses `salt + i`. `event`: of
+    _profile.tracepoint(), where system calls are counted."""
+
+    iterations: int
+    salt: int
+    lead_in: int = 0
+    event: int | None = None
+
+
 @dataclass
 class Turn:
-    """Some iterations of one contender: this process's seconds of each, its processor seconds (user and system, all
-    threads) in all of them, and its wrong elements in the checked one."""
+    """Some iterations of one contender: this process's seconds of each, its costs in all of them, and its wrong
+    elements in the checked one."""
 
     seconds: list[float] = field(default_factory=list)
-    processor_s: float = 0.0
+    costs: Costs = field(default_factory=Costs)
     wrong: int = 0
 
 
@@ -60,9 +72,9 @@ class Contender(Protocol):
     def prepare(self, case: Case) -> None:
         """Takes memory for a case; forgets the one before."""
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
-        """Runs the prepared case: `iterations` of which the first `lead_in` are not timed; data is refilled before
-        every one, outside the timing. The last one's result is checked on every rank. Iteration i uses `salt + i`."""
+    def turn(self, plan: Plan) -> Turn:
+        """Runs the prepared case; data is refilled before every iteration, outside the timing. The last one's result is
+        checked on every rank."""
 
     def release(self) -> None:
         """Gives the case's memory back."""
@@ -77,39 +89,41 @@ def timed_loop(
     result: Array,
     barrier: Callable[[], None],
     operate: Callable[[], None],
-    iterations: int,
-    salt: int,
-    lead_in: int = 0,
+    plan: Plan,
 ) -> Turn:
     """The measuring loop of every contender: fill, barrier, clock, operation, clock, barrier; at the end, the check.
 
     The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
-    Processor seconds count until after it: a rank may still work for others when its own result is there.
+    Costs count until after it: a rank may still work for others when its own result is there.
     `source` and `result` are the same array for an operation in place.
     """
-    turn = Turn()
+    turn = Turn(costs=Costs(syscalls=None if plan.event is None else 0))
+    meter = Meter(plan.event)
+    spent = Costs(syscalls=meter.overhead())
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
-        for i in range(iterations):
-            pattern.fill(source, salt + i)
+        for i in range(plan.iterations):
+            pattern.fill(source, plan.salt + i)
             barrier()
-            begin_processor = time.process_time()
+            before = meter.read()
             begin = time.perf_counter()
             operate()
             seconds = time.perf_counter() - begin
             barrier()
-            if i >= lead_in:
+            if i >= plan.lead_in:
                 turn.seconds.append(seconds)
-                turn.processor_s += time.process_time() - begin_processor
+                turn.costs += meter.read() - before - spent
     finally:
+        meter.close()
         if gc_was_on:
             gc.enable()
-    if iterations > 0:
-        turn.wrong = pattern.count_wrong(result, salt + iterations - 1)
+    if plan.iterations > 0:
+        last = plan.salt + plan.iterations - 1
+        turn.wrong = pattern.count_wrong(result, last)
         if result is not source:
             # An operation that is not in place must leave its input alone.
-            before = np.empty_like(source)
-            pattern.fill(before, salt + iterations - 1)
-            turn.wrong += int(np.count_nonzero(before != source))
+            untouched = np.empty_like(source)
+            pattern.fill(untouched, last)
+            turn.wrong += int(np.count_nonzero(untouched != source))
     return turn

@@ -12,7 +12,7 @@ import herring
 from herring._context import process
 from herring._errors import UnavailableError
 from herring._rendezvous import published_address
-from herring.bench._contender import Case, Turn, timed_loop
+from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._herring import PrivateMemory
 from herring.bench._pattern import Array, Pattern
 
@@ -89,7 +89,7 @@ class GlooContender:
         names = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
         self._options.reduceOp = getattr(self._dist.ReduceOp, names.get(case.op, case.op.upper()))
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+    def turn(self, plan: Plan) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
@@ -108,7 +108,7 @@ class GlooContender:
             group.barrier().wait()
 
         operate = in_place if source is result else out_of_place
-        return timed_loop(self._pattern, source, result, barrier, operate, iterations, salt, lead_in)
+        return timed_loop(self._pattern, source, result, barrier, operate, plan)
 
     def release(self) -> None:
         """See Contender."""

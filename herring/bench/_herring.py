@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import herring
-from herring.bench._contender import Case, Turn, timed_loop
+from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._pattern import Array, Pattern
 
 
@@ -59,7 +59,7 @@ class HerringContender:
         self._op = case.op
         self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+    def turn(self, plan: Plan) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
@@ -73,7 +73,7 @@ class HerringContender:
             herring.allreduce(source, op, out=result)
 
         operate = in_place if source is result else out_of_place
-        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt, lead_in)
+        return timed_loop(self._pattern, source, result, herring.barrier, operate, plan)
 
     def release(self) -> None:
         """See Contender."""

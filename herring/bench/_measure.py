@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 import herring
-from herring.bench._contender import Case, Contender
+from herring.bench._contender import Case, Contender, Plan
+from herring.bench._profile import Costs
 
 # Long iterations take turns one by one. Short ones in groups, a quarter of all within these limits, led in by some that
 # are not timed: the first ones after somebody else's turn are of waking up, and of finding ranks and cores together.
@@ -27,6 +28,7 @@ class Schedule:
     warmup: int
     turn: int = 0
     lead_in: int | None = None
+    event: int | None = None  # Plan's
 
     def turns(self, size_bytes: int) -> Iterator[int]:
         """Timed iterations of each turn."""
@@ -47,14 +49,14 @@ class Schedule:
 @dataclass(frozen=True)
 class Row:
     """What one contender did in one case. `times_s`: of each timed iteration, the slowest rank. `wrong`: elements of
-    all ranks, over all checked iterations. `processor_s`: user and system, of all ranks, over all timed iterations."""
+    all ranks, over all checked iterations. `costs`: of all ranks, over all timed iterations."""
 
     case: Case
     name: str
     memory: str
     times_s: tuple[float, ...]
     wrong: int
-    processor_s: float = 0.0
+    costs: Costs = field(default_factory=Costs)
 
     @property
     def minimum_s(self) -> float:
@@ -75,7 +77,17 @@ class Row:
     @property
     def processor_s_per_gb(self) -> float:
         """Processor seconds of all ranks for 1 GB (1e9 bytes) of one rank's array."""
-        return self.processor_s / (len(self.times_s) * self.case.nbytes / 1e9)
+        return self.costs.processor_s / (len(self.times_s) * self.case.nbytes / 1e9)
+
+    @property
+    def syscalls(self) -> float | None:
+        """System calls of one operation, all ranks; None where they were not counted."""
+        return None if self.costs.syscalls is None else self.costs.syscalls / len(self.times_s)
+
+    @property
+    def sleeps(self) -> float:
+        """How often threads of all ranks went to sleep in one operation."""
+        return self.costs.sleeps / len(self.times_s)
 
 
 def _slowest(seconds: Sequence[float]) -> tuple[float, ...]:
@@ -88,8 +100,11 @@ def _total(wrong: int) -> int:
     return int(herring.allreduce(np.array([wrong], np.int64), "sum")[0])
 
 
-def _sum(seconds: float) -> float:
-    return float(herring.allreduce(np.array([seconds], np.float64), "sum")[0])
+def _total_costs(costs: Costs) -> Costs:
+    counted = costs.syscalls is not None
+    numbers = np.array([costs.processor_s, costs.syscalls or 0, costs.sleeps], np.float64)
+    processor_s, syscalls, sleeps = herring.allreduce(numbers, "sum")
+    return Costs(float(processor_s), int(syscalls) if counted else None, int(sleeps))
 
 
 def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> list[Row]:
@@ -102,23 +117,23 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
         contender.prepare(case)
     wrong = [0] * len(contenders)
     seconds: list[list[float]] = [[] for _ in contenders]
-    processor_s = [0.0] * len(contenders)
+    costs = [Costs(syscalls=None if schedule.event is None else 0)] * len(contenders)
     salt = 0
     for index, contender in enumerate(contenders):
-        wrong[index] += contender.turn(max(schedule.warmup, 1), salt).wrong
+        wrong[index] += contender.turn(Plan(max(schedule.warmup, 1), salt)).wrong
     salt += max(schedule.warmup, 1)
     lead_in = schedule.lead_in_of(case.nbytes)
     for length in schedule.turns(case.nbytes):
         for index, contender in enumerate(contenders):
-            turn = contender.turn(lead_in + length, salt, lead_in)
+            turn = contender.turn(Plan(lead_in + length, salt, lead_in, schedule.event))
             seconds[index] += turn.seconds
-            processor_s[index] += turn.processor_s
+            costs[index] += turn.costs
             wrong[index] += turn.wrong
         salt += lead_in + length
     for contender in contenders:
         contender.release()
     return [
-        Row(case, each.name, each.memory, _slowest(seconds[i]), _total(wrong[i]), _sum(processor_s[i]))
+        Row(case, each.name, each.memory, _slowest(seconds[i]), _total(wrong[i]), _total_costs(costs[i]))
         for i, each in enumerate(contenders)
     ]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 import herring
 from herring._errors import InvalidArgumentError, UnavailableError
-from herring.bench._contender import Case, Turn, timed_loop
+from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._herring import PrivateMemory
 from herring.bench._mpi_job import MpiJob
 from herring.bench._pattern import Array, Pattern
+from herring.bench._profile import Costs
 
 _DTYPES = ("float32", "float64", "int8", "int32", "int64", "uint8")
 _NAMES = {
@@ -36,9 +38,7 @@ def mpi_loop(
     pattern: Pattern,
     arrays: tuple[Array, Array],
     op: str,
-    iterations: int,
-    salt: int,
-    lead_in: int,
+    plan: Plan,
 ) -> Turn:
     """timed_loop() over MPI_Allreduce on COMM_WORLD; `mpi` is mpi4py's MPI module."""
     source, result = arrays
@@ -48,7 +48,7 @@ def mpi_loop(
     def operate() -> None:
         comm.Allreduce(sent, result, reduce_op)
 
-    return timed_loop(pattern, source, result, comm.Barrier, operate, iterations, salt, lead_in)
+    return timed_loop(pattern, source, result, comm.Barrier, operate, plan)
 
 
 class InProcessMpi:
@@ -74,11 +74,11 @@ class InProcessMpi:
         self._op = case.op
         self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+    def turn(self, plan: Plan) -> Turn:
         """See Contender."""
         assert self._arrays is not None
         assert self._pattern is not None
-        return mpi_loop(self._mpi, self._pattern, self._arrays, self._op, iterations, salt, lead_in)
+        return mpi_loop(self._mpi, self._pattern, self._arrays, self._op, plan)
 
     def release(self) -> None:
         """See Contender."""
@@ -123,13 +123,14 @@ class SeparateMpi:
             )
         herring.barrier()
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+    def turn(self, plan: Plan) -> Turn:
         """See Contender."""
-        turn = Turn([0.0] * (iterations - lead_in))
+        turn = Turn([0.0] * (plan.iterations - plan.lead_in), Costs(syscalls=None if plan.event is None else 0))
         if self._job is not None:
-            answers = self._job.ask({"do": "turn", "iterations": iterations, "salt": salt, "lead_in": lead_in})
+            answers = self._job.ask({"do": "turn", **asdict(plan)})
             turn.seconds = [max(column) for column in zip(*(each["seconds"] for each in answers), strict=True)]
-            turn.processor_s = sum(each["processor_s"] for each in answers)
+            for each in answers:
+                turn.costs += Costs(**each["costs"])
             turn.wrong = sum(each["wrong"] for each in answers)
         herring.barrier()
         return turn

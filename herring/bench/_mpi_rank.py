@@ -8,10 +8,11 @@ import queue
 import socket
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from herring.bench._contender import Case
+from herring.bench._contender import Case, Plan
 from herring.bench._herring import PrivateMemory
 from herring.bench._mpi import mpi_loop
 from herring.bench._mpi_job import CONTROL_VARIABLE, Lines
@@ -63,9 +64,8 @@ class Rank:
         if what == "turn":
             assert self._arrays is not None
             assert self._pattern is not None
-            how_often = (command["iterations"], command["salt"], command["lead_in"])
-            turn = mpi_loop(self._mpi, self._pattern, self._arrays, self._op, *how_often)
-            return {"seconds": turn.seconds, "processor_s": turn.processor_s, "wrong": turn.wrong}
+            plan = Plan(command["iterations"], command["salt"], command["lead_in"], command["event"])
+            return asdict(mpi_loop(self._mpi, self._pattern, self._arrays, self._op, plan))
         if what == "release":
             self._arrays = None
             self._memory.release()

@@ -48,6 +48,7 @@ class Options:
     mpi_arguments: tuple[str, ...]
     rate: float | None
     server_hosts: int | None
+    profile: bool
     json_file: str | None
 
 
@@ -90,6 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="iterations at the beginning of each turn that are not timed (default: 0 from 1MB, 20 below)",
+    )
+    how.add_argument(
+        "--profile",
+        action="store_true",
+        help="count system calls and sleeps of each operation too (root, Linux tracepoints); costs a little time",
     )
     bound = parser.add_argument_group("the bound t*")
     bound.add_argument("--rate", help="of each host's link, such as 500mbit (default: the emulated cluster's)")
@@ -151,5 +157,6 @@ def read_options(args: argparse.Namespace) -> Options:
         mpi_arguments=tuple(shlex.split(args.mpi_args)),
         rate=None if args.rate is None else parse_rate(args.rate),
         server_hosts=args.server_hosts,
+        profile=args.profile,
         json_file=args.json,
     )

@@ -135,6 +135,8 @@ def row_json(row: Row, rows: Sequence[Row], links: Links, ranks: int) -> dict[st
         "algbw_gb_s": algbw(case.nbytes, row.median_s) / 1e9,
         "busbw_gb_s": busbw(case.nbytes, row.median_s, ranks) / 1e9,
         "cpu_s_per_gb": row.processor_s_per_gb,
+        "syscalls": row.syscalls,
+        "sleeps": row.sleeps,
         "bound_us": None if bound is None else bound * 1e6,
         "times_bound": times_bound(row, links),
         "wrong": row.wrong,

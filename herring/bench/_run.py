@@ -22,6 +22,7 @@ from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Row, Schedule, measure_all
 from herring.bench._mpi import SeparateMpi, make_mpi
 from herring.bench._options import Options, read_options
+from herring.bench._profile import tracepoint
 from herring.bench._replay_options import refuse_replay_options
 from herring.bench._table import Table, links_text
 from herring.bench._units import format_size, parse_rate
@@ -149,9 +150,10 @@ def _settings(options: Options, contenders: list[Contender]) -> dict[str, Any]:
 
 def _run(options: Options) -> int:
     is_first = herring.rank() == 0
+    event = tracepoint() if options.profile else None
     links = find_links(options)
     contenders = _contenders(options)
-    table = Table(links, herring.size(), options.peers)
+    table = Table(links, herring.size(), options.peers, with_profile=options.profile)
 
     def say(text: str) -> None:
         if is_first:
@@ -172,7 +174,7 @@ def _run(options: Options) -> int:
         rows = measure_all(
             cases,
             contenders,
-            Schedule(options.iterations, options.warmup, options.turn, options.lead_in),
+            Schedule(options.iterations, options.warmup, options.turn, options.lead_in, event),
             lambda found: say("\n".join(table.lines(found))),
             lambda reason: say(f"# left out: {reason}"),
         )

@@ -26,6 +26,7 @@ _COLUMNS = (
     ("t/t*", 7),
     ("wrong", 8),
 )
+_PROFILE_COLUMNS = (("calls/op", 9), ("sleeps/op", 10))
 _LEFT = {"type", "op", "place", "who", "memory"}
 _RATIO_WIDTH = 9
 
@@ -58,14 +59,20 @@ def _number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}" if value == 0 or value >= 10.0**-digits * 100 else f"{value:.3g}"
 
 
-class Table:
-    """Formats rows; `peers` get a column each with what their time is of Herring's."""
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
-    def __init__(self, links: Links, ranks: int, peers: Sequence[str]) -> None:
+
+class Table:
+    """Formats rows. `with_profile` adds two columns of costs; `peers` get a column each with what their time is of
+    Herring's."""
+
+    def __init__(self, links: Links, ranks: int, peers: Sequence[str], *, with_profile: bool = False) -> None:
         self._links = links
         self._ranks = ranks
         self._peers = tuple(peers)
-        self._columns = (*_COLUMNS, *((f"x {peer}", _RATIO_WIDTH) for peer in self._peers))
+        self._profile_columns = _PROFILE_COLUMNS if with_profile else ()
+        self._columns = (*_COLUMNS, *self._profile_columns, *((f"x {peer}", _RATIO_WIDTH) for peer in self._peers))
 
     def header(self) -> str:
         """Two lines: names, and a rule."""
@@ -98,6 +105,7 @@ class Table:
                 _number(row.processor_s_per_gb, 2),
                 "-" if bound is None else f"{bound:.{2 if bound < 100 else 0}f}",
                 str(row.wrong),
+                *([_count(row.syscalls), _count(row.sleeps)] if self._profile_columns else []),
                 *(f"{found[peer]:.2f}" if peer in found else "" for peer in self._peers),
             ],
         )

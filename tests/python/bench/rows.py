@@ -8,14 +8,15 @@ from herring.bench import _report
 from herring.bench._bounds import Links
 from herring.bench._contender import Case
 from herring.bench._measure import Row
+from herring.bench._profile import Costs
 
 MB = 1 << 20
 CASE = Case(25 * MB, "float32", "sum", True)
 
 
 def row(name: str, memory: str, *milliseconds: float, case: Case = CASE, wrong: int = 0,
-        processor_s: float = 0.0) -> Row:  # fmt: skip
-    return Row(case, name, memory, tuple(each / 1e3 for each in milliseconds), wrong, processor_s)
+        costs: Costs | None = None) -> Row:  # fmt: skip
+    return Row(case, name, memory, tuple(each / 1e3 for each in milliseconds), wrong, costs or Costs())
 
 
 def run(herring_ms: float = 500, gloo_ms: float = 1000, *, links: Links | None = None, ranks: int = 8, wrong: int = 0,

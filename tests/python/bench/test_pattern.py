@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from herring.bench import _options
-from herring.bench._contender import timed_loop
+from herring.bench._contender import Plan, timed_loop
 from herring.bench._pattern import BITWISE, DTYPES, OPS, Pattern
 
 RANKS = 5
@@ -101,11 +101,11 @@ def test_nobody_fills_or_checks_while_others_are_timed():
 
     array = np.empty(10, np.float32)
     barrier, operate = (lambda: calls.append("barrier")), (lambda: calls.append("operation"))
-    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 2, 0)
+    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, Plan(2, 0))
     assert calls == ["fill", "barrier", "operation", "barrier"] * 2 + ["check"]
     assert (len(turn.seconds), turn.wrong) == (2, 0)
     calls.clear()
-    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, 5, 0, lead_in=3)
+    turn = timed_loop(Recorder("float32", "sum", 0, 1), array, array, barrier, operate, Plan(5, 0, 3))
     assert calls == ["fill", "barrier", "operation", "barrier"] * 5 + ["check"], "no clock, else the same"
     assert (len(turn.seconds), turn.wrong) == (2, 0)
 

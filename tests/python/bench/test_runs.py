@@ -17,7 +17,7 @@ from surroundings import is_installed
 import herring
 from herring._errors import UnavailableError
 from herring.bench import _run
-from herring.bench._contender import Case, Turn, timed_loop
+from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Schedule, measure
 from herring.bench._mpi_launch import find_launcher, job_environment
@@ -60,14 +60,14 @@ def burn(seconds):
 def test_processor_seconds_are_those_of_the_timed_iterations():
     pattern = Pattern("float32", "sum", 0, 1, 4)
     array = np.empty(4, np.float32)
-    busy = timed_loop(pattern, array, array, lambda: None, lambda: burn(0.05), 6, 0, lead_in=2)
+    busy = timed_loop(pattern, array, array, lambda: None, lambda: burn(0.05), Plan(6, 0, 2))
     assert len(busy.seconds) == 4
-    assert 0.2 <= busy.processor_s < 0.29, "0.05 s in each of four; the two that lead in are not timed"
-    idle = timed_loop(pattern, array, array, lambda: None, lambda: time.sleep(0.1), 3, 0)
+    assert 0.2 <= busy.costs.processor_s < 0.29, "0.05 s in each of four; the two that lead in are not timed"
+    idle = timed_loop(pattern, array, array, lambda: None, lambda: time.sleep(0.1), Plan(3, 0))
     assert sum(idle.seconds) >= 0.3
-    assert idle.processor_s < 0.1, "who sleeps takes no processor"
-    late = timed_loop(pattern, array, array, lambda: burn(0.02), lambda: None, 3, 0)
-    assert late.processor_s >= 0.06, "also what a rank does when its own result is there"
+    assert idle.costs.processor_s < 0.1, "who sleeps takes no processor"
+    late = timed_loop(pattern, array, array, lambda: burn(0.02), lambda: None, Plan(3, 0))
+    assert late.costs.processor_s >= 0.06, "also what a rank does when its own result is there"
 
 
 def has_mpi(name):
@@ -219,7 +219,7 @@ class Liar(HerringContender):
         super().__init__("private", private)
         self._kind = kind
 
-    def turn(self, iterations: int, salt: int, lead_in: int = 0) -> Turn:
+    def turn(self, plan: Plan) -> Turn:
         source, result = self._arrays
 
         def operate() -> None:
@@ -228,10 +228,10 @@ class Liar(HerringContender):
             herring.allreduce(source, "sum", out=result)
             if self._kind == "careless":
                 source[1] += 1
-            if self._kind == "later" and salt > 0 and herring.rank() == herring.size() - 1:
+            if self._kind == "later" and plan.salt > 0 and herring.rank() == herring.size() - 1:
                 result[0] += 1
 
-        return timed_loop(self._pattern, source, result, herring.barrier, operate, iterations, salt, lead_in)
+        return timed_loop(self._pattern, source, result, herring.barrier, operate, plan)
 
 
 def measure_liar(kind, in_place):

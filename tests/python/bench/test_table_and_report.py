@@ -11,9 +11,10 @@ from herring.bench import _report
 from herring.bench._bounds import Links
 from herring.bench._contender import Case
 from herring.bench._measure import Schedule
+from herring.bench._profile import Costs
 from herring.bench._table import Table, links_text, ratios
 
-ROWS = [row("herring", "arena", 500, 400, 600, processor_s=0.3), row("gloo", "private", 1000, 1000, 1000)]
+ROWS = [row("herring", "arena", 500, 400, 600, costs=Costs(0.3, 60, 9)), row("gloo", "private", 1000, 1000, 1000)]
 
 
 def cells(line):
