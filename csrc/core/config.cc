@@ -71,7 +71,9 @@ constexpr auto kSettings = std::to_array<Setting>({
      "where it goes quickly.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
-     "Shards up to this size travel inside the announce. At most HERRING_CHUNK_BYTES.", 0, 1 * kMiB},
+     "Shards up to this size travel inside the announce; with many workers only smaller ones, down to 16KB. At most "
+     "HERRING_CHUNK_BYTES.",
+     0, 1 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
      "Unit of the shared-memory path. At most half of HERRING_ARENA_BYTES.", 4 * kKiB, 1024 * kMiB, kWireAlignment},
     {"HERRING_FUSION_BYTES", Type::kBytes, &Config::fusion_bytes,

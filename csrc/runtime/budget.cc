@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <functional>
 #include <numeric>
 #include <span>
@@ -15,9 +16,13 @@
 namespace herring::runtime {
 namespace {
 
-// Slots and announce buffers grow with the number of workers; past these totals each worker gets fewer instead.
+// Slots and announce buffers grow with the number of workers; past these totals each worker gets fewer instead, and
+// smaller ones: a lane keeps receives for kFullAnnounces of each worker, announces and the rest.
 constexpr std::uint64_t kMaxSlotBytes = 256u << 20;
 constexpr std::uint64_t kMaxAnnounceBytes = 128u << 20;
+constexpr std::uint64_t kFullAnnounceBytes = 64u << 20;
+constexpr std::uint32_t kFullAnnounces = 64;
+constexpr std::uint32_t kLeastEagerBytes = 16 << 10;
 // Records of operations, of all lanes of a server.
 constexpr std::uint64_t kRecordBytes = 1u << 30;
 // Text of an Error or Cancel that still fits next to an announce.
@@ -81,11 +86,13 @@ class Planner {
  private:
   /// What each member gets where there is room.
   void ask() {
+    const std::uint32_t eager = std::bit_floor(share(kFullAnnounceBytes, kFullAnnounces, input_.workers, 1, ~0u));
+    budget_.eager_bytes = std::min(input_.eager_bytes, std::max(eager, kLeastEagerBytes));
     const std::uint64_t words = input_.backup_workers > 0 ? roster_words(input_.workers) : 0;
     budget_.body_bytes = std::max<std::uint64_t>(
-        input_.eager_bytes + wire::kAnnounceBytes + words * sizeof(std::uint64_t), kMinBodyBytes);
+        budget_.eager_bytes + wire::kAnnounceBytes + words * sizeof(std::uint64_t), kMinBodyBytes);
     budget_.announce_credits =
-        share(kMaxAnnounceBytes, input_.eager_bytes + kMinBodyBytes, input_.workers, 4, kMaxCredits);
+        share(kMaxAnnounceBytes, budget_.eager_bytes + kMinBodyBytes, input_.workers, 4, kMaxCredits);
     budget_.uncredited = kUncredited;
     budget_.from_lane = kFromLane;
     for (const std::uint32_t window : input_.lane_windows) {
@@ -200,7 +207,7 @@ class Planner {
       const std::uint64_t held = budget_.announce_credits * (wire::kHeaderBytes + kMinBodyBytes / 2);
       const std::uint64_t each = held + std::uint64_t{window} * checked +
                                  budget_.control_messages() * (budget_.body_bytes + wire::kHeaderBytes + checked) +
-                                 std::uint64_t{budget_.eager_window} * input_.eager_bytes;
+                                 std::uint64_t{budget_.eager_window} * budget_.eager_bytes;
       budget_.lane_bytes.push_back(slots(window) * input_.chunk_bytes + kept + input_.workers * each);
     }
   }

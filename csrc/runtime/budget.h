@@ -42,6 +42,7 @@ struct Budget {
   std::uint32_t moved = 0;             ///< and Moved ones, one for each lane.
   std::uint32_t from_lane = 0;         ///< The lane's messages to the worker, beside its grants.
 
+  std::uint32_t eager_bytes = 0;            ///< Largest shard that travels inside its announce.
   std::vector<std::uint32_t> lane_windows;  ///< By lane.
   std::uint64_t body_bytes = 0;             ///< Of the largest control message to a lane.
   EndpointBudget lane;                      ///< Of the lane with the largest window.

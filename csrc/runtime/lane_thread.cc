@@ -68,6 +68,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.lanes = static_cast<std::uint32_t>(placement.lanes.size());
   const Budget& budget = placement.budget;
   options.announce_credits = budget.announce_credits;
+  options.eager_bytes = budget.eager_bytes;
   options.eager_window = budget.eager_window;
   options.control_messages = budget.control_messages();
   options.max_body_bytes = budget.body_bytes;
@@ -183,7 +184,7 @@ void LaneThread::serve() {
   engine_config.max_run = std::clamp(kMostRunBytes / options_.chunk_bytes, 1u, wire::kMaxRun);
   engine_config.run_time = kRunTime;
   engine_config.window = options_.window;
-  engine_config.max_eager_bytes = config.eager_bytes;
+  engine_config.max_eager_bytes = options_.eager_bytes;
   engine_config.announce_credits = options_.announce_credits;
   engine_config.eager_window = options_.eager_window;
   engine_config.record_bytes = options_.record_bytes;

@@ -19,7 +19,7 @@ constexpr std::uint32_t kMinCredits = 4;
 // Pieces of this size stay in the cache between the sender's copy and the receiver's.
 constexpr std::uint32_t kLocalChunkBytes = 256 << 10;
 constexpr std::uint32_t kLocalWindow = 8;
-constexpr std::uint32_t kLocalEagerBytes = 16 << 10;
+constexpr std::uint32_t kMostEagerBytes = 16 << 10;
 // Control messages that need no credit: two returns of credits, a Ping and a Pong.
 constexpr std::uint32_t kUncredited = 4;
 // Ranks that call a collective alike are seldom further apart, and those that wait for each other in vain learn soon.
@@ -44,7 +44,7 @@ point_to_point::LinkConfig local_link(const Config& config, std::size_t max_ring
   link.chunk_bytes = kLocalChunkBytes;
   link.window = kLocalWindow;
   link.eager_bytes = static_cast<std::uint32_t>(
-      std::min<std::size_t>({config.eager_bytes, kLocalEagerBytes, LocalEndpoint::kMaxInlineBytes - kOverhead, room}));
+      std::min<std::size_t>({config.eager_bytes, kMostEagerBytes, LocalEndpoint::kMaxInlineBytes - kOverhead, room}));
   link.credits = kMaxCredits;
   link.eager_window = kMaxCredits / 2;
   return link;
@@ -55,7 +55,8 @@ point_to_point::LinkConfig network_link(const Config& config, std::uint32_t work
   point_to_point::LinkConfig link;
   link.chunk_bytes = config.chunk_bytes;
   link.window = std::max(config.window, 1u);
-  link.eager_bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(config.eager_bytes, share / kMinCredits));
+  link.eager_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>({config.eager_bytes, kMostEagerBytes, share / kMinCredits}));
   const std::uint64_t unit = wire::kHeaderBytes + point_to_point::max_body_bytes(link);
   link.credits = static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(share / unit, kMinCredits, std::min(kMaxCredits, most_message_credits(workers))));

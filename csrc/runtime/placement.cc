@@ -71,7 +71,7 @@ void set_windows(Placement& placement, const Config& config) {
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
   const std::uint32_t least = std::min(kMinChunkBytes, config.chunk_bytes);
   if (wanted < config.chunk_bytes) {
-    const std::uint64_t chunk = std::max<std::uint64_t>({wanted, least, config.eager_bytes});
+    const std::uint64_t chunk = std::max<std::uint64_t>(wanted, least);
     placement.chunk_bytes =
         static_cast<std::uint32_t>((chunk + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment);
   }

@@ -1,10 +1,18 @@
 #include "runtime/progress_options.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "runtime/progress.h"
 
 namespace herring::runtime {
+namespace {
+
+// A message costs about what so many bytes cost: cut finer, more lanes take longer.
+constexpr std::uint32_t kMinShardBytes = 16 << 10;
+
+}  // namespace
 
 worker::EngineConfig make_network_config(const ProgressOptions& options) {
   const Placement& placement = *options.placement;
@@ -16,10 +24,10 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
     config.lane_weights.push_back(lane.weight);
   }
   config.chunk_bytes = placement.chunk_bytes;
-  config.max_eager_bytes = options.config.eager_bytes;
+  config.max_eager_bytes = placement.budget.eager_bytes;
   config.eager_window = placement.budget.eager_window;
   config.announce_credits = placement.budget.announce_credits;
-  config.min_shard_bytes = options.config.eager_bytes;
+  config.min_shard_bytes = std::min(placement.budget.eager_bytes, kMinShardBytes);
   config.lane_grace = dead_after(options.config);
   config.sealed_sends = options.config.checksum == Toggle::kOn;
   config.failover = placement.failover;

@@ -151,8 +151,26 @@ TEST(Budget, ThePlacementIsWithinIt) {
   EXPECT_THROW(static_cast<void>(make_placement(Config{}, members(Role::kWorker, 6000, 1, "w"), {})), Error);
 }
 
+// Receives for announces have room for the largest one. Without this a lane of 2,048 workers would keep gigabytes.
+TEST(Budget, ManyWorkersSendSmallerShardsInsideTheirAnnounces) {
+  std::uint32_t before = 64 << 10;
+  for (std::uint32_t workers = 1; workers <= 2048; ++workers) {
+    BudgetInput input = input_of(workers, 2);
+    input.eager_bytes = 64 << 10;
+    const Budget budget = make_budget(input);
+    EXPECT_LE(budget.eager_bytes, before) << workers;
+    EXPECT_GE(budget.eager_bytes, 16u << 10) << workers;
+    before = budget.eager_bytes;
+    const std::uint64_t receives = std::uint64_t{workers} * budget.control_messages() * budget.body_bytes;
+    if (budget.eager_bytes > 16u << 10) EXPECT_LE(receives, 80u << 20) << workers;
+    input.eager_bytes = 4096;
+    EXPECT_EQ(make_budget(input).eager_bytes, 4096u) << "what was set is not exceeded";
+  }
+  EXPECT_EQ(before, 16u << 10);
+}
+
 TEST(Budget, MessagesBetweenWorkersFitWhateverTheEagerSize) {
-  for (const std::uint32_t eager : {0u, 1u << 10, 16u << 10}) {
+  for (const std::uint32_t eager : {0u, 1u << 10, 16u << 10, 64u << 10}) {
     for (std::uint32_t workers = 1; workers <= 4600; workers += 37) {
       Config config;
       config.eager_bytes = eager;
