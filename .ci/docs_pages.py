@@ -45,7 +45,7 @@ PROGRAMS = (
     ("herring", "config"),
     ("herring", "bench"),
 )
-# Other public modules (herring.horovod.torch.mpi_ops and its like) mirror another package's layout: the names are these.
+# Other public modules (herring.horovod.torch.mpi_ops ...) mirror another package's layout; the names are these.
 MODULES = (
     "herring",
     "herring.elastic",

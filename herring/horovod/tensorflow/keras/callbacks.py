@@ -34,7 +34,7 @@ class LearningRateWarmupCallback(_impl.LearningRateWarmup, tf.keras.callbacks.Ca
 
 
 class BestModelCheckpoint(_impl.BestModelCheckpoint, tf.keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
-    """Keras's ModelCheckpoint that keeps the best model. Without a `filepath` it writes best.keras or best.weights.h5."""
+    """Keras's ModelCheckpoint that keeps the best model. Without a `filepath`: best.keras or best.weights.h5."""
 
 
 __all__ = [

@@ -7,7 +7,7 @@ from herring.horovod.tensorflow._elastic import TensorFlowKerasState, run
 
 
 class KerasState(TensorFlowKerasState):
-    """The state of an elastic job: a Keras model with its optimizer, and other objects, each an attribute by its name."""
+    """The state of an elastic job: a Keras model with its optimizer, and other objects as attributes by their names."""
 
 
 class CommitStateCallback(_impl.CommitState, tf.keras.callbacks.Callback):  # type: ignore[misc]
