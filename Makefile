@@ -36,6 +36,7 @@ help:
 	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
 	@echo "make test-tensorflow  tests/tensorflow on each of TENSORFLOW_RELEASES ($(TENSORFLOW_RELEASES)), each in its own environment"
 	@echo "make test-tensorflow-long  the same, and what takes longer"
+	@echo "make docs    builds the documentation site into build/docs; a broken link or a name without a docstring is an error"
 	@echo "make doctor  what this machine has and what Herring would choose"
 	@echo "make setup   a virtual environment in $(VENV) with Herring installed"
 
@@ -124,6 +125,7 @@ torch-releases: setup
 
 docs: setup
 	@$(RUN) -m herring._configuration_doc --write docs/configuration.md
+	@PYTHON="$(RUN)" .ci/docs
 
 format: setup-tests
 	@git ls-files '*.h' '*.cc' | xargs clang-format -i

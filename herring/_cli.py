@@ -32,9 +32,9 @@ def _parser() -> argparse.ArgumentParser:
     server = commands.add_parser(
         "server",
         help="run a server process",
-        description="Serves until all workers have left. Finds the job through MASTER_ADDR, MASTER_PORT "
-        "(or HERRING_HUB) and HERRING_SERVERS, the same as the workers have, or as the scheduler says; processes may "
-        "start in any order. WORLD_SIZE, where set, is checked.",
+        description="Runs until all workers have left. Set MASTER_ADDR, MASTER_PORT (or HERRING_HUB) and "
+        "HERRING_SERVERS as for the workers, unless the scheduler says them. Processes may start in any order. "
+        "If WORLD_SIZE is set, it must be the number of workers.",
     )
     server.add_argument(
         "--rank",
@@ -47,33 +47,37 @@ def _parser() -> argparse.ArgumentParser:
 
     rendezvous = commands.add_parser(
         "rendezvous",
-        help="hold together a job that may lose and gain processes",
-        description="Elastic jobs by hand: run one of these, and set HERRING_RENDEZVOUS=host:port (and HERRING_SECRET) "
-        "for it, every worker and every server; HERRING_ELASTIC=on for the workers. Ends with the job; exit status 0 "
-        "where it went well. herringrun --elastic does all this by itself.",
+        help="run the rendezvous of an elastic job that is started by hand",
+        description="For elastic jobs by hand: run one of these. Set HERRING_RENDEZVOUS=host:port and HERRING_SECRET "
+        "for it, for every worker and for every server, and HERRING_ELASTIC=on for the workers. It ends with the job, "
+        "with exit status 0 if the job went well. herringrun --elastic does all this by itself.",
     )
     rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="workers to begin with")
     rendezvous.add_argument("--servers", type=int, default=0, metavar="K", help="server processes to begin with")
     rendezvous.add_argument(
-        "--min-workers", type=int, default=1, metavar="M", help="with fewer the job ends (default 1)"
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="end the job when fewer than M workers are left (default 1)",
     )
 
     doctor = commands.add_parser(
         "doctor",
-        help="what this machine has, and what Herring would choose and why",
+        help="show what this machine has, what Herring would use, and why",
         description="Looks at libfabric and its providers, EFA, CUDA, torch, TensorFlow, MPI and memory limits. "
-        "Exits 0 where Herring can run here (at least on one host), 1 where it cannot.",
+        "Exit status: 0 if Herring can run here (at least on one host), else 1.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
     build = commands.add_parser(
         "build",
         help="build the torch binding for the torch that is installed",
-        description="Builds what is otherwise built when the torch backend is first used; for images. Needs g++.",
+        description="Builds the binding now instead of at the first use of the torch backend. For images. Needs g++.",
     )
     build.add_argument("what", choices=["torch"], help="torch: the binding for the installed torch")
 
-    commands.add_parser("config", help="every setting with its value here and where it came from")
+    commands.add_parser("config", help="print every setting with its value and where it came from")
 
     bench = commands.add_parser(
         "bench",
@@ -135,8 +139,8 @@ def _rendezvous(args: argparse.Namespace) -> int:
     most = most_servers()
     if args.workers < 1 or not 1 <= args.min_workers <= args.workers:
         print(
-            f"herring rendezvous: --workers {args.workers} --min-workers {args.min_workers}: at least one worker, and "
-            "no more are needed than there are",
+            f"herring rendezvous: --workers {args.workers} --min-workers {args.min_workers}: at least one worker, "
+            "and --min-workers is from 1 to --workers",
             file=sys.stderr,
         )
         return 2

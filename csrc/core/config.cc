@@ -61,27 +61,28 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Server processes that the job waits for. 0: servers are embedded in the workers.", 0, 4096},
     {"HERRING_LANES", Type::kCount, &Config::lanes, "Lanes (threads) of each server.", 1, 64},
     {"HERRING_BUCKET_BYTES", Type::kBytes, &Config::bucket_bytes,
-     "Larger operations cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
+     "Operations larger than this cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
-     "Unit of push, sum and pull: those of different chunks overlap. Smaller where there are many lanes, down to 32KB; "
-     "on fast links up to 8 of them travel in one message. At most HERRING_BUCKET_BYTES.",
+     "Data is sent, summed and returned in chunks of this size, several at the same time. With many lanes chunks are "
+     "smaller, down to 32KB; on fast links one message carries up to 8 of them. At most HERRING_BUCKET_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
-     "What one worker has in flight to all lanes together, in units of HERRING_CHUNK_BYTES; up to six times as much "
-     "where it goes quickly.",
+     "How much data of one worker is on its way to all lanes together, in units of HERRING_CHUNK_BYTES. On fast links "
+     "it grows to six times as much.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
-     "Shards up to this size travel inside the announce; with many workers only smaller ones, down to 16KB. At most "
-     "HERRING_CHUNK_BYTES.",
+     "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "
+     "16KB. At most HERRING_CHUNK_BYTES.",
      0, 1 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
-     "Unit of the shared-memory path. At most half of HERRING_ARENA_BYTES.", 4 * kKiB, 1024 * kMiB, kWireAlignment},
+     "Ranks of one host exchange data in parts of this size. At most half of HERRING_ARENA_BYTES.", 4 * kKiB,
+     1024 * kMiB, kWireAlignment},
     {"HERRING_FUSION_BYTES", Type::kBytes, &Config::fusion_bytes,
-     "Largest bucket that small tensors, reduced by name, travel in together. Rank 0's value counts. 0: each tensor "
-     "travels by itself.",
+     "Small tensors that are reduced by name are sent together, in buckets of at most this size. Rank 0's value "
+     "counts. 0: each tensor is sent alone.",
      0, 1024 * kMiB},
     {"HERRING_FUSION_CYCLE_MS", Type::kCount, &Config::fusion_cycle_ms,
-     "How many milliseconds a small tensor waits for others to travel with, unless the caller waits for it.", 0,
+     "How many milliseconds a small tensor waits for others to be sent with it, unless the caller waits for it.", 0,
      10'000},
     {"HERRING_ARENA_BYTES", Type::kBytes, &Config::arena_bytes,
      "Address space for shared buckets; memory is taken only when used.", 1 * kMiB, 256 * kTiB, 1,
@@ -98,8 +99,8 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_FAILOVER",
      Type::kChoice,
      &Config::failover,
-     "Whether the work of a lost server process moves to the servers that are left. auto: where there are at least two "
-     "servers. on: as auto, and an error where there are not.",
+     "Whether other servers take over the work of a lost server process. auto: if there are at least two servers. on: "
+     "as auto, and an error if there are fewer.",
      0,
      0,
      1,
@@ -108,8 +109,9 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_CHECKSUM",
      Type::kChoice,
      &Config::checksum,
-     "Whether all that crosses the network carries CRC32C checksums: what arrives damaged is counted, logged and sent "
-     "again; after 8 damaged arrivals the operation fails.",
+     "Whether all data on the network carries CRC32C checksums. Damaged data is counted, logged and sent again; after "
+     "8 "
+     "damaged arrivals the operation fails.",
      0,
      0,
      1,
@@ -118,35 +120,36 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_CHECK_FINITE",
      Type::kChoice,
      &Config::check_finite,
-     "Whether NaN or infinity in what is to be reduced fails the operation on all ranks, naming the ranks that have "
-     "it and where.",
+     "Whether NaN or infinity in the input of a reduction is an error on all ranks. The error names the ranks that "
+     "have it, and where.",
      0,
      0,
      1,
      {},
      kToggleChoices},
     {"HERRING_BACKUP_WORKERS", Type::kCount, &Config::backup_workers,
-     "Contributions that a reduction with backup=True, or of Herring's DDP, does not wait for: it ends with the first "
-     "n-b of n, less than the number of workers. 0: off. Not in elastic jobs; turns HERRING_FAILOVER=auto off.",
+     "How many of the slowest workers a reduction does not wait for (with backup=True, and in Herring's DDP). Less "
+     "than "
+     "the number of workers. 0: off. Not in elastic jobs; turns HERRING_FAILOVER=auto off.",
      0, 1'000'000},
     {"HERRING_BACKUP_GRACE_S", Type::kSeconds, &Config::backup_grace_s,
-     "Backup workers: how long the last ones are still waited for, once the others are there. Not those who are behind "
-     "in earlier operations.",
+     "Backup workers: how long to wait for the last ones when the others are there. A rank that is still behind in an "
+     "earlier operation is not waited for.",
      0, 3600},
     {"HERRING_BACKUP_BYTES", Type::kBytes, &Config::backup_bytes,
-     "Backup workers: results that each server lane keeps at most for those who have not come for them. Past it "
-     "operations wait for them.",
+     "Backup workers: the most that each server lane keeps of results for late ranks. When it is full, operations wait "
+     "for these ranks.",
      0, kTiB},
     {"HERRING_TIMEOUT_S", Type::kSeconds, &Config::timeout_s,
-     "Default deadline of an operation; after it, the error names who is missing.", 0.001, kMaxSeconds},
+     "Time limit of an operation. When it has passed, the error names the ranks that are missing.", 0.001, kMaxSeconds},
     {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,
      "How long to wait for all processes of the job at start.", 0.001, kMaxSeconds},
     {"HERRING_HEARTBEAT_S", Type::kSeconds, &Config::heartbeat_s,
-     "Time between two signs of life of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
+     "Time between two heartbeats of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
     {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
-     "Silence after which a process counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
+     "A process that sends no heartbeat for this long counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
-     "How long to poll before blocking; ten times as long where a caller waits. 0: block at once.", 0, 1'000'000},
+     "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
     {"HERRING_PROVIDER",
      Type::kChoice,
@@ -164,20 +167,20 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_SIMD",
      Type::kChoice,
      &Config::simd,
-     "Instructions for the reduction. auto: the best the processor has.",
+     "Processor instructions for sums. auto: the best that the processor has.",
      0,
      0,
      1,
      {},
      kSimdChoices},
     {"HERRING_SECRET", Type::kSecret, &Config::secret,
-     "Authenticates the job's processes to each other; the same on all of them. Never shown."},
+     "The job's secret, the same on all of its processes. Keeps other processes out of the job. Never shown."},
     {"HERRING_HUB", Type::kHostPort, &Config::hub,
-     "Where worker 0's hub listens. Empty: learned through the launcher."},
+     "Where worker 0 listens for the other processes. Empty: as the launcher says."},
     {"HERRING_ELASTIC",
      Type::kChoice,
      &Config::elastic,
-     "Whether the job goes on when a worker dies, and takes in new ones. Needs HERRING_RENDEZVOUS.",
+     "Whether the job goes on when a worker dies, and new workers can join. Needs HERRING_RENDEZVOUS.",
      0,
      0,
      1,
@@ -186,7 +189,8 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_RENDEZVOUS", Type::kHostPort, &Config::rendezvous,
      "Where the launcher's rendezvous listens (herringrun sets it; by hand: herring rendezvous). Empty: none."},
     {"HERRING_JOURNAL_BYTES", Type::kBytes, &Config::journal_bytes,
-     "Elastic jobs: results kept until every worker is known to have them; more of them wait.", 1 * kMiB, kTiB},
+     "Elastic jobs: the most that is kept of results until every worker has them. When it is full, operations wait.",
+     1 * kMiB, kTiB},
     {"HERRING_LOG", Type::kChoice, &Config::log_level, "What is logged to stderr.", 0, 0, 1, {}, kLogChoices},
 });
 using Sources = std::array<std::string_view, kSettings.size()>;

@@ -105,7 +105,7 @@ class ElasticRuntime::Impl final {
     } catch (const Error& error) {
       const std::scoped_lock lock(mutex);
       if (error.status().code() != Code::kShutdown || is_stopping) throw;
-      throw Error(Code::kPeerLost, "the job was put together anew meanwhile; call it again");
+      throw Error(Code::kPeerLost, "workers were lost or joined before it ended; call it again");
     }
   }
 

@@ -40,7 +40,7 @@ std::vector<Summary> decode_all(const std::vector<std::vector<std::byte>>& blobs
   std::vector<Summary> summaries;
   for (std::size_t rank = 0; rank < blobs.size(); ++rank) {
     auto summary = decode_summary(blobs[rank]);
-    if (!summary) throw Error(Code::kProtocol, "worker " + std::to_string(rank) + " sent no journal that can be read");
+    if (!summary) throw Error(Code::kProtocol, "worker " + std::to_string(rank) + " sent an unreadable journal");
     summaries.push_back(std::move(*summary));
   }
   return summaries;

@@ -112,7 +112,7 @@ void Rendezvous::enter(ConnectionId connection, const Message& message, Instant 
     const bool is_young = current_.number == 0 || now - current_.formed < options_.start_within;
     if (is_young) end(false, refusal + ". This job has ended, because some of its processes may be the other job's");
   } else if (current_.number > 0 && message.role == Role::kWorker && !(elastic_ && message.is_elastic)) {
-    refusal = "the job has started and takes in no workers: it is not elastic (HERRING_ELASTIC)";
+    refusal = "the job has started, and no worker can join: it is not elastic (HERRING_ELASTIC)";
   }
   if (!refusal.empty()) return refuse(connection, refusal);
   if (members_.empty()) {

@@ -127,7 +127,7 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   if (config.backup_workers > 0 && config.backup_workers >= workers.size()) {
     throw Error(Code::kInvalidArgument, "HERRING_BACKUP_WORKERS is " + std::to_string(config.backup_workers) +
                                             ", but the job has " + std::to_string(workers.size()) +
-                                            " workers: it must be less, for somebody has to contribute");
+                                            " workers: it must be less than the number of workers");
   }
   Placement placement;
   placement.backup_workers = config.backup_workers;

@@ -143,7 +143,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                   to_string(op.shape.descriptor) + ": a server could not receive " + std::to_string(input.data.size()) +
                       " bytes (chunk " + std::to_string(receive.chunk) + ") from rank " +
                       std::to_string(participant.peer.value) + ": " +
-                      (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+                      (status.is_ok() ? "the messages that arrived were not Herring's" : status.message())));
     }
     settle(now);
     return;

@@ -330,7 +330,7 @@ bool TcpEndpoint::greet(Connection& connection) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
     if (got <= 0) {
       if (connection.stage == Stage::kAwaitingAnswer) {
-        close_connection(connection, "it ended the handshake: has it the same HERRING_SECRET?");
+        close_connection(connection, "it ended the handshake: is its HERRING_SECRET the same?");
       } else if (connection.stage == Stage::kAwaitingProof) {
         reject(connection, &StrangerCounters::failed, "ended the handshake: has it another HERRING_SECRET?");
       } else {

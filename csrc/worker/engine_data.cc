@@ -170,7 +170,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
          Status(status.code() == Code::kCorrupted ? Code::kCorrupted : Code::kTransport,
                 to_string(op.operation.descriptor) + ": no receive from server lane " + std::to_string(part.lane) +
                     " works (chunk " + std::to_string(receive.chunk) +
-                    "): " + (status.is_ok() ? "the messages that came were none of ours" : status.message())));
+                    "): " + (status.is_ok() ? "the messages that arrived were not Herring's" : status.message())));
     return;
   }
   if (op.operation.is_join) op.answer[receive.chunk] = header.offset;
@@ -214,7 +214,7 @@ void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, s
   if (is_all && op.operation.is_join && !is_sane(op.answer, op.operation.contributor_count)) {
     op.has_failed = true;
     op.failure =
-        Status(Code::kProtocol, to_string(op.operation.descriptor) + ": a server named nobody, or who is not there");
+        Status(Code::kProtocol, to_string(op.operation.descriptor) + ": a server sent an invalid list of contributors");
   }
   if (is_all) {
     finish_part(part, op);

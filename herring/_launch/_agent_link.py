@@ -248,7 +248,13 @@ class Link:
             self.pump(stream)
 
     def pump(self, stream: Stream) -> None:
-        """Moves what can be moved, and grants the agent as much again."""
+        """Moves what can be moved, and grants the agent as much again.
+
+        Nothing where it has been closed: its pipe may be ready in the same turn in which its end comes, and its number
+        is another file's then.
+        """
+        if self._streams.get(stream.number) is not stream:
+            return
         stream.write()
         if stream.taken >= _GRANT_BYTES or (stream.taken and not stream.waiting):
             self.send(binary(Kind.GRANT, stream.number, b"%d" % stream.taken))

@@ -43,6 +43,15 @@ def test_the_example_with_fp16_and_adasum(tmp_path: Path) -> None:
     assert _accuracies([*command, "--epochs", "2", "--adasum", "--fp16-allreduce"], tmp_path)[-1] > 0.3
 
 
+def test_the_timeline_is_written_where_the_script_does_not_call_shutdown(tmp_path: Path) -> None:
+    """Else HOROVOD_TIMELINE leaves an empty list for most scripts."""
+    path = tmp_path / "timeline.json"
+    code = "import herring.horovod.torch as hvd, torch; hvd.init(); hvd.allreduce(torch.ones(1), name='it')"
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", sys.executable, "-c", code]
+    run_children([(command, clean_environment({"HOROVOD_TIMELINE": str(path)}))], 60)
+    assert "allreduce.it" in path.read_text()
+
+
 def test_run_returns_what_each_process_returned() -> None:
     code = (
         "import herring.horovod\n"

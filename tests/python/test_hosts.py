@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import selectors
 
 import pytest
 
 from herring import HerringError
+from herring._launch._agent_link import Link
 from herring._launch._commands import Site, commands_of, shared_environment
 from herring._launch._hosts import Host, allot, parse_hostfile, parse_hosts, seats_of
 from herring._launch._options import parse
@@ -181,3 +184,26 @@ def test_what_is_no_frame_is_an_error_and_never_more(seed):
         frames_in(dice.randbytes(1 << 16) + b"\xff" * 64, awaits_magic=False)
     with pytest.raises(ProtocolError):
         frames_in(dice.randbytes(1 << 17), awaits_magic=True)
+
+
+def test_the_end_of_a_stream_and_room_in_its_pipe_may_come_in_one_turn():
+    """The second of the two finds a stream that is closed, and must not touch the file that has its number now."""
+    with selectors.DefaultSelector() as selector:
+        link = Link(0, Host("a", 1), selector)
+        reader, writer = os.pipe()
+        link.add_stream(7, writer)
+        size = 1 << 20
+        link.deliver(7, b"x" * size)
+        (waiting,) = selector.get_map().values()
+        taken = 0
+        while taken < size:  # A reader comes, and the last of the data with the end of it.
+            taken += len(os.read(reader, size))
+            link.pump(waiting.data[1])
+        link.deliver(7, b"")
+        spare = os.open(os.devnull, os.O_WRONLY)
+        assert spare == writer, "the number is in use again"
+        owner, stream = waiting.data
+        owner.pump(stream)
+        os.fstat(spare)
+        os.close(spare)
+        os.close(reader)

@@ -59,6 +59,7 @@ class _GlobalProcessSet(ProcessSet):
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
+"""The process set of all ranks."""
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import threading
 import time
@@ -14,7 +15,7 @@ _MOST_EVENTS = 1_000_000
 
 
 class Timeline:
-    """Collects events in memory; close() writes them. On ranks other than 0 it does nothing."""
+    """Collects events in memory; close() writes them, also at exit. On ranks other than 0 it does nothing."""
 
     def __init__(self, path: str, rank: int, mark_cycles: bool = False) -> None:
         self._path = Path(path) if rank == 0 else None
@@ -30,6 +31,7 @@ class Timeline:
         ]
         if self._path is not None:
             self._path.write_text("[]\n")  # A path that cannot be written is an error now, not at the end.
+            atexit.register(self.close)  # Many scripts end without hvd.shutdown().
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
         """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
@@ -49,6 +51,7 @@ class Timeline:
             return
         with self._lock:
             path, self._path = self._path, None
+            atexit.unregister(self.close)
             if self._left_out:
                 note = {"name": "left_out", "ph": "M", "pid": 0, "args": {"events": self._left_out}}
                 self._events.append(note)

@@ -16,7 +16,18 @@ from herring.tensorflow._collectives import dense, graph_name
 from herring.tensorflow._gradients import reduce_together
 
 # Horovod's numbers.
-Average, Sum, Adasum, Min, Max, Product = range(6)
+Average = 0
+"""Reduction: the average over the ranks."""
+Sum = 1
+"""Reduction: the sum over the ranks."""
+Adasum = 2
+"""Reduction: Adasum, an average that takes account of how much the gradients agree."""
+Min = 3
+"""Reduction: the least value of any rank."""
+Max = 4
+"""Reduction: the largest value of any rank."""
+Product = 5
+"""Reduction: the product over the ranks."""
 OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 
 

@@ -19,7 +19,18 @@ from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod.common.exceptions import HorovodInternalError
 
 # Horovod's numbers.
-Average, Sum, Adasum, Min, Max, Product = range(6)
+Average = 0
+"""Reduction: the average over the ranks."""
+Sum = 1
+"""Reduction: the sum over the ranks."""
+Adasum = 2
+"""Reduction: Adasum, an average that takes account of how much the gradients agree."""
+Min = 3
+"""Reduction: the least value of any rank."""
+Max = 4
+"""Reduction: the largest value of any rank."""
+Product = 5
+"""Reduction: the product over the ranks."""
 _OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 
 

@@ -7,19 +7,19 @@ from herring.horovod.tensorflow._elastic import TensorFlowKerasState, run
 
 
 class KerasState(TensorFlowKerasState):
-    __doc__ = TensorFlowKerasState.__doc__
+    """The state of an elastic job: a Keras model with its optimizer, and other objects as attributes by their names."""
 
 
 class CommitStateCallback(_impl.CommitState, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = _impl.CommitState.__doc__
+    """Calls state.commit() after every `batches_per_commit` batches, and at the end of an epoch."""
 
 
 class UpdateBatchStateCallback(_impl.UpdateBatchState, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = _impl.UpdateBatchState.__doc__
+    """Keeps state.batch: the number of the batch in this epoch."""
 
 
 class UpdateEpochStateCallback(_impl.UpdateEpochState, tf.keras.callbacks.Callback):  # type: ignore[misc]
-    __doc__ = _impl.UpdateEpochState.__doc__
+    """Keeps state.epoch: how many epochs are done, those before a reset too."""
 
 
 __all__ = [
