@@ -26,21 +26,17 @@ print(f"{herring.rank()} of {herring.size()} on {where}: {total}", flush=True)
 herring.shutdown()
 """
 ELASTIC = """
-import sys, time, numpy, herring, herring.elastic
+import time, numpy, herring, herring.elastic
 herring.init()
-state = herring.elastic.ObjectState(step=0)
-
-@herring.elastic.run
-def train(state):
-    while state.step < 150:
-        total = float(herring.allreduce(numpy.ones(1000, numpy.float32), op="sum")[-1])
-        if herring.rank() == 0 and state.step % 10 == 0:
-            print(f"step {state.step} of {herring.size()}", flush=True)
-        time.sleep(0.05)
-        state.step += 1
-        state.commit()
-
-train(state)
+state = herring.elastic.State(step=0)
+state.sync()
+while state.step < 200:
+    total = float(herring.allreduce(numpy.ones(1000, numpy.float32), op="sum")[-1])
+    if herring.rank() == 0 and state.step % 10 == 0:
+        print(f"step {state.step} of {herring.size()}", flush=True)
+    time.sleep(0.05)
+    state.step += 1
+    state.commit()
 print("finished", flush=True)
 herring.shutdown()
 """
