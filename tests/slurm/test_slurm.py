@@ -190,6 +190,23 @@ def test_scancel_of_a_job_with_servers_leaves_nothing(submit, cluster):
     job.await_nothing_left()
 
 
+def test_a_killed_herringrun_leaves_nothing(submit, cluster):
+    """Not even where it has no time to say anything: the agents miss it."""
+    job = submit(TWO_NODES + "herringrun python train.py 100000\n")
+    job.await_output("step 9")
+    for pid in cluster.find("w0", "train.py"):
+        if b"herringrun" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert job.finish() == [("FAILED", "137:0")], job.output
+    job.await_nothing_left()
+
+
+def test_one_step_of_both_components_is_refused(submit):
+    job = submit(TWO_AND_TWO + "export HERRING_SECRET=abc\nsrun python train.py : python train.py\n")
+    assert job.finish()[0][0] == "FAILED", job.output
+    assert "spans several components" in job.output
+
+
 def test_elastic(submit, cluster):
     """A killed worker is started again on its node; the others go on meanwhile."""
     job = submit(TWO_NODES + "herringrun -np 2 --slots-per-host 1 --elastic --restart-workers 1 python elastic.py\n")
