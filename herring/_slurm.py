@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from herring._errors import InvalidArgumentError
 
 _FIRST_PORT, _PORTS, _STEP = 20000, 10000, 101
 _MOST_HOSTS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Component:
+    """The nodes of an allocation, or of one component of a heterogeneous job."""
+
+    nodes: list[str]
+    tasks: list[int]  #: That each node was asked for.
 
 
 def hosts_of(text: str) -> list[str]:
@@ -122,3 +131,28 @@ def port_of(env: Mapping[str, str]) -> int | None:
         return None
     number = int(step) if step.isdigit() and not is_heterogeneous(env) else 0
     return _FIRST_PORT + (int(job) + _STEP * number) % _PORTS
+
+
+def allocation(env: Mapping[str, str]) -> list[Component]:
+    """What this batch script, shell of salloc or step may start steps on; empty outside of an allocation.
+
+    One entry, or one for each component of a heterogeneous job. Raises InvalidArgumentError.
+    """
+    if not env.get("SLURM_JOB_ID", env.get("SLURM_JOBID", "")).isdigit():
+        return []
+    if is_heterogeneous(env):
+        count = env.get("SLURM_HET_SIZE", env.get("SLURM_PACK_SIZE", "1"))
+        listed = [(group_hosts(env, group), _group_tasks(env, group)) for group in range(int(count))]
+        return [_component(hosts, tasks) for hosts, tasks in listed if hosts]
+    hosts = env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST") or ""
+    return [_component(hosts, env.get("SLURM_TASKS_PER_NODE", ""))] if hosts else []
+
+
+def _group_tasks(env: Mapping[str, str], group: int) -> str:
+    names = (f"SLURM_TASKS_PER_NODE_HET_GROUP_{group}", f"SLURM_TASKS_PER_NODE_PACK_GROUP_{group}")
+    return next((env[name] for name in names if env.get(name)), "")
+
+
+def _component(hosts: str, tasks: str) -> Component:
+    nodes = hosts_of(hosts)
+    return Component(nodes, [tasks_on(index, tasks) or 1 for index in range(len(nodes))])

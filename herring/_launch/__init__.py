@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from herring._errors import HerringError
+from herring._launch._allocation import srun_of, without_task
 from herring._launch._commands import STAGE, Command, Site, commands_of, here, shared_environment
 from herring._launch._hosts_job import HostsJob, Setup
 from herring._launch._input import is_in_background, restored_terminal
@@ -64,23 +65,34 @@ def _run_job(job: Supervised, args: argparse.Namespace, prepare: Callable[[], di
         return -interrupted.number
 
 
+def _shell(args: argparse.Namespace, places: Where) -> Shell:
+    """srun in an allocation, else ssh or what --rsh says."""
+    if places.by_srun:
+        return srun_of(places.by_srun, os.environ)
+    rsh = tuple(shlex.split(args.rsh)) if args.rsh else ()
+    return Shell(rsh, args.ssh_port, args.ssh_identity_file, max(1, math.ceil(args.start_timeout)))
+
+
 def _over_hosts(
     args: argparse.Namespace, extra: dict[str, str], places: Where, outputs: Outputs, control: Control
 ) -> int:
     base = shared_environment(os.environ, extra)
-    rsh = tuple(shlex.split(args.rsh)) if args.rsh else ()
-    shell = Shell(rsh, args.ssh_port, args.ssh_identity_file, max(1, math.ceil(args.start_timeout)))
+    is_slurm = bool(places.by_srun)
+    if is_slurm:
+        base = without_task(base, extra)
+    shell = _shell(args, places)
     python = args.python or sys.executable
     silence_s = SILENCE * dead_after_s(base)
     stage = Path(args.stage) if args.stage else None
-    setup = Setup(places.hosts, shell, python, is_this_machine, args.start_timeout, silence_s, stage)
+    is_local = (lambda host: False) if is_slurm else is_this_machine
+    setup = Setup(places.hosts, shell, python, is_local, args.start_timeout, silence_s, stage)
     job = HostsJob(outputs, control, setup, args.verbose)
 
     def prepare() -> dict[str, Command]:
         hellos = job.connect()
         master = args.master_addr or places.hosts[0].name
         cores = [int(hello["cores"]) for hello in hellos]
-        site = Site(places.hosts, places.workers, places.servers, master, hellos[0]["ports"], cores, python)
+        site = Site(places.hosts, places.workers, places.servers, master, hellos[0]["ports"], cores, python, is_slurm)
         commands = commands_of(args, base, site)
         job.set_up(base, args.wdir or os.getcwd(), master, commands)
         return commands
@@ -139,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
 def launch(args: argparse.Namespace) -> int:
     """Runs the job that the options say; the exit code, as main()."""
     try:
-        places = where(args)
+        places = where(args, os.environ)
         if places is not None:
             args.num_proc, args.servers = len(places.workers), len(places.servers)
             places = None if places.is_here else places

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +87,16 @@ class Link:
         """It can be talked to."""
         return self._writer is not None and not self.is_lost and not self.is_done
 
-    def open(self, command: Sequence[str], prepare_child: Callable[[], None]) -> None:
-        """Starts it. Raises OSError."""
+    def open(
+        self,
+        command: Sequence[str],
+        prepare_child: Callable[[], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts it, with this environment or herringrun's. Raises OSError."""
         self._popen = subprocess.Popen(
             command,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

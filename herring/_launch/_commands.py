@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from herring._launch._allocation import task_of
 from herring._launch._hosts import Host, Seat, seats_of
 
 __all__ = ["STAGE", "Command", "Site", "commands_of", "free_ports", "here", "is_of_this_machine", "shared_environment"]
@@ -63,6 +64,7 @@ class Site:
     ports: Sequence[int]  #: Free ones there: for torch, for the hub, for the rendezvous.
     cores: Sequence[int]  #: Of each host.
     python: str = sys.executable  #: On other hosts.
+    is_slurm: bool = False  #: In an allocation of Slurm's.
 
 
 def free_ports() -> list[int]:
@@ -133,6 +135,8 @@ def _worker_environment(common: Mapping[str, str], rank: int, seat: Seat, site: 
         "HOSTNAME": site.hosts[seat.host].name,
     }
     env.update({f"HOROVOD_{name}": str(value) for name, value in horovod.items()})
+    if site.is_slurm:
+        env.update(task_of(rank, size, seat.local_rank, seat.host))
     return env
 
 

@@ -98,11 +98,13 @@ class HostsJob:
         for link in self._links:
             python = self._setup.python
             if self._setup.is_local(link.host):
-                command = agent_command(python)
+                command, environment = agent_command(python), None
             else:
-                command = self._setup.shell.command_line(link.host.address, remote_command(python))
+                shell = self._setup.shell
+                command = shell.command_line(link.host.address, remote_command(python))
+                environment = shell.environment
             try:
-                link.open(command, prepare_child)
+                link.open(command, prepare_child, environment)
             except OSError as error:
                 text = f"{link.name}: cannot start {command[0]} here: {error.strerror}"
                 raise StartError(

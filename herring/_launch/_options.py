@@ -25,10 +25,12 @@ examples:
   herringrun -np 2 --servers 2 python train.py --epochs 3
   herringrun -np 4 --elastic --restart-workers 3 python train.py
   herringrun -H gpu1:8,gpu2:8 --server-hosts cpu1,cpu2 python train.py
+  herringrun python train.py                 (in a Slurm allocation: on its nodes)
 
 Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 Exit status: 0 where all went well, else that of the first process that failed; 128 + the signal where one was killed.
-Hosts are reached by ssh, which must not ask for a password. More: docs/launching.md.
+Hosts are reached by ssh, which must not ask for a password; the nodes of a Slurm allocation by srun.
+More: docs/launching.md, docs/slurm.md.
 """
 # Of each process: stdout, stderr, and some moments more.
 _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
@@ -51,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num-proc",
         type=int,
         metavar="N",
-        help="number of workers (default with -H: the number of slots)",
+        help="number of workers (default with -H: the number of slots; in a Slurm allocation: its tasks)",
     )
     add(
         "--servers",

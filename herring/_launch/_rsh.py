@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["Shell", "agent_command", "why_not"]
@@ -20,6 +21,7 @@ class Shell:
     port: int | None = None
     identity_file: str | None = None
     connect_s: int = 30
+    environment: Mapping[str, str] | None = None  #: Of ssh or its like; None: herringrun's.
 
     @property
     def name(self) -> str:

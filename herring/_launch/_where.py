@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import getpass
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from herring._errors import InvalidArgumentError
+from herring._launch._allocation import Allocation, allocation_of
 from herring._launch._hosts import Host, allot, is_loopback_name, parse_hostfile, parse_hosts
 from herring._rendezvous import own_address
 
@@ -24,6 +25,7 @@ class Where:
     hosts: list[Host]
     workers: list[int]
     servers: list[int]
+    by_srun: Mapping[str, int] = field(default_factory=dict)  #: In a Slurm allocation: the component of each node.
 
     @property
     def is_here(self) -> bool:
@@ -42,10 +44,14 @@ def is_this_machine(host: Host) -> bool:
     return own_address(name) is not None
 
 
-def where(args: argparse.Namespace) -> Where | None:
-    """None where no hosts are named. Raises InvalidArgumentError for what cannot be."""
+def where(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Where | None:
+    """None where no hosts are named, and there is no Slurm allocation. Raises InvalidArgumentError for what cannot
+    be."""
     workers = _named(args.hosts, "-H", args.hostfile, "--hostfile", args.slots_per_host or 1)
     servers = _named(args.server_hosts, "--server-hosts", args.server_hostfile, "--server-hostfile", 1)
+    allocation = None if args.rsh else allocation_of(environment or {}, args.slots_per_host, args.num_proc)
+    if workers is None and allocation is not None:
+        workers, servers = _of_allocation(allocation, servers)
     if workers is None:
         if servers is not None:
             raise InvalidArgumentError("--server-hosts: name the workers' hosts too, with -H or --hostfile")
@@ -56,10 +62,31 @@ def where(args: argparse.Namespace) -> Where | None:
     used = [host for index, host in enumerate(workers) if index in places]
     if servers is None:
         serving = [index % len(used) for index in range(args.servers)]
-        return _checked(Where(used, places, serving), args)
+        return _checked(Where(used, places, serving, _by_srun(used, allocation)), args)
     most = sum(host.slots for host in servers)
     hosts, serving = _joined(used, servers, allot(servers, args.servers or most, f"--servers {args.servers}"))
-    return _checked(Where(hosts, places, serving), args)
+    return _checked(Where(hosts, places, serving, _by_srun(hosts, allocation)), args)
+
+
+def _of_allocation(allocation: Allocation, servers: list[Host] | None) -> tuple[list[Host], list[Host] | None]:
+    """The workers' hosts and the servers'; nodes that are named for servers have no workers."""
+    if servers is None:
+        return allocation.workers, allocation.servers
+    named = {host.address for host in servers}
+    if strange := sorted(named - set(allocation.components)):
+        raise InvalidArgumentError(
+            f"--server-hosts: {', '.join(strange)} is not in this Slurm allocation ({', '.join(allocation.components)})"
+        )
+    workers = [host for host in allocation.workers if host.address not in named]
+    if not workers:
+        raise InvalidArgumentError("--server-hosts: no node of the Slurm allocation is left for workers")
+    return workers, servers
+
+
+def _by_srun(hosts: list[Host], allocation: Allocation | None) -> Mapping[str, int]:
+    """Empty where a host is not in the allocation: then ssh is used."""
+    known = {} if allocation is None else allocation.components
+    return known if all(host.address in known for host in hosts) else {}
 
 
 def _joined(workers: list[Host], servers: list[Host], places: Sequence[int]) -> tuple[list[Host], list[int]]:
