@@ -161,15 +161,16 @@ def _processes(env: Mapping[str, str], cluster: Cluster, options: Options) -> in
 
 
 def _network(env: Mapping[str, str], cluster: Cluster) -> dict[str, str]:
-    """EFA as SageMaker's own drivers set it, for NCCL and libfabric; else SageMaker's interface. What is set stays."""
+    """As SageMaker's own drivers do, for NCCL and libfabric. What is set stays.
+
+    HERRING_INTERFACE is not set: it would shut out the EFA of types that are not listed here (c6in, c7gn).
+    """
     kind, wanted = cluster.instance_type, {}
     has_rdma = _EFA_RDMA.fullmatch(kind) is not None
     if has_rdma:
         wanted = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
     elif _EFA.fullmatch(kind):
         wanted = {"FI_PROVIDER": "efa"}
-    elif cluster.interface:
-        wanted = {"HERRING_INTERFACE": cluster.interface}
     if cluster.interface:
         wanted["NCCL_SOCKET_IFNAME"] = cluster.interface
     return {name: value for name, value in wanted.items() if name not in env}

@@ -1,8 +1,8 @@
-"""A training job on four emulated hosts called algo-1 to algo-4, each with an /opt/ml of its own: `make test-sagemaker`.
+"""A training job on four emulated hosts, algo-1 to algo-4, each with an /opt/ml of its own: `make test-sagemaker`.
 
-Real are SageMaker's SDK (the class that it takes, the scripts that it writes and that every host runs), boto3, the driver,
-the servers and the workers. Not SageMaker: the service, its containers, its network. Secrets Manager is a small HTTP
-server here, which boto3 is sent to.
+Real are SageMaker's SDK (the class that it takes, the scripts that it writes and that every host runs), boto3, the
+driver, the servers and the workers. Not SageMaker: the service, its containers, its network. Secrets Manager is a
+small HTTP server here, which boto3 is sent to.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ import os, sys, numpy, herring
 herring.init()
 total = float(herring.allreduce(numpy.full(100_000, herring.rank() + 1.0, numpy.float32), op="sum")[-1])
 known = os.environ["HERRING_SECRET"] == %r
-servers = len(herring.server_counters())
-print(f"{herring.rank()} of {herring.size()}: {total:g} through {servers} {known} {sys.argv[1:]}", flush=True)
+print(f"{herring.rank()} of {herring.size()}: {total:g} {known} {sys.argv[1:]}", flush=True)
 herring.shutdown()
 sys.exit(int(sys.argv[2]) if herring.__name__ and os.environ["RANK"] == "1" else 0)
 """
@@ -196,14 +195,14 @@ def test_four_hosts_of_two_groups_train(job):
     report = "\n".join(text for _, text in done)
     assert [code for code, _ in done] == [0] * 4, report
     lines = sorted(line for line in report.splitlines() if " of 4: " in line)
-    assert lines == [f"{rank} of 4: 10 through 2 True ['--status', '0']" for rank in range(4)], report
+    assert lines == [f"{rank} of 4: 10 True ['--status', '0']" for rank in range(4)], report
     assert "rank 0 of 4 workers on 2 hosts (RANK and WORLD_SIZE), 2 server processes" in done[2][1]
     for index in range(2):
         assert (
             f"algo-{index + 1} runs server {index}; workers on algo-3, algo-4, servers on algo-1, algo-2"
             in done[index][1]
         )
-        assert f"herring server {index}: " in done[index][1]
+        assert int(done[index][1].partition(f"herring server {index}: ")[2].split()[0]) > 0  # Operations.
     assert SECRET not in report
     assert not any((job.root(index) / "output" / "failure").exists() for index in range(4))
 

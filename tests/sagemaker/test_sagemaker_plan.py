@@ -73,8 +73,8 @@ def test_the_file_serves_where_no_sdk_has_set_variables():
         ("ml.p4d.24xlarge", {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}),
         ("ml.p5en.48xlarge", {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}),
         ("ml.g5.48xlarge", {"FI_PROVIDER": "efa"}),
-        ("ml.g5.2xlarge", {"HERRING_INTERFACE": "eth0"}),
-        ("ml.c6in.32xlarge", {"HERRING_INTERFACE": "eth0"}),
+        ("ml.g5.2xlarge", {}),
+        ("ml.c6in.32xlarge", {}),
     ],
 )
 def test_efa_is_switched_on_by_instance_type(kind, expected):
@@ -87,10 +87,10 @@ def test_efa_is_switched_on_by_instance_type(kind, expected):
 
 
 def test_what_the_user_has_set_stays():
-    env = recorded("sagemaker_groups", FI_PROVIDER="tcp", HERRING_INTERFACE="eth1")
+    env = recorded("sagemaker_groups", FI_PROVIDER="tcp")
     (start,) = planned(env, GROUPS)
     assert "FI_PROVIDER" not in start.environment
-    assert "HERRING_INTERFACE" not in start.environment
+    assert start.environment["FI_EFA_USE_DEVICE_RDMA"] == "1"
 
 
 def test_hyperparameters_are_arguments_as_with_sagemakers_own_drivers():
