@@ -334,7 +334,7 @@ def _server(env: Environment) -> Detected:
         own, others = (sorted(each, key=by_number) for each in groups)
         host = env.get("SM_CURRENT_HOST", "")
         rank, peers, source = (own.index(host) if host in own else None), len(own), "SM_CURRENT_HOST"
-        size = len(others) if size is None else size
+        # How many workers there are the hub says: the others' hosts may have several each.
         hub = Master(others[0], _SAGEMAKER_PORT) if others else None
     else:
         names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", *_INDEXES, "PET_NODE_RANK")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,15 @@ import pytest
 
 import herring
 
+ROOT = Path(__file__).resolve().parents[2]
+# For `python -c` in each worker: no torch, so that it starts at once.
+SUMS = """
+import numpy, herring
+herring.init()
+total = float(herring.allreduce(numpy.full(100_000, herring.rank() + 1.0, numpy.float32), op="sum")[-1])
+print(f"{herring.rank()} of {herring.size()}: {total:g}", flush=True)
+herring.shutdown()
+"""
 INDEX = "batch.kubernetes.io/job-completion-index"
 SECRET = "a secret of the cluster"
 
@@ -232,3 +242,12 @@ class Stage:
                 os.killpg(process.pid, signal.SIGKILL)
             if process is not None:
                 process.wait(10)
+
+
+def sums_of(text: str) -> list[str]:
+    return sorted(re.findall(r"^[0-9] of [0-9]: [0-9]+$", text, re.MULTILINE))
+
+
+def operations_of_servers(stage: Stage, role: str) -> list[int]:
+    """What each has worked off, as it says when it ends."""
+    return [int(number) for number in re.findall(r"herring server [0-9]: ([0-9]+) operations", stage.text(role))]

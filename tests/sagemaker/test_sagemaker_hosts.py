@@ -7,6 +7,7 @@ small HTTP server here, which boto3 is sent to.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +24,7 @@ from types import SimpleNamespace
 import emulated
 import pytest
 import sagemaker.core.utils.install_requirements as install_requirements
-from sagemaker.train.configs import SourceCode
+from sagemaker.core.training.configs import SourceCode
 from sagemaker.train.constants import SM_DRIVERS_LOCAL_PATH
 from sagemaker.train.model_trainer import ModelTrainer
 
@@ -102,12 +104,15 @@ class TrainingJob:
 
     def __init__(self, hosts: emulated.Hosts, folder: Path, manager: str) -> None:
         self.hosts, self.folder, self.manager = hosts, folder, manager
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         lines = [f"{address} algo-{index + 1}" for index, address in enumerate(hosts.addresses)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
 
     def root(self, index: int) -> Path:
         return self.folder / f"algo-{index + 1}"
+
+    def log(self, index: int) -> Path:
+        return self.folder / f"log-{index}"
 
     def start(self, index: int, channels: Path, hyperparameters: dict[str, str]) -> None:
         """The container of that host."""
@@ -148,30 +153,35 @@ class TrainingJob:
             "exec /bin/bash /opt/ml/input/data/sm_drivers/sm_train.sh"
         )
         command = ["ip", "netns", "exec", self.hosts.namespaces[index], "unshare", "-u", "-m", "env", "-i"]
-        self.processes.append(
-            subprocess.Popen(
-                [*command, *(f"{name}={value}" for name, value in env.items()), "sh", "-c", inside],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
+        words = [f"{name}={value}" for name, value in env.items()]
+        with self.log(index).open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [*command, *words, "sh", "-c", inside],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             )
-        )
 
-    def finish(self, timeout: float = 120) -> list[tuple[int, str]]:
+    def finish(self, timeout: float = 90) -> list[tuple[int, str]]:
         """Exit status and output of each host."""
-        return [
-            (process.returncode, text)
-            for process in self.processes
-            for text in [process.communicate(timeout=timeout)[0]]
-        ]
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in self.processes:
+                process.wait(max(deadline - time.monotonic(), 0))
+        done = [(process.poll(), self.log(index).read_text()) for index, process in enumerate(self.processes)]
+        if any(code is None for code, _ in done):
+            report = "\n".join(f"--- algo-{index + 1}: {code}\n{text}" for index, (code, text) in enumerate(done))
+            pytest.fail(f"not finished after {timeout:g} s\n{report}", pytrace=False)
+        return done
 
     def stop(self) -> None:
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait(10)
 
 
 @pytest.fixture
