@@ -1,4 +1,4 @@
-"""The `herring` command: server, rendezvous, doctor, build, config, bench."""
+"""The `herring` command: server, rendezvous, doctor, build, config, kubernetes, bench."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 from types import FrameType
 
+from herring import _kubernetes_options
 from herring._errors import HerringError
 from herring._version import __version__
 from herring.bench import _options, _replay_options
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
     commands.add_parser("config", help="print every setting with its value and where it came from")
 
+    _kubernetes_options.add_command(commands)
     bench = commands.add_parser(
         "bench",
         help="measure allreduce, or replay a model's steps, beside gloo and MPI",
@@ -205,7 +207,14 @@ def _bench(args: argparse.Namespace) -> int:
     return _run.main(args)
 
 
-_COMMANDS = {"server": _server, "rendezvous": _rendezvous, "doctor": _doctor, "build": _build, "bench": _bench}
+_COMMANDS = {
+    "server": _server,
+    "rendezvous": _rendezvous,
+    "doctor": _doctor,
+    "build": _build,
+    "kubernetes": _kubernetes_options.run,
+    "bench": _bench,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -213,7 +222,9 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
-    args = _parser().parse_args(argv)
+    own, behind = _kubernetes_options.split(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(own)
+    args.worker_command = behind
     try:
         run = _COMMANDS.get(args.command)
         code = _config() if run is None else run(args)

@@ -227,7 +227,7 @@ def _sagemaker(env: Environment) -> Detected | None:
         return None
     if (groups := _sagemaker_groups(env, "worker")) and len(groups[0]) < len(hosts):
         hosts = groups[0]
-    hosts = sorted(hosts, key=_by_number)
+    hosts = sorted(hosts, key=by_number)
     if own not in hosts:
         raise InvalidArgumentError(f"SM_CURRENT_HOST is {own!r}, which SM_HOSTS ({', '.join(hosts)}) does not have")
     source = "SM_CURRENT_HOST and SM_HOSTS"
@@ -262,7 +262,7 @@ def _json_list(env: Environment, name: str) -> list[str]:
     return [str(each) for each in said]
 
 
-def _by_number(host: str) -> tuple[str, int]:
+def by_number(host: str) -> tuple[str, int]:
     """algo-2 before algo-10."""
     match = re.fullmatch(r"(.*?)([0-9]*)", host)
     return (match.group(1), int(match.group(2) or 0)) if match else (host, 0)
@@ -331,10 +331,10 @@ def _server(env: Environment) -> Detected:
         size, hub = _of_slurms_workers(env, size)
         rank, peers, source = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS"), "SLURM_PROCID"
     elif (groups := _sagemaker_groups(env, "server")) is not None:
-        own, others = (sorted(each, key=_by_number) for each in groups)
+        own, others = (sorted(each, key=by_number) for each in groups)
         host = env.get("SM_CURRENT_HOST", "")
         rank, peers, source = (own.index(host) if host in own else None), len(own), "SM_CURRENT_HOST"
-        size = len(others) if size is None else size
+        # How many workers there are the hub says: the others' hosts may have several each.
         hub = Master(others[0], _SAGEMAKER_PORT) if others else None
     else:
         names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", *_INDEXES, "PET_NODE_RANK")

@@ -24,7 +24,7 @@ from herring._launch._rsh import Shell
 from herring._launch._watch import Policy, Supervised, dead_after_s, watch
 from herring._launch._where import Where, is_this_machine, where
 
-__all__ = ["launch", "main", "open_standard_descriptors"]
+__all__ = ["launch", "main", "open_standard_descriptors", "supervise"]
 
 # After Ctrl-C: for a reader of stdout that does not read.
 READER_S = 1.0
@@ -46,10 +46,10 @@ def _policy(args: argparse.Namespace, commands: dict[str, Command]) -> Policy:
     )
 
 
-def _run_job(job: Supervised, args: argparse.Namespace, prepare: Callable[[], dict[str, Command]]) -> int:
+def _run_job(job: Supervised, prepare: Callable[[], Policy]) -> int:
     """The exit code; negative: by that signal."""
     try:
-        policy = _policy(args, prepare())
+        policy = prepare()
         for name, command in policy.commands.items():
             job.start(name, command)
             job.forward()
@@ -97,7 +97,7 @@ def _over_hosts(
         job.set_up(base, args.wdir or os.getcwd(), master, commands)
         return commands
 
-    return _finish(job, _run_job(job, args, prepare))
+    return _finish(job, _run_job(job, lambda: _policy(args, prepare())))
 
 
 def _keep(args: argparse.Namespace, extra: dict[str, str], places: Where | None, control: Control) -> int:
@@ -115,7 +115,7 @@ def _keep(args: argparse.Namespace, extra: dict[str, str], places: Where | None,
     with restored_terminal(front):
         stage = {STAGE: args.stage} if args.stage else {}
         base = {**os.environ, **extra, **stage}
-        code = _run_job(job, args, lambda: commands_of(args, base, here(args.num_proc, args.servers)))
+        code = _run_job(job, lambda: _policy(args, commands_of(args, base, here(args.num_proc, args.servers))))
         return _finish(job, code)
 
 
@@ -126,6 +126,25 @@ def _finish(job: Supervised, code: int) -> int:
     except Interrupted as interrupted:  # Nobody reads what is left.
         return code or -interrupted.number
     return code
+
+
+def supervise(commands: dict[str, Command]) -> int:
+    """Runs these processes of a larger job on this machine, and ends them all when one fails; the exit code, as main().
+
+    A server ends by itself with the job's last worker, wherever that is, so it is no reason to end anything.
+    """
+    open_standard_descriptors()
+    limit = dead_after_s(next(iter(commands.values())).environment)
+
+    def keep(control: Control) -> int:
+        outputs = Outputs(False, None, 1)
+        for fd in control.descriptors:
+            outputs.watch(fd)
+        job = Job(outputs, control, False)
+        policy = Policy(False, False, 1, 0, 0, limit, commands, ends_with_workers=False)
+        return _finish(job, _run_job(job, lambda: policy))
+
+    return run(keep)
 
 
 def _fail(message: str) -> int:

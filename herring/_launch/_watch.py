@@ -57,6 +57,7 @@ class Policy:
     most_losses: int | None = None  # So many workers may be lost, in all.
     finished: int = 0  # Workers that ended well.
     losses: int = 0
+    ends_with_workers: bool = True  # All the job's workers are here: servers end soon after them.
 
     def note(self, process: Member) -> None:
         """It has ended."""
@@ -171,7 +172,8 @@ def watch(job: Supervised, policy: Policy) -> int:
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S
             job.say(f"{process.name} {process.how}; ending the job")
-        if give_up == float("inf") and not any(process.is_worker for process in job.running()):
+        no_worker = policy.ends_with_workers and not any(process.is_worker for process in job.running())
+        if give_up == float("inf") and no_worker:
             # Servers leave when the last worker has; one that is stopped never would.
             give_up = time.monotonic() + FAILURE_GRACE_S
         if time.monotonic() > give_up and job.running():

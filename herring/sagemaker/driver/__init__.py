@@ -1,0 +1,1 @@
+"""Copied to every host of a training job."""
