@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from herring import _slurm
+from herring import _slurm, _tf_config
 from herring._errors import InvalidArgumentError
 
 Role = Literal["worker", "server"]
@@ -59,8 +59,9 @@ def detect(environment: Environment, role: Role = "worker") -> Detected:
     """Who this process is. Pure: looks at `environment` alone.
 
     In this order: RANK and WORLD_SIZE (torchrun, herringrun, Ray, Kubeflow's PyTorchJob, by hand), mpirun, srun, other
-    PMI launchers, PMIx, Kubeflow Trainer (PET_*), SageMaker, a pod's index with WORLD_SIZE; else a job of one. RANK
-    comes first because torchrun may itself run under srun or mpirun; mpirun before srun because its helpers are a step.
+    PMI launchers, PMIx, Kubeflow Trainer (PET_*), SageMaker, TF_CONFIG, a pod's index with WORLD_SIZE; else a job of
+    one. RANK comes first because torchrun may itself run under srun or mpirun; mpirun before srun because its helpers
+    are a step.
 
     Raises InvalidArgumentError, which says what to do, where values contradict each other or cannot be, and where a
     scheduler has started several processes but does not say enough.
@@ -268,6 +269,20 @@ def by_number(host: str) -> tuple[str, int]:
     return (match.group(1), int(match.group(2) or 0)) if match else (host, 0)
 
 
+def _tf_cluster(env: Environment) -> Detected | None:
+    """TensorFlow's launchers: Kubeflow's TFJob and others."""
+    task = _tf_config.read(env.get("TF_CONFIG", ""))
+    if task is None:
+        return None
+    if task.is_server:
+        raise InvalidArgumentError(
+            "TF_CONFIG makes this process a parameter server (ps), and this is a training script: start `herring "
+            "server --rank auto` there, or the job without ps"
+        )
+    local, hub = (task.local_rank, task.local_size), Master(task.host, task.port)
+    return Detected("worker", task.rank, task.size, *local, hub, "TF_CONFIG", False, task.peers)
+
+
 _INDEXES = ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
 
 
@@ -299,6 +314,7 @@ _LAUNCHERS: tuple[Callable[[Environment], Detected | None], ...] = (
     _pmix,
     _kubeflow,
     _sagemaker,
+    _tf_cluster,
     _pod_index,
     _skypilot,
 )
@@ -336,6 +352,9 @@ def _server(env: Environment) -> Detected:
         rank, peers, source = (own.index(host) if host in own else None), len(own), "SM_CURRENT_HOST"
         # How many workers there are the hub says: the others' hosts may have several each.
         hub = Master(others[0], _SAGEMAKER_PORT) if others else None
+    elif (task := _tf_config.read(env.get("TF_CONFIG", ""))) is not None and task.is_server:
+        rank, peers, source, hub = task.rank, task.peers, "TF_CONFIG", Master(task.host, task.port)
+        size = task.size if size is None else size
     else:
         names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", *_INDEXES, "PET_NODE_RANK")
         source = next((name for name in names if name in env), "")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from herring import _tf_config
 from herring._launch._allocation import task_of
 from herring._launch._hosts import Host, Seat, seats_of
 
@@ -137,7 +138,20 @@ def _worker_environment(common: Mapping[str, str], rank: int, seat: Seat, site: 
     env.update({f"HOROVOD_{name}": str(value) for name, value in horovod.items()})
     if site.is_slurm:
         env.update(task_of(rank, size, seat.local_rank, seat.host))
+    env["TF_CONFIG"] = _tf_config.write(_tf_addresses(site), rank)
     return env
+
+
+def _tf_addresses(site: Site) -> list[str]:
+    """Where TensorFlow's own servers would listen, one for each worker: Herring starts none."""
+    names = [site.master if host == site.workers[0] else site.hosts[host].name for host in site.workers]
+    ports = [_tf_port(site.ports[0], site.workers[:rank].count(host)) for rank, host in enumerate(site.workers)]
+    return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name, port in zip(names, ports, strict=True)]
+
+
+def _tf_port(base: int, local_rank: int) -> int:
+    """Beside those that Herring takes from MASTER_PORT on (herring._rendezvous)."""
+    return 1024 + (base + 5555 + local_rank - 1024) % (65536 - 1024)
 
 
 def commands_of(args: argparse.Namespace, base: dict[str, str], site: Site) -> dict[str, Command]:

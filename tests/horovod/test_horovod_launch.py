@@ -116,8 +116,20 @@ def test_every_documented_name_is_there() -> None:
         "herring.horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt",
         "herring.horovod.common.process_sets": "ProcessSet",
         "herring.horovod.common.elastic": "ObjectState run_fn",
-        "herring.horovod.common.util": "nccl_built",
+        "herring.horovod.common.util": "nccl_built is_version_greater_equal_than",
         "herring.horovod": "run __version__",
     }
     for module, names in modules.items():
         assert [name for name in names.split() if not hasattr(importlib.import_module(module), name)] == [], module
+
+
+def test_versions_are_compared_by_their_numbers() -> None:
+    compare = importlib.import_module("herring.horovod.common.util").is_version_greater_equal_than
+    assert compare("2.16.0", "2.6.0")
+    assert compare("2.6.0", "2.6.0")
+    assert compare("2.6.0+cpu", "2.6.0")
+    assert not compare("2.6.0rc1", "2.6.0")
+    assert not compare("2.5.9", "2.6.0")
+    for wrong in (("2.6.0", "2.6"), ("new", "2.6.0"), (2.6, "2.6.0")):
+        with pytest.raises(ValueError):
+            compare(*wrong)

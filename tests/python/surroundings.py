@@ -9,7 +9,15 @@ from pathlib import Path
 import herring
 
 LAUNCHER_PREFIXES = ("HERRING_", "OMPI_", "PMI_", "PMIX_", "MASTER_", "SLURM", "TORCHELASTIC_", "PET_", "SM_")
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
+LAUNCHER_NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "JOB_COMPLETION_INDEX",
+    "VC_TASK_INDEX",
+    "TF_CONFIG",
+)
 
 
 def is_installed(package: str) -> bool:

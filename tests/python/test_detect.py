@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def place(found: Detected) -> tuple[int | None, ...]:
         ("ray", (2, 4, 0, 2), Master("10.0.0.1", 41235)),
         ("sagemaker", (9, 11, 0, 1), Master("algo-1", 29500)),
         ("sagemaker_groups", (1, 2, 0, 1), Master("algo-3", 29500)),
+        ("tfjob", (2, 3, 0, 1), Master("train-chief-0.ns.svc", 2222)),
         ("by_hand", (1, 2, 0, 1), Master("10.0.0.1", 29500)),
         ("nothing", (0, 1, 0, 1), None),
         ("sbatch", (0, 1, 0, 1), None),
@@ -65,6 +67,7 @@ def test_a_workers_place(name: str, expected: tuple[int | None, ...], hub: Maste
         ("kubeflow_trainer_server", 1, 4, None, Master("train-node-0-0.train", 29400)),
         ("volcano_server", 1, 4, None, Master("train-master-0.train", 23456)),
         ("sagemaker_groups_server", 1, None, 2, Master("algo-3", 29500)),  # A host may have several workers.
+        ("tfjob_server", 1, 2, 2, Master("train-worker-0.ns.svc", 2222)),
         ("by_hand_server", None, 2, None, Master("10.0.0.1", 29500)),
         ("openmpi", 1, None, 2, None),
         ("mpich", 1, None, 2, None),
@@ -140,6 +143,40 @@ def test_pmix_alone_leaves_the_size_to_mpi() -> None:
     assert (found.rank, found.size, found.is_mpi) == (1, None, True)
 
 
+def tf_config(kind: str | None, index: object, **cluster: object) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def test_tensorflows_cluster_on_one_host_and_others() -> None:
+    workers = ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.1:2223", "[::1]:2222"]
+    found = detect(tf_config("worker", 2, worker=workers))
+    assert (place(found), found.source) == ((2, 4, 1, 2), "TF_CONFIG")
+    assert place(detect(tf_config("worker", 3, worker=workers))) == (3, 4, 0, 1)
+    assert place(detect(tf_config("worker", 0, worker=["b:1"], chief=["a:1"]))) == (1, 2, 0, 1)
+    assert detect(tf_config("chief", 0, worker=["b:1"], chief=["[::1]:7"])).hub == Master("::1", 7)
+    assert detect(tf_config("master", "0", worker={"0": "b"}, master={"0": "a"})).hub == Master("a", 2222)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"TF_CONFIG": ""},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": '{"environment": "cloud"}'},
+        tf_config("chief", 0, chief=["a:1"]),
+        tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"]),
+    ],
+)
+def test_tensorflows_job_of_one(env: dict[str, str]) -> None:
+    assert not detect(env).is_launched
+
+
+def test_other_launchers_count_before_tf_config() -> None:
+    config = tf_config("worker", 0, worker=["a:1", "b:1", "c:1"])
+    for name in ("torchrun", "openmpi", "mpich"):
+        assert place(detect({**recorded(name), **config})) == (1, 2, 1, 2)
+
+
 @pytest.mark.parametrize("name", ["srun_het_both", "srun_colon"])
 def test_a_step_of_several_components_says_what_to_do(name: str) -> None:
     """Its list of hosts is sorted by name: s0 would be taken for task 0's host, which is w0."""
@@ -178,6 +215,19 @@ def test_where_task_0_may_be_elsewhere_the_first_host_is_not_taken(change: dict[
         ({"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"}, ["SKYPILOT_NUM_NODES is 2", "torchrun"]),
         ({"JOB_COMPLETION_INDEX": "4", "WORLD_SIZE": "4"}, ["rank is 4 of 4"]),
         ({"WORLD_SIZE": "4"}, ["RANK is not set"]),
+        ({"TF_CONFIG": "worker 1"}, ["TF_CONFIG is 'worker 1'", "JSON", "unset it"]),
+        ({"TF_CONFIG": "[]"}, ["TF_CONFIG is '[]'", "object"]),
+        ({"TF_CONFIG": '{"cluster": [1]}'}, ["must be objects"]),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), ["task.index is 2", "2 addresses"]),
+        (tf_config("worker", True, worker=["a:1", "b:1"]), ["task.index is True"]),
+        (tf_config("worker", None, worker=["a:1", "b:1"]), ["task.index is None"]),
+        (tf_config("gardener", 0, worker=["a:1", "b:1"]), ["'gardener'", "chief"]),
+        (tf_config(None, 0, worker=["a:1", "b:1"]), ["task.type is None"]),
+        (tf_config("worker", 0, worker="a:1"), ["cluster.worker", "list"]),
+        (tf_config("worker", 0, worker=["a:1", 7]), ["cluster.worker", "list"]),
+        (tf_config("worker", 0, worker=["a:x", "b:1"]), ["'a:x' is no host:port"]),
+        (tf_config("ps", 0, worker=["a:1"], ps=["b:1"]), ["parameter server", "herring server"]),
+        ({**tf_config("worker", 0, worker=["a:1", "b:1"]), "WORLD_SIZE": "4"}, ["WORLD_SIZE is 4", "2 workers"]),
     ],
 )
 def test_what_cannot_be_says_what_to_do(env: dict[str, str], words: list[str]) -> None:

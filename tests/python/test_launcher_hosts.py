@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import signal
@@ -60,6 +61,20 @@ def test_ranks_fill_hosts_in_order(hosts, launches):
         f"{a} 1 3 1 2 1 3 1 2 0 1 {a}",
         f"{b} 2 3 0 1 2 3 0 1 1 2 {b}",
     ]
+
+
+def test_tf_config_is_that_of_the_job(hosts, launches):
+    """Scripts ask it who is chief; TensorFlow's own servers, where a script starts some, each have a port."""
+    done = launches.run("import os; print(os.environ['TF_CONFIG'])", *over(hosts, 2, 1, 1), size=4)
+    assert (done[0], done[2]) == (0, "")
+    said = [json.loads(line) for line in done[1].splitlines()]
+    assert sorted(each["task"]["index"] for each in said) == [0, 1, 2, 3]
+    assert {each["task"]["type"] for each in said} == {"worker"}
+    workers = said[0]["cluster"]["worker"]
+    assert all(each["cluster"]["worker"] == workers for each in said)
+    a, b, c = hosts.addresses
+    assert [each.rpartition(":")[0] for each in workers] == [a, a, b, c]
+    assert len(set(workers)) == 4
 
 
 def test_the_environment_and_the_secret_are_on_no_command_line(hosts, launches):

@@ -338,6 +338,16 @@ def compiled_by_xla() -> None:
     expect(tf.errors.InvalidArgumentError, lambda: step(tf.ones(3)), "Herring")
 
 
+def tf_config_is_known() -> None:
+    """What TensorFlow reads from it is what Herring says."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    addresses = [each for kind in ("chief", "worker") for each in resolver.cluster_spec().as_dict().get(kind, [])]
+    place = resolver.task_id + (1 if resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs else 0)
+    assert (len(addresses), place) == (hvd.size(), hvd.rank())
+    assert len(set(addresses)) == hvd.size()
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+
+
 def starting_again() -> None:
     hvd.shutdown()
     expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
@@ -395,12 +405,12 @@ def lost_server() -> None:
 
 def main(names: list[str], cases: dict[str, Callable[[], None]]) -> None:
     """Runs those of the cases that are named."""
-    rank = os.environ["RANK"]
     if "before_init" in names:
         names.remove("before_init")
         expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
-        print(f"<{rank} before_init ok>", flush=True)
+        print(f"<{os.environ['RANK']} before_init ok>", flush=True)
     hvd.init()
+    rank = hvd.rank()
     failed = False
     for name in names:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -33,6 +34,7 @@ CASES = [
     "mismatches_are_named_on_all_ranks",
     "compiled_by_xla",
     "many_steps_leave_nothing",
+    "tf_config_is_known",
     "starting_again",
 ]
 
@@ -82,6 +84,20 @@ class LaunchByHand(Launch):
         self._finish(folder, size, [([], job | place) for place in places], cases)
 
 
+class LaunchByTfConfig(Launch):
+    """As TensorFlow's launchers do, each in its own way: a chief and workers, and nothing else is said."""
+
+    def __init__(self, folder: Path, size: int, *cases: str, program: str = "cases.py") -> None:
+        self.program = program
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            first = int(probe.getsockname()[1])
+        addresses = [f"127.0.0.1:{first + rank}" for rank in range(size)]
+        cluster = {"chief": addresses[:1], "worker": addresses[1:]}
+        tasks = [{"type": "chief", "index": 0}, *({"type": "worker", "index": index} for index in range(size - 1))]
+        said = [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+        self._finish(folder, size, [([], each) for each in said], cases)
+
+
 @pytest.fixture(scope="module", params=[(2, 0), (3, 1)], ids=["2-ranks", "3-ranks-1-server"])
 def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     size, servers = request.param
@@ -103,6 +119,13 @@ def test_one_inter_op_thread_is_enough(tmp_path: Path) -> None:
     launch = Launch(tmp_path, 2, "one_thread")
     launch.check("one_thread")
     assert launch.codes == [0], launch.output[-8000:]
+
+
+def test_tf_config_alone_makes_a_job(tmp_path: Path) -> None:
+    launch = LaunchByTfConfig(tmp_path, 3, "every_shape", "tf_config_is_known")
+    launch.check("every_shape")
+    launch.check("tf_config_is_known")
+    assert launch.codes == [0, 0, 0], launch.output[-8000:]
 
 
 def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
