@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from herring import _composed as collectives
+from herring._composed import Call
 from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError, MismatchError
-from herring.horovod._engine import collectives
-from herring.horovod._engine.collectives import Call
+from herring._operation import Operation, Steps
 from herring.horovod._engine.fusion import Fusions
 from herring.horovod._engine.join import Announcement, Joins, Outside
-from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.timeline import Timeline
 from herring.horovod.common.exceptions import HorovodInternalError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from herring import _core
 from herring._errors import HerringError, InternalError, InvalidArgumentError
-from herring.horovod._engine.operation import Operation
+from herring._operation import Operation
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:

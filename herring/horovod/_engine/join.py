@@ -9,7 +9,6 @@ anybody before an operation, so where nobody joins, joining costs nothing.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from herring import _composed as collectives
 from herring import _core
+from herring._bfloat16 import Bfloat16Array
+from herring._composed import Call
 from herring._errors import HerringTimeoutError, InvalidArgumentError
-from herring.horovod._engine import collectives
-from herring.horovod._engine.collectives import Call
-from herring.horovod._engine.operation import Steps
+from herring._operation import Steps
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -255,36 +255,12 @@ def _reduce_nothing(call: Call, announcement: Announcement) -> Steps:
     return collectives.all_reduce(call, arrays, arrays, announcement.op)
 
 
-class _Exported:
-    """A tensor of TensorFlow, for who reads DLPack."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
-def _bfloat16(bits: Any) -> Any:
-    """Memory under a dtype that numpy does not have: of the framework whose operations this process takes part in."""
-    if "tensorflow" in sys.modules:
-        import tensorflow as tf
-
-        return _Exported(tf.experimental.dlpack.to_dlpack(tf.bitcast(tf.constant(bits), tf.bfloat16)))
-    import torch
-
-    return torch.from_numpy(bits).view(torch.bfloat16)
-
-
 def _neutral(dtype: str, shape: tuple[int, ...], op: str) -> Any:
     """What changes nothing: zeros, ones for a product, the largest value for a minimum."""
     if dtype == "bfloat16":
         # The upper half of a float32: 1 is 0x3f80, infinity 0x7f80, and the sign is the top bit.
         bits = {"product": 0x3F80, "min": 0x7F80, "max": -0x80}.get(op, 0)
-        return _bfloat16(np.full(shape, bits, np.int16))
+        return Bfloat16Array(np.full(shape, bits, np.int16))
     kind = np.dtype(dtype)
     if op == "product":
         return np.ones(shape, kind)
