@@ -30,7 +30,7 @@ def in_groups():
         assert (herring.broadcast(mine, group.ranks[1], group=group) == group.ranks[1]).all()
         assert (herring.broadcast_(mine.copy(), group.ranks[0], group=group) == group.ranks[0]).all()
         assert herring.allgather(mine, group=group)[:, 0].tolist() == [group.ranks[0]] * 2 + [group.ranks[1]] * 2
-        assert herring.allgather([rank] * group.rank, uneven=True, group=group).tolist() == [group.ranks[1]]
+        assert herring.allgather(np.full(group.rank, rank), uneven=True, group=group).tolist() == [group.ranks[1]]
         rows = np.arange(2) + 10 * rank
         assert herring.alltoall(rows, group=group).tolist() == [group.rank + 10 * each for each in group.ranks]
         assert herring.reduce_scatter(np.arange(2), "sum", group=group).tolist() == [2 * group.rank]

@@ -88,7 +88,7 @@ class Joins:
         """Tells the ranks that have joined what is about to start. Call with the engine's lock held."""
         for rank in self.joined():
             if self._concerns(rank, announcement):
-                self._tell(rank, {"operation": asdict(announcement)})
+                self.tell(rank, {"operation": asdict(announcement)})
 
     def join(self) -> int:
         """Returns, when all have joined, the rank that did so last: the same on every rank.
@@ -112,7 +112,7 @@ class Joins:
             self._aware[self._epoch].add(engine.rank)
             for rank in range(engine.size):
                 if rank != engine.rank:
-                    self._tell(rank, {"joined": self._epoch})
+                    self.tell(rank, {"joined": self._epoch})
             self._last_heard = time.monotonic()
             engine.fusions.pause()
             self._wait_for_all(joined)
@@ -163,8 +163,9 @@ class Joins:
             return False
         return any(each.set_id == announcement.set_id and rank in each.ranks for each in self._engine.sets())
 
-    def _tell(self, rank: int, message: dict[str, Any]) -> None:
-        """Messages to one rank arrive in the order in which they were sent. A failure shows in the operations."""
+    def tell(self, rank: int, message: dict[str, Any]) -> None:
+        """Messages to one rank arrive in the order in which they were sent. A failure shows in the operations. Call
+        with the engine's lock held."""
         body = np.frombuffer(json.dumps(message).encode(), np.uint8)
         runtime = self._engine.runtime
         runtime.send(np.asarray([len(body)], np.int64), to=rank, tag=_LENGTH_TAG)
@@ -203,6 +204,9 @@ class Joins:
 
     def _take(self, source: int, message: dict[str, Any]) -> None:
         with self._engine.lock:
+            if "question" in message:
+                self._engine.stalls.take(source, message)
+                return
             self._last_heard = time.monotonic()
             if "joined" in message:
                 self._take_joined(source, int(message["joined"]))
@@ -216,11 +220,11 @@ class Joins:
 
     def _take_joined(self, source: int, epoch: int) -> None:
         self._joined[epoch].add(source)
-        self._tell(source, {"aware": epoch})
+        self.tell(source, {"aware": epoch})
         if epoch == self._epoch:
             for _, announcement in self._engine.in_flight():
                 if self._concerns(source, announcement):
-                    self._tell(source, {"operation": asdict(announcement)})
+                    self.tell(source, {"operation": asdict(announcement)})
             if self._engine.outside is not None:
                 self._engine.outside.tell(self._announce_outside)
 
