@@ -163,6 +163,22 @@ def _elastic(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _watching(args: argparse.Namespace) -> list[str]:
+    """The variables of timelines and stalls."""
+    result = []
+    if args.timeline_filename is not None:
+        result += ["-x", f"HOROVOD_TIMELINE={args.timeline_filename}"]
+    if args.timeline_mark_cycles:
+        result += ["-x", "HOROVOD_TIMELINE_MARK_CYCLES=1"]
+    if args.no_stall_check:
+        result += ["-x", "HOROVOD_STALL_CHECK_DISABLE=1"]
+    if args.stall_check_warning_time_seconds is not None:
+        result += ["-x", f"HOROVOD_STALL_CHECK_TIME_SECONDS={args.stall_check_warning_time_seconds:g}"]
+    if args.stall_check_shutdown_time_seconds:
+        result += ["-x", f"HERRING_TIMEOUT_S={args.stall_check_shutdown_time_seconds:g}"]
+    return result
+
+
 def herringrun_arguments(args: argparse.Namespace) -> list[str]:
     """herringrun's options for horovodrun's. Raises InvalidArgumentError."""
     result = ["--tag-output"]
@@ -188,16 +204,7 @@ def herringrun_arguments(args: argparse.Namespace) -> list[str]:
                 f"--network-interfaces {args.network_interfaces}: Herring uses one; name that one"
             )
         result += ["-x", f"HERRING_INTERFACE={args.network_interfaces}"]
-    if args.timeline_filename is not None:
-        result += ["-x", f"HOROVOD_TIMELINE={args.timeline_filename}"]
-    if args.timeline_mark_cycles:
-        result += ["-x", "HOROVOD_TIMELINE_MARK_CYCLES=1"]
-    if args.no_stall_check:
-        result += ["-x", "HOROVOD_STALL_CHECK_DISABLE=1"]
-    if args.stall_check_warning_time_seconds is not None:
-        result += ["-x", f"HOROVOD_STALL_CHECK_TIME_SECONDS={args.stall_check_warning_time_seconds:g}"]
-    if args.stall_check_shutdown_time_seconds:
-        result += ["-x", f"HERRING_TIMEOUT_S={args.stall_check_shutdown_time_seconds:g}"]
+    result += _watching(args)
     if args.fusion_threshold_mb is not None:
         result += [
             "-x",

@@ -49,11 +49,11 @@ def test_what_is_followed(given):
     ("given", "words"),
     [
         (
-            "--cache-capacity 32 --timeline-mark-cycles",
-            ["--cache-capacity", "--timeline-mark-cycles", "cycles are not marked"],
+            "--cache-capacity 32 --no-timeline-mark-cycles",
+            ["--cache-capacity", "--no-timeline-mark-cycles", "cycles are not marked"],
         ),
         ("--autotune --autotune-log-file a", ["--autotune, --autotune-log-file: ignored", "no autotuning"]),
-        ("--no-stall-check", ["HERRING_TIMEOUT_S"]),
+        ("--stall-check", ["looked for anyway"]),
         ("--mpi", ["ssh"]),
     ],
 )
