@@ -9,6 +9,7 @@ from typing import Any
 
 from herring._context import Session, process
 from herring._errors import InvalidArgumentError, MismatchError, ShutdownError
+from herring._handle import Handle
 
 # Numbers in the runtime: below are torch's groups and Horovod's process sets, and those sets' small tensors.
 _FIRST_NUMBER = 1 << 22
@@ -34,7 +35,8 @@ class Group:
         session, uses = self._session, self._session.uses
         if self.rank is None or self._number in uses.closed or process.session() is not session:
             return
-        session.runtime.submit("barrier", None, None, group=self._number, is_waited_for=True)
+        work = session.runtime.submit("barrier", None, None, group=self._number, is_waited_for=True)
+        Handle(work, None, session.config.timeout_s, f"close() of {self}", self.ranks).wait()
         with uses.lock:
             uses.closed.add(self._number)
         session.runtime.remove_group(self._number)
