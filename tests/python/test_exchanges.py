@@ -172,6 +172,7 @@ def differ():
         herring.alltoall(np.ones(2), name="x")
     with pytest.raises(herring.HerringTimeoutError, match="rank 1" if herring.rank() == 0 else "rank 0"):
         herring.alltoall(np.ones(2), name=f"alone.{herring.rank()}", timeout=0.5)
+    herring.barrier(timeout=30)  # Else one has left before the other's time-out.
 
 
 def test_results_for_torch_are_torch(job):
