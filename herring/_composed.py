@@ -7,6 +7,7 @@ here; Horovod's names (herring.horovod) and the numpy library (herring._exchange
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -142,7 +143,7 @@ def _parts(arrays: Sequence[Any]) -> list[list[int]]:
     parts: list[list[int]] = []
     open_parts: dict[str, list[int]] = {}
     for index, array in enumerate(arrays):
-        dtype = str(array.dtype)
+        dtype = _text(array.dtype)
         if not 0 < array.nbytes <= _SMALL_BYTES:
             parts.append([index])
         elif dtype in open_parts:
@@ -345,10 +346,16 @@ def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
 
 def dtype_name(array: Any) -> str:
     """ "float32". Raises InvalidArgumentError for a dtype that Herring does not move."""
-    name = str(array.dtype).removeprefix("torch.")
+    name = _text(array.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise InvalidArgumentError(f"dtype {name} is not supported; those that are: {', '.join(DTYPES)}")
     return name
+
+
+@functools.lru_cache(maxsize=64)
+def _text(dtype: Any) -> str:
+    """numpy takes microseconds to write one."""
+    return str(dtype)
 
 
 def _count(shape: Sequence[int]) -> int:
