@@ -48,6 +48,8 @@ from herring._errors import (
     TransportError,
     UnavailableError,
 )
+from herring._exchanges import alltoall, grouped_allreduce, grouped_allreduce_, reduce_scatter
+from herring._group import Group, new_group, split
 from herring._handle import Handle, to_seconds
 from herring._membership import Callback, MembershipChange
 from herring._membership import listeners as _listeners
@@ -56,6 +58,7 @@ from herring._version import __version__
 __all__ = [
     "CancelledError",
     "CorruptedError",
+    "Group",
     "Handle",
     "HerringError",
     "HerringTimeoutError",
@@ -74,20 +77,26 @@ __all__ = [
     "allgather",
     "allreduce",
     "allreduce_",
+    "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
     "description",
     "empty",
+    "grouped_allreduce",
+    "grouped_allreduce_",
     "init",
     "is_initialized",
     "local_rank",
     "local_size",
+    "new_group",
     "on_membership_change",
     "rank",
+    "reduce_scatter",
     "server_counters",
     "shutdown",
     "size",
+    "split",
     "stats",
     "stragglers",
 ]

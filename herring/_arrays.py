@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from herring import _core
 from herring._errors import InvalidArgumentError
@@ -13,6 +13,16 @@ from herring._errors import InvalidArgumentError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+class Tensor(Protocol):
+    """Of a library whose results are of its own kind: torch's. Of all others (lists, numbers, JAX) they are numpy's."""
+
+    def new_empty(self, *args: Any, **kwargs: Any) -> Any:
+        """An uninitialised tensor of this shape, of the same dtype."""
+
+
+TensorT = TypeVar("TensorT", bound=Tensor)
 
 # Below this a copy costs less than a page of shared memory.
 _SHARED_FROM_BYTES = 64 << 10

@@ -9,20 +9,34 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from herring import _core
-from herring._arrays import as_input, new_result, shared_empty
+from herring._arrays import TensorT, as_input, new_result, shared_empty
 from herring._context import Session, process
 from herring._errors import InvalidArgumentError
+from herring._exchanges import Options, allgather_uneven
+from herring._group import Group, number_of
 from herring._handle import Handle, to_seconds
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import Unpack
+
+    ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 ArrayT = TypeVar("ArrayT")
+OutT = TypeVar("OutT")
 Timeout = float | timedelta | None
 
 # A method looked up in an imported object at each call costs a tenth of what a small operation takes.
 _current = process.current
+
+
+class _Backup(Options, total=False):
+    backup: bool
+
+
+class _Uneven(Options, total=False):
+    uneven: bool
 
 
 class ReduceOp(str, Enum):
@@ -42,11 +56,16 @@ class ReduceOp(str, Enum):
     BXOR = "bxor"
 
 
-def _root(session: Session, root: Any) -> int:
+def _root(session: Session, root: Any, group: Group | None) -> int:
+    """Its place among those who take part."""
     try:
         root = index(root)
     except TypeError:
         raise InvalidArgumentError(f"root is {root!r}; it must be a whole number") from None
+    if group is not None:
+        if root not in group.ranks:
+            raise InvalidArgumentError(f"root is {root}; it must be a rank of the job that is in {group}")
+        return group.ranks.index(root)
     # In an elastic job others may have called this while rank `root` was there: the runtime knows, and counts the call.
     if root < 0 or (root >= session.job.size and session.elastic is None):
         raise InvalidArgumentError(f"root is {root}; it must be a rank, from 0 to {session.job.size - 1}")
@@ -57,58 +76,73 @@ def _call(
     session: Session,
     collective: Literal["all_reduce", "broadcast", "all_gather", "barrier"],
     source: Any,
-    result: ArrayT,
+    result: Any,
     timeout: Timeout,
     name: str | None,
     op: ReduceOp | str = "sum",
     root: int = 0,
     async_op: bool = False,
     backup: bool = False,
-) -> ArrayT | Handle[ArrayT]:
+    group: Group | None = None,
+) -> Any:
     seconds = None if timeout is None else to_seconds(timeout)
-    if not async_op:
+    if not async_op and group is None:
         session.runtime.run(collective, source, result, op, root, name, seconds, backup)
         return result
+    number = 0 if group is None else number_of(session, group)
     work = session.runtime.submit(
-        collective, source, result, op=op, root=root, name=name, timeout=seconds, backup=backup
-    )
+        collective, source, result, op=op, root=root, group=number, name=name, timeout=seconds,
+        is_waited_for=not async_op, backup=backup,
+    )  # fmt: skip
     what = collective if name is None else f"{collective} {name!r}"
     limit = session.config.timeout_s if seconds is None else seconds
-    return Handle(work, result, limit, what, session.job.size)
+    handle = Handle(work, result, limit, what, range(session.job.size) if group is None else group.ranks)
+    return handle if async_op else handle.wait()
 
 
 @overload
 def allreduce(
-    array: ArrayT,
-    op: ReduceOp | str = ...,
-    *,
-    name: str | None = ...,
-    async_op: Literal[False] = ...,
-    out: ArrayT | None = ...,
-    timeout: Timeout = ...,
-    backup: bool = ...,
-) -> ArrayT: ...
+    array: Any, op: ReduceOp | str = ..., *, out: OutT, async_op: Literal[False] = ..., **options: Unpack[_Backup]
+) -> OutT: ...
 @overload
 def allreduce(
-    array: ArrayT,
-    op: ReduceOp | str = ...,
-    *,
-    name: str | None = ...,
-    async_op: Literal[True],
-    out: ArrayT | None = ...,
-    timeout: Timeout = ...,
-    backup: bool = ...,
-) -> Handle[ArrayT]: ...
+    array: Any, op: ReduceOp | str = ..., *, out: OutT, async_op: Literal[True], **options: Unpack[_Backup]
+) -> Handle[OutT]: ...
+@overload
 def allreduce(
-    array: ArrayT,
+    array: TensorT, op: ReduceOp | str = ..., *, async_op: Literal[False] = ..., **options: Unpack[_Backup]
+) -> TensorT: ...
+@overload
+def allreduce(
+    array: TensorT, op: ReduceOp | str = ..., *, async_op: Literal[True], **options: Unpack[_Backup]
+) -> Handle[TensorT]: ...
+@overload
+def allreduce(
+    array: npt.NDArray[ScalarT], op: ReduceOp | str = ..., *, async_op: Literal[False] = ..., **options: Unpack[_Backup]
+) -> npt.NDArray[ScalarT]: ...
+@overload
+def allreduce(
+    array: npt.NDArray[ScalarT], op: ReduceOp | str = ..., *, async_op: Literal[True], **options: Unpack[_Backup]
+) -> Handle[npt.NDArray[ScalarT]]: ...
+@overload
+def allreduce(
+    array: Any, op: ReduceOp | str = ..., *, async_op: Literal[False] = ..., **options: Unpack[_Backup]
+) -> npt.NDArray[Any]: ...
+@overload
+def allreduce(
+    array: Any, op: ReduceOp | str = ..., *, async_op: Literal[True], **options: Unpack[_Backup]
+) -> Handle[npt.NDArray[Any]]: ...
+def allreduce(
+    array: Any,
     op: ReduceOp | str = ReduceOp.AVERAGE,
     *,
     name: str | None = None,
     async_op: bool = False,
-    out: ArrayT | None = None,
+    out: Any = None,
     timeout: Timeout = None,
     backup: bool = False,
-) -> ArrayT | Handle[ArrayT]:
+    group: Group | None = None,
+) -> Any:
     """Combines `array` of all ranks elementwise and gives every rank the result, the same bits on each.
 
     Args:
@@ -122,53 +156,44 @@ def allreduce(
         backup: Sums and averages; the same on all ranks. Ends without the last HERRING_BACKUP_WORKERS ranks (setting
             backup_workers), whose data is then not in the result; they get the same result as all others. An average is
             over those who are in: Handle.contributors(). Without the setting it changes nothing.
+        group: Among its ranks alone: new_group().
 
-    Returns `out`, else a new array: numpy for numpy, torch for torch (any library whose tensors have new_empty), numpy
-    for the rest. Raises MismatchError where ranks disagree, HerringTimeoutError that names the ranks that did not come,
-    PeerLostError where one died, InvalidArgumentError for arrays and values that do not work.
+    Returns `out`, else a new array: numpy for numpy, lists and numbers (those of shape ()), torch for torch (any
+    library whose tensors have new_empty), numpy for the rest (JAX). Raises MismatchError where ranks disagree,
+    HerringTimeoutError that names the ranks that did not come, PeerLostError where one died, InvalidArgumentError for
+    arrays and values that do not work.
     """
     session = _current()
     source = as_input(array)
-    result: Any = new_result(session.runtime, source) if out is None else out
-    return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup)
+    result = new_result(session.runtime, source) if out is None else out
+    return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup, group)
 
 
 @overload
 def allreduce_(
-    array: ArrayT,
-    op: ReduceOp | str = ...,
-    *,
-    name: str | None = ...,
-    async_op: Literal[False] = ...,
-    timeout: Timeout = ...,
-    backup: bool = ...,
+    array: ArrayT, op: ReduceOp | str = ..., *, async_op: Literal[False] = ..., **options: Unpack[_Backup]
 ) -> ArrayT: ...
 @overload
 def allreduce_(
-    array: ArrayT,
-    op: ReduceOp | str = ...,
-    *,
-    name: str | None = ...,
-    async_op: Literal[True],
-    timeout: Timeout = ...,
-    backup: bool = ...,
+    array: ArrayT, op: ReduceOp | str = ..., *, async_op: Literal[True], **options: Unpack[_Backup]
 ) -> Handle[ArrayT]: ...
 def allreduce_(
-    array: ArrayT,
+    array: Any,
     op: ReduceOp | str = ReduceOp.AVERAGE,
     *,
     name: str | None = None,
     async_op: bool = False,
     timeout: Timeout = None,
     backup: bool = False,
-) -> ArrayT | Handle[ArrayT]:
+    group: Group | None = None,
+) -> Any:
     """allreduce() in place: `array` must be contiguous and writable, and is returned.
 
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = _current()
-    if async_op:
-        return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup)
+    if async_op or group is not None:
+        return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup, group)
     seconds = None if timeout is None else to_seconds(timeout)
     session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)
     return array
@@ -176,67 +201,128 @@ def allreduce_(
 
 @overload
 def broadcast(
-    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
-) -> ArrayT: ...
+    array: TensorT, root: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> TensorT: ...
 @overload
 def broadcast(
-    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
-) -> Handle[ArrayT]: ...
+    array: TensorT, root: int = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[TensorT]: ...
+@overload
 def broadcast(
-    array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
-) -> ArrayT | Handle[ArrayT]:
-    """A new array with rank `root`'s elements; on other ranks `array` gives shape and dtype. See allreduce()."""
-    session = _current()
-    source = as_input(array)
-    result: Any = new_result(session.runtime, source)
-    rank = _root(session, root)
-    return _call(session, "broadcast", source, result, timeout=timeout, name=name, root=rank, async_op=async_op)
-
-
+    array: npt.NDArray[ScalarT], root: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[ScalarT]: ...
 @overload
-def broadcast_(
-    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
-) -> ArrayT: ...
+def broadcast(
+    array: npt.NDArray[ScalarT], root: int = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[ScalarT]]: ...
 @overload
-def broadcast_(
-    array: ArrayT, root: int = ..., *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
-) -> Handle[ArrayT]: ...
-def broadcast_(
-    array: ArrayT, root: int = 0, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
-) -> ArrayT | Handle[ArrayT]:
-    """broadcast() in place: writes rank `root`'s elements into `array` on the others, and returns it."""
-    session = _current()
-    rank = _root(session, root)
-    return _call(session, "broadcast", None, array, timeout=timeout, name=name, root=rank, async_op=async_op)
-
-
+def broadcast(
+    array: Any, root: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[Any]: ...
 @overload
-def allgather(
-    array: ArrayT, *, name: str | None = ..., async_op: Literal[False] = ..., timeout: Timeout = ...
-) -> ArrayT: ...
-@overload
-def allgather(
-    array: ArrayT, *, name: str | None = ..., async_op: Literal[True], timeout: Timeout = ...
-) -> Handle[ArrayT]: ...
-def allgather(
-    array: ArrayT, *, name: str | None = None, async_op: bool = False, timeout: Timeout = None
-) -> ArrayT | Handle[ArrayT]:
-    """The arrays of all ranks, joined along the first axis in order of rank; of numbers, a vector of length size().
+def broadcast(
+    array: Any, root: int = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[Any]]: ...
+def broadcast(
+    array: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    group: Group | None = None,
+) -> Any:
+    """A new array with rank `root`'s elements; on other ranks `array` gives shape and dtype. See allreduce().
 
-    `array` has one shape and dtype on all ranks: (n, ...) gives (size() * n, ...). See allreduce() for the rest.
+    `root` is a rank of the job, also with a group.
     """
     session = _current()
-    source: Any = as_input(array)
+    source = as_input(array)
+    result = new_result(session.runtime, source)
+    place = _root(session, root, group)
+    return _call(session, "broadcast", source, result, timeout, name, root=place, async_op=async_op, group=group)
+
+
+@overload
+def broadcast_(
+    array: ArrayT, root: int = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> ArrayT: ...
+@overload
+def broadcast_(
+    array: ArrayT, root: int = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[ArrayT]: ...
+def broadcast_(
+    array: Any,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    group: Group | None = None,
+) -> Any:
+    """broadcast() in place: `array` must be contiguous and writable, and is returned."""
+    session = _current()
+    place = _root(session, root, group)
+    return _call(session, "broadcast", None, array, timeout, name, root=place, async_op=async_op, group=group)
+
+
+@overload
+def allgather(array: TensorT, *, async_op: Literal[False] = ..., **options: Unpack[_Uneven]) -> TensorT: ...
+@overload
+def allgather(array: TensorT, *, async_op: Literal[True], **options: Unpack[_Uneven]) -> Handle[TensorT]: ...
+@overload
+def allgather(
+    array: npt.NDArray[ScalarT], *, async_op: Literal[False] = ..., **options: Unpack[_Uneven]
+) -> npt.NDArray[ScalarT]: ...
+@overload
+def allgather(
+    array: npt.NDArray[ScalarT], *, async_op: Literal[True], **options: Unpack[_Uneven]
+) -> Handle[npt.NDArray[ScalarT]]: ...
+@overload
+def allgather(array: Any, *, async_op: Literal[False] = ..., **options: Unpack[_Uneven]) -> npt.NDArray[Any]: ...
+@overload
+def allgather(array: Any, *, async_op: Literal[True], **options: Unpack[_Uneven]) -> Handle[npt.NDArray[Any]]: ...
+def allgather(
+    array: Any,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: Timeout = None,
+    group: Group | None = None,
+    uneven: bool = False,
+) -> Any:
+    """The ranks' arrays joined along the first dimension, in order of rank.
+
+    `array` has one shape and dtype on all ranks: (n, ...) gives (size() * n, ...). With `uneven` (the same on all
+    ranks) n may differ, as in MPI's Allgatherv: the ranks tell each other their shapes first. Of one name, one such
+    call at a time; not in elastic jobs. See allreduce() for the rest.
+    """
+    if uneven:
+        return allgather_uneven(array, async_op, name=name, timeout=timeout, group=group)
+    session = _current()
+    source = as_input(array)
     dims = tuple(source.shape)
-    joined = (session.job.size * dims[0], *dims[1:]) if dims else (session.job.size,)
-    result: Any = new_result(session.runtime, source, joined)
-    return _call(session, "all_gather", source, result, timeout=timeout, name=name, async_op=async_op)
+    size = session.job.size if group is None else group.size
+    joined = (size * dims[0], *dims[1:]) if dims else (size,)
+    result = new_result(session.runtime, source, joined)
+    return _call(session, "all_gather", source, result, timeout, name, async_op=async_op, group=group)
 
 
-def barrier(*, name: str | None = None, timeout: Timeout = None) -> None:
-    """Returns when every rank has called it. Raises HerringTimeoutError naming the ranks that did not."""
-    seconds = None if timeout is None else to_seconds(timeout)
-    _current().runtime.run("barrier", None, None, "sum", 0, name, seconds, False)
+@overload
+def barrier(*, async_op: Literal[False] = ..., **options: Unpack[Options]) -> None: ...
+@overload
+def barrier(*, async_op: Literal[True], **options: Unpack[Options]) -> Handle[None]: ...
+def barrier(
+    *, name: str | None = None, timeout: Timeout = None, async_op: bool = False, group: Group | None = None
+) -> Handle[None] | None:
+    """Returns when every rank has called it; with async_op a Handle that is done then.
+
+    Raises HerringTimeoutError naming the ranks that did not.
+    """
+    handle: Handle[None] | None = _call(
+        _current(), "barrier", None, None, timeout, name, async_op=async_op, group=group
+    )
+    return handle
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from herring import _core
@@ -23,12 +23,25 @@ from herring._start_line import announce
 _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
+class NameUses:
+    """Of the numpy library: which names its operations in several steps have, and the numbers of its groups."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.groups = 0  # how many there have been, here or elsewhere
+        self.closed: set[int] = set()
+        self.counts: dict[tuple[int, str], int] = {}
+        self.unnamed: dict[int, int] = {}
+        self.in_flight: dict[tuple[int, str], object] = {}
+
+
 @dataclass(frozen=True)
 class Session:
     """A worker from init() to shutdown()."""
 
     job: WorkerJob | ElasticJob
     runtime: _core.Runtime
+    uses: NameUses = field(default_factory=NameUses)
 
     @property
     def config(self) -> _core.Config:

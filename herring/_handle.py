@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Generic, TypeVar
 
 from herring import _core
 from herring._errors import HerringTimeoutError, InternalError, InvalidArgumentError
+from herring._operation import Operation
 
 ResultT = TypeVar("ResultT")
 
@@ -28,11 +30,11 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
 class Handle(Generic[ResultT]):
     """What a call with async_op=True returns. Dropping it does not stop the operation."""
 
-    def __init__(self, work: _core.Work, result: ResultT, timeout: float, what: str, size: int) -> None:
+    def __init__(self, work: _core.Work, result: ResultT, timeout: float, what: str, ranks: Sequence[int]) -> None:
         self._work = work
         self._result = result
         self._what = what
-        self._size = size
+        self._ranks = ranks
         self._last = time.monotonic() + timeout + _GRACE_S
 
     def done(self) -> bool:
@@ -65,7 +67,30 @@ class Handle(Generic[ResultT]):
         The same on every rank, also on those that are not in it. Waits as wait() does, and raises what it raises.
         """
         self.wait()
-        return self._work.contributors or list(range(self._size))
+        return [self._ranks[index] for index in self._work.contributors] or list(self._ranks)
 
     def __repr__(self) -> str:
         return f"<herring Handle of {self._what}, {'done' if self.done() else 'pending'}>"
+
+
+class OperationHandle(Handle[ResultT]):
+    """Of an operation in several steps, which brings its result with it."""
+
+    def __init__(self, operation: Operation, ranks: Sequence[int]) -> None:
+        self._operation = operation
+        self._what = operation.what
+        self._ranks = ranks
+
+    def done(self) -> bool:
+        return self._operation.is_done()
+
+    def wait(self, timeout: float | timedelta | None = None) -> ResultT:
+        limit = to_seconds(timeout)
+        if limit is not None and not self._operation.wait_for(limit):
+            raise HerringTimeoutError(f"{self._what} is not done after {limit:g} s; it goes on")
+        result: ResultT = self._operation.wait()
+        return result
+
+    def contributors(self) -> list[int]:
+        self.wait()
+        return list(self._ranks)

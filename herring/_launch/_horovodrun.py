@@ -34,11 +34,8 @@ _NO_MEANING: dict[str, str] = {
     "--autotune-steps-per-sample": "Herring has no autotuning",
     "--autotune-bayes-opt-max-samples": "Herring has no autotuning",
     "--autotune-gaussian-process-noise": "Herring has no autotuning",
-    "--timeline-mark-cycles!": "cycles are not marked",
-    "--no-timeline-mark-cycles!": "cycles are not marked",
-    "--stall-check!": "an operation that stalls is an error after HERRING_TIMEOUT_S",
-    "--no-stall-check!": "an operation that stalls is an error after HERRING_TIMEOUT_S",
-    "--stall-check-warning-time-seconds": "an operation that stalls is an error after HERRING_TIMEOUT_S",
+    "--no-timeline-mark-cycles!": "cycles are not marked unless asked for",
+    "--stall-check!": "stalls are looked for anyway",
     "--mpi-threads-disable!": "nothing goes through MPI",
     "--no-mpi-threads-disable!": "nothing goes through MPI",
     "--tcp!": "HERRING_PROVIDER=tcp says so to Herring",
@@ -105,6 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--gloo", action="store_true", help="accepted, and ignored")
     add("--timeline-filename", metavar="FILE", help="rank 0 writes a Chrome trace (HOROVOD_TIMELINE)")
     add(
+        "--timeline-mark-cycles", action="store_true", help="mark where operations start (HOROVOD_TIMELINE_MARK_CYCLES)"
+    )
+    add("--no-stall-check", action="store_true", help="no warning about stalls (HOROVOD_STALL_CHECK_DISABLE)")
+    add(
+        "--stall-check-warning-time-seconds",
+        type=float,
+        metavar="S",
+        help="warn of operations that wait for ranks for so long (HOROVOD_STALL_CHECK_TIME_SECONDS)",
+    )
+    add(
         "--stall-check-shutdown-time-seconds",
         type=float,
         metavar="S",
@@ -156,6 +163,22 @@ def _elastic(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _watching(args: argparse.Namespace) -> list[str]:
+    """The variables of timelines and stalls."""
+    result = []
+    if args.timeline_filename is not None:
+        result += ["-x", f"HOROVOD_TIMELINE={args.timeline_filename}"]
+    if args.timeline_mark_cycles:
+        result += ["-x", "HOROVOD_TIMELINE_MARK_CYCLES=1"]
+    if args.no_stall_check:
+        result += ["-x", "HOROVOD_STALL_CHECK_DISABLE=1"]
+    if args.stall_check_warning_time_seconds is not None:
+        result += ["-x", f"HOROVOD_STALL_CHECK_TIME_SECONDS={args.stall_check_warning_time_seconds:g}"]
+    if args.stall_check_shutdown_time_seconds:
+        result += ["-x", f"HERRING_TIMEOUT_S={args.stall_check_shutdown_time_seconds:g}"]
+    return result
+
+
 def herringrun_arguments(args: argparse.Namespace) -> list[str]:
     """herringrun's options for horovodrun's. Raises InvalidArgumentError."""
     result = ["--tag-output"]
@@ -181,10 +204,7 @@ def herringrun_arguments(args: argparse.Namespace) -> list[str]:
                 f"--network-interfaces {args.network_interfaces}: Herring uses one; name that one"
             )
         result += ["-x", f"HERRING_INTERFACE={args.network_interfaces}"]
-    if args.timeline_filename is not None:
-        result += ["-x", f"HOROVOD_TIMELINE={args.timeline_filename}"]
-    if args.stall_check_shutdown_time_seconds:
-        result += ["-x", f"HERRING_TIMEOUT_S={args.stall_check_shutdown_time_seconds:g}"]
+    result += _watching(args)
     if args.fusion_threshold_mb is not None:
         result += [
             "-x",

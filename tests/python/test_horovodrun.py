@@ -21,6 +21,10 @@ FOLLOWED = {
     "-np 2 --network-interfaces eth1": "-np 2 -x HERRING_INTERFACE=eth1",
     "-np 2 --timeline-filename t.json": "-np 2 -x HOROVOD_TIMELINE=t.json",
     "-np 2 --stall-check-shutdown-time-seconds 90": "-np 2 -x HERRING_TIMEOUT_S=90",
+    "-np 2 --stall-check-warning-time-seconds 20": "-np 2 -x HOROVOD_STALL_CHECK_TIME_SECONDS=20",
+    "-np 2 --no-stall-check --timeline-mark-cycles": (
+        "-np 2 -x HOROVOD_TIMELINE_MARK_CYCLES=1 -x HOROVOD_STALL_CHECK_DISABLE=1"
+    ),
     "-np 2 --log-level DEBUG --gloo": "-np 2 -x HERRING_LOG=debug",
     "-np 2 --fusion-threshold-mb 32 --cycle-time-ms 3.6": (
         "-np 2 -x HERRING_FUSION_BYTES=32MB -x HERRING_FUSION_CYCLE_MS=4"
@@ -45,11 +49,11 @@ def test_what_is_followed(given):
     ("given", "words"),
     [
         (
-            "--cache-capacity 32 --timeline-mark-cycles",
-            ["--cache-capacity", "--timeline-mark-cycles", "cycles are not marked"],
+            "--cache-capacity 32 --no-timeline-mark-cycles",
+            ["--cache-capacity", "--no-timeline-mark-cycles", "cycles are not marked"],
         ),
         ("--autotune --autotune-log-file a", ["--autotune, --autotune-log-file: ignored", "no autotuning"]),
-        ("--no-stall-check", ["HERRING_TIMEOUT_S"]),
+        ("--stall-check", ["looked for anyway"]),
         ("--mpi", ["ssh"]),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from herring import _composed as collectives
+from herring._composed import Call
 from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError, MismatchError
-from herring.horovod._engine import collectives
-from herring.horovod._engine.collectives import Call
+from herring._operation import Operation, Steps
 from herring.horovod._engine.fusion import Fusions
 from herring.horovod._engine.join import Announcement, Joins, Outside
-from herring.horovod._engine.operation import Operation, Steps
-from herring.horovod._engine.timeline import Timeline
+from herring.horovod._engine.stall import Stalls
+from herring.horovod._engine.timeline import Timeline, timeline_of_environment
 from herring.horovod.common.exceptions import HorovodInternalError
 
 # Names that are made up come again after so many operations: what the runtime remembers of names stays bounded.
@@ -55,6 +55,7 @@ class Engine:
         self.fusions = Fusions(self)
         self.fusions.open(GLOBAL_SET, range(self.size), self.rank)
         self.joins = Joins(self)
+        self.stalls = Stalls(self)
 
     # -- operations ---------------------------------------------------------------------------------------------
 
@@ -268,6 +269,7 @@ class Engine:
         if self.timeline is not None:
             self.timeline.close()
             self.timeline = None
+        self.stalls.close()
         self.joins.close()
         self.fusions.close_all()
         if self._owns_session and process.session() is self.session:
@@ -288,9 +290,11 @@ class Home:
             if engine is None:
                 owns = process.session() is None
                 engine = self._engine = Engine(process.start({}), owns)
-                path = os.environ.get("HOROVOD_TIMELINE", "")
-                if path and path.upper() != "DYNAMIC":  # Horovod's word for "may be started later", as it may always.
-                    engine.timeline = Timeline(path, engine.rank)
+                try:
+                    engine.timeline = timeline_of_environment(engine.rank)
+                except InvalidArgumentError:
+                    self.stop()
+                    raise
             return engine
 
     def restart(self, failed: bool) -> None:
@@ -306,6 +310,7 @@ class Home:
             if failed:
                 runtime.start_again(engine.session.config.join_timeout_s)
             engine.drop_sets()
+            engine.stalls.close()
             engine.joins.close()
             self._engine = Engine(engine.session, engine._owns_session)
             self._engine.timeline = engine.timeline

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from herring import _core
 from herring._errors import HerringError, InternalError, InvalidArgumentError
-from herring.horovod._engine.operation import Operation
+from herring._operation import Operation
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -115,6 +115,15 @@ class Fusions:
                     self._alone[ticket].wait()
                 except HorovodInternalError:  # Belongs to who started it.
                     continue
+
+    def pending(self) -> dict[tuple[int, str], int]:
+        """Tickets of what has not ended, by process set and key. Those that went alone are the engine's."""
+        sets = {id(fusion): set_id for set_id, fusion in list(self.by_set.items()) if set_id is not None}
+        return {
+            (sets[id(fused.fusion)], f"allreduce.{fused.name}"): ticket
+            for ticket, fused in list(self.in_flight.items())
+            if id(fused.fusion) in sets and fused.fusion.wait(ticket, 0.0) is None
+        }
 
     def went_outside(self, set_id: int, kind: str, key: str, name: str | None) -> None:
         """Tells ranks that wait here that the tensor goes by itself on this rank.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ def init(comm: Any = None, process_sets: Iterable[sets.ProcessSet | Sequence[int
         comm: Nothing, or all ranks (a list or an mpi4py communicator): narrower jobs are process sets.
         process_sets: Sets to add at once; "dynamic" says what is always so, that sets may be added later.
     """
+    if process_sets is not None and not isinstance(process_sets, str):
+        process_sets = list(process_sets)
+        sets.refuse_duplicates(process_sets)
     engine = home.start()
     if comm is not None and not (isinstance(comm, Iterable) and not list(comm)):
         ranks = sets.ProcessSet(comm).ranks
@@ -40,14 +44,17 @@ def is_initialized() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Rank 0 records its operations, for chrome://tracing; the file is written by stop_timeline() or shutdown()."""
+    """Rank 0 writes its operations to the file as they go, for chrome://tracing, until stop_timeline() or shutdown().
+
+    Raises InvalidArgumentError where the file cannot be written.
+    """
     engine = home.current()
     stop_timeline()
-    engine.timeline = Timeline(file_path, engine.rank, mark_cycles)
+    engine.timeline = Timeline(file_path, engine.rank, mark_cycles, "start_timeline: file_path")
 
 
 def stop_timeline() -> None:
-    """Writes the timeline, where one was started."""
+    """Ends the timeline, where one was started."""
     engine = home.current()
     timeline, engine.timeline = engine.timeline, None
     if timeline is not None:
@@ -106,13 +113,14 @@ def mpi_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """False: nothing goes through Gloo."""
-    return False
+    """True: Gloo is Horovod's word for collectives of CPU tensors without MPI, which scripts ask for before they
+    start. Nothing goes through the library of that name."""
+    return True
 
 
 def gloo_built() -> bool:
-    """False, likewise."""
-    return False
+    """True, likewise."""
+    return True
 
 
 def nccl_built() -> int:
@@ -138,6 +146,23 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """False, likewise."""
     return False
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether herring.horovod has names for this framework ("torch", "tensorflow") and the framework is installed."""
+    del verbose
+    return ext_base_name in ("torch", "tensorflow") and importlib.util.find_spec(ext_base_name) is not None
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """False: tensors are in CPU memory."""
+    del ext_base_name, verbose
+    return False
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """What Adasum needs of the number of ranks."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def _processes_by_host() -> dict[str, int]:

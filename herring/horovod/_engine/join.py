@@ -9,7 +9,6 @@ anybody before an operation, so where nobody joins, joining costs nothing.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from herring import _composed as collectives
 from herring import _core
+from herring._bfloat16 import Bfloat16Array
+from herring._composed import Call
 from herring._errors import HerringTimeoutError, InvalidArgumentError
-from herring.horovod._engine import collectives
-from herring.horovod._engine.collectives import Call
-from herring.horovod._engine.operation import Steps
+from herring._operation import Steps
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Joins:
         """Tells the ranks that have joined what is about to start. Call with the engine's lock held."""
         for rank in self.joined():
             if self._concerns(rank, announcement):
-                self._tell(rank, {"operation": asdict(announcement)})
+                self.tell(rank, {"operation": asdict(announcement)})
 
     def join(self) -> int:
         """Returns, when all have joined, the rank that did so last: the same on every rank.
@@ -112,7 +112,7 @@ class Joins:
             self._aware[self._epoch].add(engine.rank)
             for rank in range(engine.size):
                 if rank != engine.rank:
-                    self._tell(rank, {"joined": self._epoch})
+                    self.tell(rank, {"joined": self._epoch})
             self._last_heard = time.monotonic()
             engine.fusions.pause()
             self._wait_for_all(joined)
@@ -163,8 +163,9 @@ class Joins:
             return False
         return any(each.set_id == announcement.set_id and rank in each.ranks for each in self._engine.sets())
 
-    def _tell(self, rank: int, message: dict[str, Any]) -> None:
-        """Messages to one rank arrive in the order in which they were sent. A failure shows in the operations."""
+    def tell(self, rank: int, message: dict[str, Any]) -> None:
+        """Messages to one rank arrive in the order in which they were sent. A failure shows in the operations. Call
+        with the engine's lock held."""
         body = np.frombuffer(json.dumps(message).encode(), np.uint8)
         runtime = self._engine.runtime
         runtime.send(np.asarray([len(body)], np.int64), to=rank, tag=_LENGTH_TAG)
@@ -203,6 +204,9 @@ class Joins:
 
     def _take(self, source: int, message: dict[str, Any]) -> None:
         with self._engine.lock:
+            if "question" in message:
+                self._engine.stalls.take(source, message)
+                return
             self._last_heard = time.monotonic()
             if "joined" in message:
                 self._take_joined(source, int(message["joined"]))
@@ -216,11 +220,11 @@ class Joins:
 
     def _take_joined(self, source: int, epoch: int) -> None:
         self._joined[epoch].add(source)
-        self._tell(source, {"aware": epoch})
+        self.tell(source, {"aware": epoch})
         if epoch == self._epoch:
             for _, announcement in self._engine.in_flight():
                 if self._concerns(source, announcement):
-                    self._tell(source, {"operation": asdict(announcement)})
+                    self.tell(source, {"operation": asdict(announcement)})
             if self._engine.outside is not None:
                 self._engine.outside.tell(self._announce_outside)
 
@@ -255,36 +259,12 @@ def _reduce_nothing(call: Call, announcement: Announcement) -> Steps:
     return collectives.all_reduce(call, arrays, arrays, announcement.op)
 
 
-class _Exported:
-    """A tensor of TensorFlow, for who reads DLPack."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
-def _bfloat16(bits: Any) -> Any:
-    """Memory under a dtype that numpy does not have: of the framework whose operations this process takes part in."""
-    if "tensorflow" in sys.modules:
-        import tensorflow as tf
-
-        return _Exported(tf.experimental.dlpack.to_dlpack(tf.bitcast(tf.constant(bits), tf.bfloat16)))
-    import torch
-
-    return torch.from_numpy(bits).view(torch.bfloat16)
-
-
 def _neutral(dtype: str, shape: tuple[int, ...], op: str) -> Any:
     """What changes nothing: zeros, ones for a product, the largest value for a minimum."""
     if dtype == "bfloat16":
         # The upper half of a float32: 1 is 0x3f80, infinity 0x7f80, and the sign is the top bit.
         bits = {"product": 0x3F80, "min": 0x7F80, "max": -0x80}.get(op, 0)
-        return _bfloat16(np.full(shape, bits, np.int16))
+        return Bfloat16Array(np.full(shape, bits, np.int16))
     kind = np.dtype(dtype)
     if op == "product":
         return np.ones(shape, kind)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from herring import _composed as collectives
 from herring._errors import InvalidArgumentError
 from herring._sealed import LENGTH_BYTES, load, seal_of
-from herring.horovod._engine import collectives
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 

@@ -90,6 +90,20 @@ def members_of(process_set: ProcessSet) -> Members:
     return home.current().members(process_set.process_set_id)
 
 
+def refuse_duplicates(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
+    """Raises InvalidArgumentError (a ValueError) where two of them have the same ranks."""
+    seen: set[tuple[int, ...]] = set()
+    for each in process_sets:
+        if each is global_process_set:
+            continue
+        ranks = tuple((each if isinstance(each, ProcessSet) else ProcessSet(each)).ranks or [])
+        if ranks in seen:
+            raise InvalidArgumentError(
+                f"init(process_sets=...): Attempted to add a duplicate process set: {list(ranks)}; name each set once"
+            )
+        seen.add(ranks)
+
+
 def set_up(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> None:
     """What hvd.init() does with its argument: adds those that are not there yet. Also names the global set's ranks."""
     engine = home.current()
@@ -99,6 +113,13 @@ def set_up(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> N
     if isinstance(process_sets, str):
         raise InvalidArgumentError(f'process_sets is {process_sets!r}; it takes process sets, or "dynamic"')
     there = {each.ranks: each.set_id for each in engine.sets()}
+    for each in process_sets:
+        ranks = each.ranks or [] if isinstance(each, ProcessSet) else each
+        if each is not global_process_set and set(ranks) == set(range(engine.size)):
+            raise InvalidArgumentError(
+                f"init(process_sets=...): Attempted to add a duplicate process set: all {engine.size} ranks are "
+                "hvd.global_process_set"
+            )
     for each in process_sets:
         wanted = each if isinstance(each, ProcessSet) else ProcessSet(each)
         known = there.get(tuple(wanted.ranks or []))

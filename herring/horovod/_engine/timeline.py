@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import atexit
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from herring._errors import InvalidArgumentError
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
 
 
 class Timeline:
-    """Collects events in memory; close() writes them, also at exit. On ranks other than 0 it does nothing."""
+    """Writes events as they come, so that the file is there however the process ends; the viewers need no `]` at its
+    end, which close() adds. On ranks other than 0 it does nothing.
 
-    def __init__(self, path: str, rank: int, mark_cycles: bool = False) -> None:
-        self._path = Path(path) if rank == 0 else None
+    Raises InvalidArgumentError, with `what` the path is, where the file cannot be written.
+    """
+
+    def __init__(self, path: str, rank: int, mark_cycles: bool = False, what: str = "file_path") -> None:
+        self._file: TextIO | None = None
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._rows: dict[str, int] = {}
+        self._events = 0
         self._left_out = 0
         self._mark_cycles = mark_cycles
+        if rank != 0:
+            return
+        try:
+            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (close() does)
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
+                "is there"
+            ) from error
         start = int(time.time() * 1e6)
-        self._events: list[dict[str, Any]] = [
-            {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "herring"}},
-            {"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}},
-        ]
-        if self._path is not None:
-            self._path.write_text("[]\n")  # A path that cannot be written is an error now, not at the end.
-            atexit.register(self.close)  # Many scripts end without hvd.shutdown().
+        self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "herring"}})
+        self._write({"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}})
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
         """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
         other ranks in: here the ranks meet in the servers, so it has no length."""
-        if self._path is None:
+        if self._file is None:
             return
         activity = kind.upper()
         if self._mark_cycles:
@@ -46,25 +56,48 @@ class Timeline:
         on_done(lambda: self._add(activity, "E", key))
 
     def close(self) -> None:
-        """Writes the file."""
-        if self._path is None:
-            return
+        """Ends the file."""
         with self._lock:
-            path, self._path = self._path, None
-            atexit.unregister(self.close)
+            if self._file is None:
+                return
             if self._left_out:
-                note = {"name": "left_out", "ph": "M", "pid": 0, "args": {"events": self._left_out}}
-                self._events.append(note)
-            path.write_text(json.dumps(self._events))
+                self._write({"name": "left_out", "ph": "M", "pid": 0, "args": {"events": self._left_out}})
+            file, self._file = self._file, None
+            file.write("\n]\n")
+            file.close()
 
     def _add(self, name: str, phase: str, row: str, **more: Any) -> None:
         now = (time.monotonic() - self._begun) * 1e6
         with self._lock:
-            if len(self._events) >= _MOST_EVENTS:
+            if self._file is None:
+                return
+            if self._events >= _MOST_EVENTS:
                 self._left_out += 1
                 return
             thread = self._rows.get(row)
             if thread is None:
                 thread = self._rows[row] = len(self._rows) + 1
-                self._events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
-            self._events.append({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
+                self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
+            self._write({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        """Call with the lock held, or where nobody else is there yet."""
+        assert self._file is not None
+        # In lines that begin with what separates them: the last one is whole, and so is the file, but for its `]`.
+        self._file.write(("[\n" if self._events == 0 else ",\n") + json.dumps(event))
+        self._file.flush()
+        self._events += 1
+
+
+def timeline_of_environment(rank: int) -> Timeline | None:
+    """What HOROVOD_TIMELINE and HOROVOD_TIMELINE_MARK_CYCLES ask for."""
+    path = os.environ.get("HOROVOD_TIMELINE", "")
+    if not path or path.upper() == "DYNAMIC":  # Horovod's word for "may be started later", as it may always.
+        return None
+    mark_cycles = is_set("HOROVOD_TIMELINE_MARK_CYCLES")
+    return Timeline(path, rank, mark_cycles, "HOROVOD_TIMELINE")
+
+
+def is_set(name: str) -> bool:
+    """As Horovod reads its switches: any number but 0."""
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false")

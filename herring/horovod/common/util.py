@@ -6,9 +6,12 @@ from herring.horovod._engine.info import (
     ccl_built,
     cuda_built,
     ddl_built,
+    extension_available,
     gloo_built,
+    gpu_available,
     mpi_built,
     nccl_built,
+    num_rank_is_power_2,
     rocm_built,
 )
 
@@ -33,9 +36,12 @@ __all__ = [
     "ccl_built",
     "cuda_built",
     "ddl_built",
+    "extension_available",
     "gloo_built",
+    "gpu_available",
     "is_version_greater_equal_than",
     "mpi_built",
     "nccl_built",
+    "num_rank_is_power_2",
     "rocm_built",
 ]

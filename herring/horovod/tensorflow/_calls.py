@@ -13,8 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from herring import _composed as collectives
 from herring._errors import InvalidArgumentError
-from herring.horovod._engine import collectives, info
+from herring.horovod._engine import info
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set, members_of
 from herring.horovod.tensorflow import _operations as operations

@@ -1,5 +1,6 @@
 """horovod.tensorflow.mpi_ops' names."""
 
+from herring.horovod._engine import info
 from herring.horovod._engine.info import (
     ccl_built,
     cross_rank,
@@ -43,6 +44,8 @@ from herring.horovod.tensorflow._calls import (
 )
 from herring.horovod.tensorflow._operations import Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.tensorflow._operations import reduce_op as handle_average_backwards_compatibility
+
+_basics = info  # Scripts import this name, too.
 
 __all__ = [
     "Adasum",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from herring.horovod._engine import info
 from herring.horovod._engine.elastic import ObjectState, run_fn
 from herring.horovod._engine.engine import home
 from herring.horovod.torch._calls import shutdown
-from herring.horovod.torch._functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from herring.horovod.torch._functions import broadcast_optimizer_state, broadcast_parameters, broadcast_with_tensors
 
 ResultT = TypeVar("ResultT")
 
@@ -86,16 +87,43 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return self.num_samples
 
 
+def copied_into(old: Any, value: Any) -> Any:
+    """A deep copy of `value`, which takes the tensors of `old` (an earlier copy of its like) where they fit."""
+    if isinstance(value, torch.Tensor):
+        fits = (
+            isinstance(old, torch.Tensor)
+            and (type(old), old.shape, old.dtype, old.device) == (type(value), value.shape, value.dtype, value.device)
+            and old.layout == value.layout == torch.strided
+            and old.requires_grad == value.requires_grad
+        )
+        if not fits:
+            return copy.deepcopy(value)
+        old.detach().copy_(value.detach())
+        return old
+    if type(value) in (dict, OrderedDict):
+        known = old if isinstance(old, dict) else {}
+        result = type(value)((key, copied_into(known.get(key), each)) for key, each in value.items())
+        # state_dict() of a module has an attribute, its versions.
+        if hasattr(value, "__dict__"):
+            result.__dict__.update(copy.deepcopy(value.__dict__))
+        return result
+    if type(value) in (list, tuple):
+        pairs = zip(value, old, strict=True) if type(old) is type(value) and len(old) == len(value) else None
+        return type(value)(copied_into(was, each) for each, was in pairs or ((each, None) for each in value))
+    return copy.deepcopy(value)
+
+
 class StateHandler:
     """Keeps a copy of one object's state."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
+        self._saved: Any = None
         self.save()
 
     def save(self) -> None:
-        """Keeps a copy."""
-        self._saved = copy.deepcopy(self.value.state_dict())
+        """Keeps a copy: in the memory of the last one, where that fits, so that there is never a second one."""
+        self._saved = copied_into(self._saved, self.value.state_dict())
 
     def restore(self) -> None:
         """Goes back to the copy."""
@@ -103,7 +131,8 @@ class StateHandler:
 
     def sync(self) -> None:
         """Gives every rank what rank 0 has."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name=f"state.{type(self.value).__name__}"))
+        name = f"state.{type(self.value).__name__}"
+        self.value.load_state_dict(broadcast_with_tensors(self.value.state_dict(), 0, name))
         self.save()
 
     def set_value(self, value: Any) -> None:
@@ -114,6 +143,14 @@ class StateHandler:
 
 class ModelStateHandler(StateHandler):
     """Of a model."""
+
+    def restore(self) -> None:
+        # Tensors are copied into the model's own; what else there is (extra state) the model may keep.
+        others = {key: each for key, each in self._saved.items() if not isinstance(each, torch.Tensor)}
+        saved = copy.copy(self._saved)
+        saved.__dict__.update(self._saved.__dict__)
+        saved.update(copy.deepcopy(others))
+        self.value.load_state_dict(saved)
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
@@ -164,6 +201,10 @@ def set_handler_registry(registry: _Registry) -> None:
     _handlers.registry = registry
 
 
+def _broadcast_attributes(attributes: Any) -> Any:
+    return broadcast_with_tensors(attributes, 0, "state.attributes")
+
+
 class TorchState(ObjectState):
     """Models, optimizers, samplers and other objects of a training process, each an attribute by its name.
 
@@ -177,7 +218,7 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             super().__setattr__(name, handler.value)
         others = {name: value for name, value in everything.items() if name not in self._handlers}
-        super().__init__(bcast_object=broadcast_object, get_rank=info.rank, **others)
+        super().__init__(bcast_object=_broadcast_attributes, get_rank=info.rank, **others)
 
     def save(self) -> None:
         for handler in self._handlers.values():

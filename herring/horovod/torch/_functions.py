@@ -6,12 +6,14 @@ unpickled comes from the training script of another rank, or a ProtocolError nam
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from herring._composed import DTYPES
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine import objects
 from herring.horovod._engine.engine import home
@@ -56,19 +58,27 @@ def broadcast_optimizer_state(
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+    state = broadcast_with_tensors(optimizer.state_dict(), root_rank, "optimizer_state", process_set)
+    if home.current().rank != root_rank:
+        optimizer.load_state_dict(state)
+
+
+def broadcast_with_tensors(value: Any, root_rank: int, name: str, process_set: ProcessSet = global_process_set) -> Any:
+    """Rank `root_rank`'s `value`, on every rank; there the very one. Dense CPU tensors in its dicts, lists and tuples
+    travel as tensors, into memory of their own; what is left is pickled."""
     is_root = home.current().rank == root_rank
     tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton = broadcast_object(skeleton, root_rank, "optimizer_state", process_set)
-    state = optimizer.state_dict() if is_root else _with_empty_tensors(skeleton, tensors)
+    skeleton = _without_tensors(value, tensors) if is_root else None
+    skeleton = broadcast_object(skeleton, root_rank, name, process_set)
+    if not is_root:
+        value = _with_empty_tensors(skeleton, tensors)
     started = [
-        operations.broadcast(each, each, root_rank, f"optimizer_state.{number}", process_set)
+        operations.broadcast(each, each, root_rank, f"{name}.{number}", process_set)
         for number, each in enumerate(tensors)
     ]
     for each in started:
         each.wait()
-    if not is_root:
-        optimizer.load_state_dict(state)
+    return value
 
 
 @dataclass(frozen=True)
@@ -77,14 +87,20 @@ class _Place:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    requires_grad: bool
+
+
+def _travels(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    return is_dense and tensor.is_leaf and str(tensor.dtype).removeprefix("torch.") in DTYPES
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The same structure, its dense CPU tensors in `tensors`."""
-    if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu":
-        tensors.append(value)
-        return _Place(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
+    if type(value) is torch.Tensor and _travels(value):
+        tensors.append(value.detach())
+        return _Place(tuple(value.shape), value.dtype, value.requires_grad)
+    if type(value) in (dict, OrderedDict):
         return {key: _without_tensors(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_without_tensors(each, tensors) for each in value)
@@ -94,9 +110,10 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _with_empty_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The other way round; the tensors made are in `tensors`, in the same order."""
     if isinstance(value, _Place):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
-        return tensors[-1]
-    if isinstance(value, dict):
+        tensor = torch.empty(value.shape, dtype=value.dtype)
+        tensors.append(tensor.detach())
+        return tensor.requires_grad_(value.requires_grad)
+    if type(value) is dict:
         return {key: _with_empty_tensors(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_with_empty_tensors(each, tensors) for each in value)

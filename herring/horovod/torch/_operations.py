@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from herring import _composed as collectives
+from herring._composed import Call
 from herring._errors import InvalidArgumentError
-from herring.horovod._engine import collectives
-from herring.horovod._engine.collectives import Call
+from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
 from herring.horovod._engine.fusion import Fused
-from herring.horovod._engine.operation import Operation, Steps
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod.common.exceptions import HorovodInternalError
 

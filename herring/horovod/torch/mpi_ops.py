@@ -1,5 +1,6 @@
 """horovod.torch.mpi_ops' names."""
 
+from herring.horovod._engine import info
 from herring.horovod._engine.info import (
     ccl_built,
     cross_rank,
@@ -57,6 +58,8 @@ from herring.horovod.torch._calls import (
 )
 from herring.horovod.torch._compression import Compression
 from herring.horovod.torch._operations import Adasum, Average, Max, Min, Product, Sum
+
+_basics = info  # Scripts import this name, too.
 
 __all__ = [
     "Adasum",

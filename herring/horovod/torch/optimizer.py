@@ -1,5 +1,8 @@
 """horovod.torch.optimizer's names."""
 
-from herring.horovod.torch._optimizer import DistributedOptimizer
+from herring.horovod.torch._optimizer import DistributedOptimizer, _AdasumDistributed, _Distributed
 
-__all__ = ["DistributedOptimizer"]
+_DistributedOptimizer = _Distributed  # Scripts import these two as well.
+_DistributedAdasumOptimizer = _AdasumDistributed
+
+__all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]

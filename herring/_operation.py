@@ -69,17 +69,29 @@ class Operation:
     def wait(self) -> Any:
         """Blocks until it has ended; returns its result or raises why there is none."""
         while not self._done:
-            with self._lock:
-                works, step = self._works, self._step
-            last = time.monotonic() + self._timeout_s + _GRACE_S
-            for work in works:
-                if not work.wait(max(last - time.monotonic(), 0.0)):
-                    raise InternalError(f"{self.what} did not end at its deadline: a bug in Herring, please report it")
-            self._advance(step)
+            if not self._wait_for_step(self._timeout_s + _GRACE_S):
+                raise InternalError(f"{self.what} did not end at its deadline: a bug in Herring, please report it")
         self._tell_seen()
         if self._error is not None:
             raise self._error
         return self._result
+
+    def wait_for(self, limit_s: float) -> bool:
+        """Blocks until it has ended, but no longer than that; whether it has."""
+        last = time.monotonic() + limit_s
+        while not self._done:
+            if not self._wait_for_step(max(last - time.monotonic(), 0.0)):
+                return False
+        return True
+
+    def _wait_for_step(self, limit_s: float) -> bool:
+        with self._lock:
+            works, step = self._works, self._step
+        last = time.monotonic() + limit_s
+        if not all(work.wait(max(last - time.monotonic(), 0.0)) for work in works):
+            return False
+        self._advance(step)
+        return True
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Calls it when the operation has ended; at once where it has."""

@@ -1,24 +1,25 @@
 """What each collective is made of, for arrays of any library.
 
 An array here is contiguous, in CPU memory, with `shape`, slices along the first axis, and the buffer protocol or
-DLPack: numpy's and torch's are. Every function is a generator for operation.Operation.
+DLPack: numpy's and torch's are. Every function is a generator for herring._operation.Operation. No framework is known
+here; Horovod's names (herring.horovod) and the numpy library (herring._exchanges) stand on it.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from herring import _core
 from herring._errors import InvalidArgumentError, MismatchError, NotFiniteError
-from herring.horovod._engine.operation import Steps
+from herring._operation import Steps
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -39,18 +40,30 @@ class Call:
     key: str  # the same on all ranks, unlike any other operation's in flight
     instance: int  # how often `key` has been used before
     waits: bool  # the calling thread waits at once
+    space: str = "hvd/"  # stands before every key: names of one library do not meet another's
+    timeout_s: float | None = None  # of each step; None: the setting timeout_s
 
     def submit(self, collective: Any, source: Any, result: Any, step: str = "", **arguments: Any) -> _core.Work:
         """A collective of the runtime; `step` tells several of one operation apart."""
-        return self.runtime.submit(collective, source, result, group=self.group, name=self.wire_name(step), **arguments)
+        return self.runtime.submit(
+            collective, source, result, group=self.group, name=self.wire_name(step), timeout=self.timeout_s, **arguments
+        )
+
+    def send(self, data: Any, to: int) -> _core.Work:
+        """A message to a rank of the process set, under this call's tag."""
+        return self.runtime.send(data, to=to, tag=self.tag(), group=self.group, timeout=self.timeout_s)
+
+    def receive(self, memory: Any, source: int) -> _core.Work:
+        """The same, from it."""
+        return self.runtime.receive(memory, source=source, tag=self.tag(), group=self.group, timeout=self.timeout_s)
 
     def wire_name(self, step: str = "") -> str:
         """What the runtime matches ranks by."""
-        return f"hvd/{self.key}{step}"
+        return f"{self.space}{self.key}{step}"
 
     def tag(self) -> int:
         """For messages: another one for each use of the key, so that none meets what an earlier use left behind."""
-        digest = hashlib.sha256(f"{self.key}#{self.instance}".encode()).digest()
+        digest = hashlib.sha256(f"{self.space}{self.key}#{self.instance}".encode()).digest()
         return _EXACT_TAG | int.from_bytes(digest[:8], "little") >> 2
 
 
@@ -106,6 +119,8 @@ class _Bucket:
 
     def __init__(self, arrays: Sequence[Any]) -> None:
         self._ends = list(itertools.accumulate(_count(array.shape) for array in arrays))
+        import numpy as np
+
         first = arrays[0]
         new = getattr(first, "new_empty", None)
         self.memory = np.empty(self._ends[-1], first.dtype) if new is None else new((self._ends[-1],))
@@ -128,7 +143,7 @@ def _parts(arrays: Sequence[Any]) -> list[list[int]]:
     parts: list[list[int]] = []
     open_parts: dict[str, list[int]] = {}
     for index, array in enumerate(arrays):
-        dtype = str(array.dtype)
+        dtype = _text(array.dtype)
         if not 0 < array.nbytes <= _SMALL_BYTES:
             parts.append([index])
         elif dtype in open_parts:
@@ -204,7 +219,7 @@ def all_to_all(
     result = new(source, (sum(received), *meta.rest))
     works: list[_core.Work] = []
     if _count(meta.rest) > 0:
-        starts = np.cumsum([0, *sent]).tolist(), np.cumsum([0, *received]).tolist()
+        starts = [0, *itertools.accumulate(sent)], [0, *itertools.accumulate(received)]
         for member in range(size):
             out = source[starts[0][member] : starts[0][member + 1]]
             into = result[starts[1][member] : starts[1][member + 1]]
@@ -212,9 +227,9 @@ def all_to_all(
                 into[:] = out
                 continue
             if received[member] > 0:
-                works.append(call.runtime.receive(into, source=member, tag=call.tag(), group=call.group))
+                works.append(call.receive(into, member))
             if sent[member] > 0:
-                works.append(call.runtime.send(out, to=member, tag=call.tag(), group=call.group))
+                works.append(call.send(out, member))
     yield works
     return result, received
 
@@ -245,9 +260,9 @@ def adasum(call: Call, sources: Sequence[Any], combine: Callable[[Any, Any], Any
         for number, value in enumerate(values):
             other = value + 0  # memory of the same kind
             name = f"{_nth(number)}{_MARK}adasum{distance}"
-            tag = Call(call.runtime, call.group, call.ranks, 0, call.key + name, call.instance, False).tag()
-            works.append(call.runtime.receive(other, source=partner, tag=tag, group=call.group))
-            works.append(call.runtime.send(value, to=partner, tag=tag, group=call.group))
+            level = replace(call, key=call.key + name)
+            works.append(level.receive(other, partner))
+            works.append(level.send(value, partner))
             theirs.append(other)
         yield works
         pairs = zip(values, theirs, strict=True)
@@ -311,6 +326,8 @@ class _Table:
     """One row of integers for each array of each rank, gathered; `works` has to end before row() is asked."""
 
     def __init__(self, call: Call, rows: list[list[int]]) -> None:
+        import numpy as np
+
         mine: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
         self._all: npt.NDArray[np.int64] = np.empty((len(call.ranks), *mine.shape), np.int64)
         self.works = [call.submit("all_gather", mine, self._all)]
@@ -329,10 +346,16 @@ def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
 
 def dtype_name(array: Any) -> str:
     """ "float32". Raises InvalidArgumentError for a dtype that Herring does not move."""
-    name = str(array.dtype).removeprefix("torch.")
+    name = _text(array.dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise InvalidArgumentError(f"dtype {name} is not supported; those that are: {', '.join(DTYPES)}")
     return name
+
+
+@functools.lru_cache(maxsize=64)
+def _text(dtype: Any) -> str:
+    """numpy takes microseconds to write one."""
+    return str(dtype)
 
 
 def _count(shape: Sequence[int]) -> int:

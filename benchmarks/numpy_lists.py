@@ -1,0 +1,80 @@
+"""Many small numpy arrays: one call each by name, one grouped call, and fused by hand.
+
+    herringrun -np 2 python benchmarks/numpy_lists.py
+
+Milliseconds of a step, medians; contenders take turns, every step is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+import herring
+
+
+class Case:
+    """Arrays, and the steps over them."""
+
+    def __init__(self, count: int, elements: int) -> None:
+        self.arrays = [np.empty(elements, np.float32) for _ in range(count)]
+
+    def fill(self) -> None:
+        for index, array in enumerate(self.arrays):
+            array.fill(herring.rank() + index % 7)
+
+    def check(self) -> None:
+        mean = (herring.size() - 1) / 2
+        for index, array in enumerate(self.arrays):
+            if not (array == mean + index % 7).all():
+                raise SystemExit(f"rank {herring.rank()}: array {index} is wrong: {array[:4]}")
+
+    def by_name(self) -> None:
+        handles = [
+            herring.allreduce_(array, name=f"grad.{index}", async_op=True) for index, array in enumerate(self.arrays)
+        ]
+        for handle in handles:
+            handle.wait()
+
+    def grouped(self) -> None:
+        herring.grouped_allreduce_(self.arrays, name="group")
+
+    def by_hand(self) -> None:
+        whole = np.concatenate(self.arrays)
+        herring.allreduce_(whole, name="whole")
+        start = 0
+        for array in self.arrays:
+            array[:] = whole[start : start + array.size]
+            start += array.size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000, help="number of arrays (default: %(default)s)")
+    parser.add_argument("--bytes", type=int, default=4096, help="of each array (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each contender (default: %(default)s)")
+    options = parser.parse_args()
+    herring.init()
+    case = Case(options.count, options.bytes // 4)
+    contenders = {"by hand": case.by_hand, "grouped": case.grouped, "by name": case.by_name}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(options.steps + 2):
+        for name, step in contenders.items():
+            case.fill()
+            herring.barrier()
+            begun = time.perf_counter()
+            step()
+            if turn >= 2:
+                times[name].append((time.perf_counter() - begun) * 1e3)
+            case.check()
+    if herring.rank() == 0:
+        by_hand = statistics.median(times["by hand"])
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        print("  ".join(f"{name} {value:.2f} ms ({value / by_hand:.2f}x)" for name, value in medians.items()))
+
+
+if __name__ == "__main__":
+    main()

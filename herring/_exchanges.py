@@ -1,0 +1,370 @@
+"""Operations in several steps, for arrays: what each does is in herring._composed, shared with Horovod's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+
+from herring import _composed
+from herring._arrays import TensorT, as_input, is_foreign, new_result
+from herring._context import Session, process
+from herring._errors import HerringError, InvalidArgumentError
+from herring._group import Group, number_of
+from herring._handle import Handle, OperationHandle, to_seconds
+from herring._operation import Operation, Steps
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Unpack
+
+    ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+# Keys that are made up come again after so many operations: what the runtime remembers of names stays bounded.
+_UNNAMED = 1 << 16
+_OPS = ("sum", "average", "min", "max", "product", "band", "bor", "bxor")
+
+
+class Options(TypedDict, total=False):
+    """What every operation takes."""
+
+    name: str | None
+    timeout: float | timedelta | None
+    group: Group | None
+
+
+def _session(what: str) -> Session:
+    session = process.current()
+    if session.elastic is not None:
+        raise InvalidArgumentError(f"{what} does not work in an elastic job: what it means depends on who is there")
+    return session
+
+
+def _start(
+    session: Session,
+    kind: str,
+    steps: Callable[[_composed.Call], Steps],
+    *,
+    name: str | None,
+    timeout: float | timedelta | None,
+    group: Group | None,
+    async_op: bool,
+) -> Any:
+    """The result, or a handle that has it."""
+    seconds = to_seconds(timeout)
+    number = 0 if group is None else number_of(session, group)
+    ranks = tuple(range(session.job.size)) if group is None else group.ranks
+    place = session.job.rank if group is None or group.rank is None else group.rank
+    uses = session.uses
+    with uses.lock:
+        if name is None:
+            # Of whatever kind, so that ranks whose calls differ meet, and are told.
+            count = uses.unnamed[number] = uses.unnamed.get(number, -1) + 1
+            key = f"noname.{count % _UNNAMED}"
+        else:
+            key = f"{kind}.{name}"
+        running = uses.in_flight.get((number, key))
+        if isinstance(running, Operation) and not running.is_done():
+            raise InvalidArgumentError(f"{kind} {name!r} is in flight; wait for its handle first, or take another name")
+        instance = uses.counts[number, key] = uses.counts.get((number, key), 0) + 1
+        call = _composed.Call(
+            session.runtime, number, ranks, place, key, instance, not async_op, space="np/", timeout_s=seconds
+        )
+        limit = session.config.timeout_s if seconds is None else seconds
+        what = kind if name is None else f"{kind} {name!r}"
+        operation = Operation(what, steps(call), limit, _same)
+        uses.in_flight[number, key] = operation
+        operation.on_done(lambda: uses.in_flight.pop((number, key), None))
+    operation.begin(watched=async_op)
+    return OperationHandle[Any](operation, ranks) if async_op else operation.wait()
+
+
+def _same(error: HerringError) -> Exception:
+    return error
+
+
+def as_sliced(array: Any) -> Any:
+    """An as_input() with slices along its first axis: numpy's, torch's, or another library's memory as numpy's."""
+    source = as_input(array)
+    if not is_foreign(source) or hasattr(source, "new_empty"):
+        return source
+    import numpy as np
+
+    try:
+        return np.from_dlpack(source)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise InvalidArgumentError(f"this {type(array).__name__} cannot be read as a numpy array ({error})") from error
+
+
+def _op(op: Any) -> str:
+    value = str(getattr(op, "value", op))
+    if value not in _OPS:
+        raise InvalidArgumentError(f"op is {op!r}; it must be a herring.ReduceOp, or one of {', '.join(_OPS)}")
+    return value
+
+
+def _rows(source: Any, what: str) -> None:
+    if len(source.shape) == 0:
+        raise InvalidArgumentError(f"{what}: the array is a number; it takes at least one dimension")
+
+
+def _maker(session: Session) -> Callable[[Any, tuple[int, ...]], Any]:
+    return lambda like, shape: new_result(session.runtime, like, shape)
+
+
+@overload
+def alltoall(
+    array: TensorT, splits: None = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> TensorT: ...
+@overload
+def alltoall(
+    array: TensorT, splits: None = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[TensorT]: ...
+@overload
+def alltoall(
+    array: TensorT, splits: Sequence[int], *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> tuple[TensorT, list[int]]: ...
+@overload
+def alltoall(
+    array: TensorT, splits: Sequence[int], *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[tuple[TensorT, list[int]]]: ...
+@overload
+def alltoall(
+    array: npt.NDArray[ScalarT], splits: None = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[ScalarT]: ...
+@overload
+def alltoall(
+    array: npt.NDArray[ScalarT], splits: None = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[ScalarT]]: ...
+@overload
+def alltoall(
+    array: npt.NDArray[ScalarT], splits: Sequence[int], *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> tuple[npt.NDArray[ScalarT], list[int]]: ...
+@overload
+def alltoall(
+    array: npt.NDArray[ScalarT], splits: Sequence[int], *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[tuple[npt.NDArray[ScalarT], list[int]]]: ...
+@overload
+def alltoall(
+    array: Any, splits: None = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[Any]: ...
+@overload
+def alltoall(
+    array: Any, splits: None = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[Any]]: ...
+@overload
+def alltoall(
+    array: Any, splits: Sequence[int], *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> tuple[npt.NDArray[Any], list[int]]: ...
+@overload
+def alltoall(
+    array: Any, splits: Sequence[int], *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[tuple[npt.NDArray[Any], list[int]]]: ...
+def alltoall(
+    array: Any,
+    splits: Sequence[int] | None = None,
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: float | timedelta | None = None,
+    group: Group | None = None,
+) -> Any:
+    """Rows of `array` to each rank, `splits[i]` of them to the group's i-th: the rows that came, in order of rank.
+
+    Without `splits` each rank gets equally many, and the result alone is returned; with them (result, how many rows
+    came from each rank), as MPI's Alltoallv. Goes from rank to rank, not through servers. See allreduce() for the rest;
+    of one name, one call at a time. Raises InvalidArgumentError where the splits do not fit. Not in elastic jobs.
+    """
+    session = _session("alltoall")
+    source = as_sliced(array)
+    _rows(source, "alltoall")
+    size = session.job.size if group is None else group.size
+    counts = None if splits is None else [int(each) for each in splits]
+    # Here, so that a bad call starts nothing.
+    if counts is None:
+        _composed.equal_splits(source.shape[0], size)
+    else:
+        _composed.checked_splits(counts, source.shape[0], size)
+
+    def steps(call: _composed.Call) -> Steps:
+        result, received = yield from _composed.all_to_all(call, source, counts, _maker(session))
+        return result if counts is None else (result, received)
+
+    return _start(session, "alltoall", steps, name=name, timeout=timeout, group=group, async_op=async_op)
+
+
+@overload
+def reduce_scatter(
+    array: TensorT, op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> TensorT: ...
+@overload
+def reduce_scatter(
+    array: TensorT, op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[TensorT]: ...
+@overload
+def reduce_scatter(
+    array: npt.NDArray[ScalarT], op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[ScalarT]: ...
+@overload
+def reduce_scatter(
+    array: npt.NDArray[ScalarT], op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[ScalarT]]: ...
+@overload
+def reduce_scatter(
+    array: Any, op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> npt.NDArray[Any]: ...
+@overload
+def reduce_scatter(
+    array: Any, op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[npt.NDArray[Any]]: ...
+def reduce_scatter(
+    array: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: float | timedelta | None = None,
+    group: Group | None = None,
+) -> Any:
+    """This rank's rows of what allreduce() would give: the i-th part of numpy.array_split(sum, size) on the i-th rank.
+
+    It moves as much as an allreduce. See there for the arguments; of one name, one call at a time. Not in elastic jobs.
+    """
+    session = _session("reduce_scatter")
+    source, what = as_sliced(array), _op(op)
+    _rows(source, "reduce_scatter")
+    if group is not None:
+        number_of(session, group)
+    whole = new_result(session.runtime, source)
+
+    def steps(call: _composed.Call) -> Steps:
+        [part] = yield from _composed.reduce_scatter(call, [source], [whole], what)
+        result = new_result(session.runtime, source, tuple(part.shape))
+        result[:] = part  # A view would keep all of the sum.
+        return result
+
+    return _start(session, "reduce_scatter", steps, name=name, timeout=timeout, group=group, async_op=async_op)
+
+
+def allgather_uneven(array: Any, async_op: bool, **options: Any) -> Any:
+    """allgather(uneven=True)."""
+    session = _session("allgather(uneven=True)")
+    source = as_sliced(array)
+
+    def steps(call: _composed.Call) -> Steps:
+        [result] = yield from _composed.all_gather(call, [source], _maker(session))
+        return result
+
+    return _start(session, "allgather", steps, async_op=async_op, **options)
+
+
+@overload
+def grouped_allreduce(
+    arrays: Sequence[TensorT], op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> list[TensorT]: ...
+@overload
+def grouped_allreduce(
+    arrays: Sequence[TensorT], op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[list[TensorT]]: ...
+@overload
+def grouped_allreduce(
+    arrays: Sequence[npt.NDArray[ScalarT]], op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> list[npt.NDArray[ScalarT]]: ...
+@overload
+def grouped_allreduce(
+    arrays: Sequence[npt.NDArray[ScalarT]], op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[list[npt.NDArray[ScalarT]]]: ...
+@overload
+def grouped_allreduce(
+    arrays: Sequence[Any], op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> list[Any]: ...
+@overload
+def grouped_allreduce(
+    arrays: Sequence[Any], op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[list[Any]]: ...
+def grouped_allreduce(
+    arrays: Sequence[Any],
+    op: str = "average",
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: float | timedelta | None = None,
+    group: Group | None = None,
+) -> Any:
+    """allreduce() of each of `arrays`, as one operation: those of 1 MB and less travel together. A list of results.
+
+    The same list (dtypes, shapes, order) on all ranks. See allreduce(); of one name, one call at a time.
+    """
+    session = process.current()
+    sources, what = [as_sliced(array) for array in arrays], _op(op)
+    results = [new_result(session.runtime, source) for source in sources]
+    return _reduce_list(session, sources, results, what, results, name, timeout, group, async_op)
+
+
+ArraysT = TypeVar("ArraysT", bound=Sequence[Any])
+
+
+@overload
+def grouped_allreduce_(
+    arrays: ArraysT, op: str = ..., *, async_op: Literal[False] = ..., **options: Unpack[Options]
+) -> ArraysT: ...
+@overload
+def grouped_allreduce_(
+    arrays: ArraysT, op: str = ..., *, async_op: Literal[True], **options: Unpack[Options]
+) -> Handle[ArraysT]: ...
+def grouped_allreduce_(
+    arrays: Any,
+    op: str = "average",
+    *,
+    name: str | None = None,
+    async_op: bool = False,
+    timeout: float | timedelta | None = None,
+    group: Group | None = None,
+) -> Any:
+    """grouped_allreduce() in place: numpy arrays or tensors with new_empty(), contiguous and writable. Returns them."""
+    session, what = process.current(), _op(op)
+    for place, array in enumerate(arrays):
+        _check_in_place(array, place)
+    return _reduce_list(session, list(arrays), list(arrays), what, arrays, name, timeout, group, async_op)
+
+
+def _reduce_list(
+    session: Session,
+    sources: list[Any],
+    results: list[Any],
+    op: str,
+    returned: Any,
+    name: str | None,
+    timeout: float | timedelta | None,
+    group: Group | None,
+    async_op: bool,
+) -> Any:
+    if not sources:
+        raise InvalidArgumentError(
+            "grouped_allreduce: the list is empty; every rank gives the same arrays, at least one"
+        )
+
+    def steps(call: _composed.Call) -> Steps:
+        yield from _composed.all_reduce(call, sources, results, op)
+        return returned
+
+    return _start(session, "grouped_allreduce", steps, name=name, timeout=timeout, group=group, async_op=async_op)
+
+
+def _check_in_place(array: Any, place: int) -> None:
+    import numpy as np
+
+    if isinstance(array, np.ndarray):
+        if array.flags.c_contiguous and array.flags.writeable:
+            return
+        why = "is read-only" if array.flags.c_contiguous else "is not contiguous (row-major)"
+    elif hasattr(array, "new_empty"):
+        if array.is_contiguous():
+            return
+        why = "is not contiguous (row-major)"
+    else:
+        why = f"is a {type(array).__name__}; it must be a numpy array or a torch tensor"
+    raise InvalidArgumentError(
+        f"grouped_allreduce_: array {place} of the list {why}, but the result is written into it"
+    )
