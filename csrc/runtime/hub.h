@@ -71,6 +71,7 @@ struct HubCounters {
   std::uint64_t lost = 0;             ///< Members whose connection ended without a goodbye.
   std::uint64_t protocol_errors = 0;  ///< Members dropped for what they sent.
   std::uint64_t exchanges = 0;        ///< Completed.
+  std::uint64_t bytes_sent = 0;       ///< To all, with headers.
 };
 
 /// Runs on its own thread from construction to destruction. Raises the process's soft limit of open files where the job
