@@ -327,13 +327,17 @@ struct Reporter {
   std::unique_ptr<elastic::RendezvousClient> client;
   std::uint64_t generation = 0;
   std::uint64_t settled = 0;
+  std::string ending;
 };
 
 /// Hears what has come; false at the end of the job.
 bool hear(Reporter& reporter, Instant deadline) {
   elastic::Message message;
   while (reporter.client->next(message, deadline)) {
-    if (message.kind == elastic::MessageKind::kEnd || message.kind == elastic::MessageKind::kBreak) return false;
+    if (message.kind == elastic::MessageKind::kEnd || message.kind == elastic::MessageKind::kBreak) {
+      reporter.ending = message.text;
+      return false;
+    }
     if (message.kind == elastic::MessageKind::kGo) reporter.generation = message.generation;
     if (message.kind == elastic::MessageKind::kSettled) reporter.settled += message.operations.size();
     if (deadline > Clock::now()) return true;
@@ -358,14 +362,22 @@ std::vector<Reporter> enter(const Options& options, std::uint32_t first, std::ui
       Reporter& reporter = reporters[i - first];
       try {
         reporter.client = std::make_unique<elastic::RendezvousClient>(client, Clock::now() + std::chrono::seconds(60));
-        if (!hear(reporter, Clock::now() + std::chrono::seconds(60)) || reporter.generation == 0) ++failed;
-      } catch (const Error&) {
+        const Instant deadline = Clock::now() + std::chrono::seconds(60);
+        while (reporter.generation == 0 && Clock::now() < deadline && hear(reporter, deadline)) {
+        }
+        if (reporter.generation == 0) ++failed;
+      } catch (const Error& error) {
+        reporter.ending = error.what();
         ++failed;
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  if (failed > 0) die(std::to_string(failed) + " workers did not get into a generation");
+  if (failed > 0) {
+    const auto first_failed = std::ranges::find(reporters, std::uint64_t{0}, &Reporter::generation);
+    const bool is_known = first_failed != reporters.end();
+    die(std::to_string(failed) + " workers did not get into a generation: " + (is_known ? first_failed->ending : ""));
+  }
   return reporters;
 }
 
