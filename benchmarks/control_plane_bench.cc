@@ -106,14 +106,17 @@ void raise_limit() {
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-transport::Address address_of(std::uint32_t host, std::uint16_t port) {
+/// As the builtin tcp has them.
+transport::Address address_of(std::uint32_t host, std::uint16_t port, std::uint32_t member, std::uint32_t number) {
   tcp::EndpointAddress address;
   sockaddr_in in{};
   in.sin_family = AF_INET;
   in.sin_port = htons(port);
   in.sin_addr.s_addr = htonl(0x0A000000u + host);
   std::memcpy(&address.socket.storage, &in, sizeof(in));
-  random_bytes(address.instance);
+  address.instance.fill(std::byte{0x5A});
+  std::memcpy(&address.instance[8], &member, sizeof(member));
+  std::memcpy(&address.instance[12], &number, sizeof(number));
   return tcp::encode_address(address);
 }
 
@@ -138,10 +141,11 @@ OwnAddresses addresses_of(const Options& options, std::uint32_t index) {
   const std::uint32_t per_host = (options.workers + options.hosts - 1) / options.hosts;
   const std::uint32_t host = is_worker ? rank / per_host : rank % options.hosts;
   const auto port = static_cast<std::uint16_t>(32768 + index * 13 % 28000);
-  if (is_worker) own.worker = {address_of(host, port), address_of(host, static_cast<std::uint16_t>(port + 1))};
+  if (is_worker)
+    own.worker = {address_of(host, port, index, 1), address_of(host, static_cast<std::uint16_t>(port + 1), index, 2)};
   const bool has_lanes = !is_worker || (options.servers == 0 && rank % per_host == 0);
   for (std::uint32_t lane = 0; has_lanes && lane < options.lanes; ++lane) {
-    own.lanes.push_back(address_of(host, static_cast<std::uint16_t>(port + 2 + lane)));
+    own.lanes.push_back(address_of(host, static_cast<std::uint16_t>(port + 2 + lane), index, 3 + lane));
   }
   return own;
 }
@@ -163,7 +167,7 @@ class Members {
   Report leave() {
     for (auto& client : clients_) note_alarms(client.get());
     each([&](std::size_t i) {
-      clients_[i]->exchange("goodbye", {}, Clock::now() + std::chrono::seconds(60));
+      clients_[i]->exchange("goodbye", {}, Clock::now() + std::chrono::seconds(60), Wants::kNothing);
       clients_[i]->leave();
       clients_[i].reset();
     });
@@ -184,7 +188,7 @@ class Members {
     clients_[i] = std::make_unique<HubClient>(client, deadline);
     const OwnAddresses own = addresses_of(options_, index);
     const OthersAddresses others = introduce(*clients_[i], settings_that_must_agree(Config{}), own, deadline);
-    clients_[i]->exchange("connected", {}, deadline);
+    clients_[i]->exchange("connected", {}, deadline, Wants::kNothing);
     if (!own.worker.empty() && others.peers.size() != options_.workers)
       throw Error(Code::kInternal, "peers are missing");
   }

@@ -109,6 +109,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.receives = std::max({budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
+  options.member = role == Role::kWorker ? rank : placement.workers + rank;
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -152,7 +153,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   }
   for (const auto& lane : result.lanes) lane->start(others.workers);
   // A worker may send as soon as connect() returns: all lanes must be up by then.
-  hub.exchange("connected", {}, deadline);
+  hub.exchange("connected", {}, deadline, Wants::kNothing);
   return result;
 }
 

@@ -1,13 +1,18 @@
 #include "runtime/introduction.h"
 
-#include <cstring>
+#include <algorithm>
 #include <span>
 #include <utility>
 
+#include "core/hmac.h"
 #include "core/status.h"
+#include "core/text.h"
 
 namespace herring::runtime {
 namespace {
+
+/// Of SHA-256 over the settings.
+constexpr std::size_t kFingerprintBytes = 16;
 
 void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
   const auto size = static_cast<std::uint32_t>(bytes.size());
@@ -15,15 +20,33 @@ void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-std::vector<std::byte> take(std::span<const std::byte>& in, const std::string& who) {
+std::string name_of(const HubClient& hub, std::size_t member) {
+  const std::size_t workers = hub.workers().size();
+  return to_string(member < workers ? hub.workers()[member] : hub.servers()[member - workers]);
+}
+
+std::vector<std::byte> take(std::span<const std::byte>& in, const HubClient& hub, std::size_t member) {
   std::uint32_t size = 0;
   if (in.size() >= 4) {
     for (int i = 0; i < 4; ++i) size |= std::to_integer<std::uint32_t>(in[i]) << (8 * i);
   }
-  if (in.size() < 4 || in.size() - 4 < size) throw Error(Code::kProtocol, who + " sent a truncated address list");
+  if (in.size() < 4 || in.size() - 4 < size) {
+    throw Error(Code::kProtocol, name_of(hub, member) + " sent a truncated address list");
+  }
   std::vector<std::byte> item(in.begin() + 4, in.begin() + 4 + size);
   in = in.subspan(4 + size);
   return item;
+}
+
+[[noreturn]] void name_difference(HubClient& hub, const std::string& settings, Instant deadline) {
+  const auto all = hub.exchange("settings", std::as_bytes(std::span(settings)), deadline);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::string theirs(reinterpret_cast<const char*>(all[i].data()), all[i].size());
+    if (theirs == settings) continue;
+    throw Error(Code::kMismatch, "the settings differ: " + name_of(hub, i) + " has " + printable(theirs) +
+                                     ", this process has " + settings + "; set them alike for every process");
+  }
+  throw Error(Code::kProtocol, "the settings differ, but all say the same: a process broke the protocol");
 }
 
 }  // namespace
@@ -45,30 +68,35 @@ std::string settings_that_must_agree(const Config& config) {
 }
 
 OthersAddresses introduce(HubClient& hub, const std::string& settings, const OwnAddresses& own, Instant deadline) {
-  std::vector<std::byte> blob;
-  append(blob, std::as_bytes(std::span(settings)));
+  const Digest digest = sha256(std::as_bytes(std::span(settings)));
+  const auto fingerprint = std::span(digest).first(kFingerprintBytes);
+  std::vector<std::byte> blob(fingerprint.begin(), fingerprint.end());
   const bool has_network = !own.worker.empty() || !own.lanes.empty();
-  for (const auto& address : own.worker) append(blob, address);
+  if (!own.worker.empty()) append(blob, own.worker.at(1));
   for (const auto& address : own.lanes) append(blob, address);
   const std::vector<std::vector<std::byte>> blobs = hub.exchange("connect", blob, deadline);
+  const auto is_like_ours = [&](const std::vector<std::byte>& theirs) {
+    return theirs.size() >= kFingerprintBytes &&
+           std::ranges::equal(std::span(theirs).first(kFingerprintBytes), fingerprint);
+  };
+  // All see the same blobs, so all come here, or none.
+  if (!std::ranges::all_of(blobs, is_like_ours)) name_difference(hub, settings, deadline);
   OthersAddresses others;
   others.lanes_of.resize(blobs.size());
-  const std::size_t workers = hub.workers().size();
   for (std::size_t i = 0; i < blobs.size(); ++i) {
-    const bool is_worker = i < workers;
-    const std::string who = to_string(is_worker ? hub.workers()[i] : hub.servers()[i - workers]);
-    std::span<const std::byte> rest = blobs[i];
-    const std::vector<std::byte> theirs = take(rest, who);
-    if (theirs.size() != settings.size() || std::memcmp(theirs.data(), settings.data(), settings.size()) != 0) {
-      throw Error(Code::kMismatch, "the settings differ: " + who + " has " +
-                                       std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()) +
-                                       ", this process has " + settings + "; set them alike for every process");
-    }
-    if (is_worker && has_network) {
-      others.workers.push_back(take(rest, who));
-      others.peers.push_back(take(rest, who));
-    }
-    while (!rest.empty()) others.lanes_of[i].push_back(take(rest, who));
+    std::span<const std::byte> rest = std::span(blobs[i]).subspan(kFingerprintBytes);
+    if (i < hub.workers().size() && has_network) others.peers.push_back(take(rest, hub, i));
+    while (!rest.empty()) others.lanes_of[i].push_back(take(rest, hub, i));
+  }
+  if (!has_network) return others;
+  // Where a lane reaches a worker is for lanes alone.
+  std::vector<std::byte> mine;
+  if (!own.worker.empty()) append(mine, own.worker.front());
+  const bool has_lanes = !own.lanes.empty();
+  const auto theirs = hub.exchange("workers", mine, deadline, has_lanes ? Wants::kBlobs : Wants::kNothing);
+  for (std::size_t i = 0; has_lanes && i < hub.workers().size(); ++i) {
+    std::span<const std::byte> rest = theirs[i];
+    others.workers.push_back(take(rest, hub, i));
   }
   return others;
 }
