@@ -267,6 +267,7 @@ Report gather(const std::vector<Child>& children) {
   Report total;
   for (const Child& child : children) {
     const Report one = read_all<Report>(child.reports);
+    if (one.failed + one.alarms > 0) std::fprintf(stderr, "  process %d: %s\n", static_cast<int>(child.pid), one.first);
     if (total.failed + total.alarms == 0) std::memcpy(total.first, one.first, sizeof(total.first));
     total.failed += one.failed;
     total.alarms += one.alarms;
