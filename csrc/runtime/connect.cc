@@ -3,13 +3,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 
 #include "core/log.h"
 #include "core/status.h"
 #include "runtime/checked_endpoint.h"
+#include "runtime/introduction.h"
 #include "runtime/network.h"
 #include "runtime/process_endpoint.h"
 #include "runtime/progress_options.h"
@@ -18,40 +18,6 @@
 
 namespace herring::runtime {
 namespace {
-
-/// What both ends of the data plane derive sizes from.
-std::string settings_that_must_agree(const Config& config) {
-  return "HERRING_LANES=" + std::to_string(config.lanes) +
-         " HERRING_BUCKET_BYTES=" + std::to_string(config.bucket_bytes) +
-         " HERRING_CHUNK_BYTES=" + std::to_string(config.chunk_bytes) +
-         " HERRING_WINDOW=" + std::to_string(config.window) +
-         " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
-         " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
-         " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node)) +
-         " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover)) +
-         " HERRING_CHECKSUM=" + std::to_string(static_cast<int>(config.checksum)) +
-         " HERRING_CHECK_FINITE=" + std::to_string(static_cast<int>(config.check_finite)) +
-         " HERRING_BACKUP_WORKERS=" + std::to_string(config.backup_workers) +
-         " HERRING_BACKUP_GRACE_S=" + std::to_string(config.backup_grace_s) +
-         " HERRING_BACKUP_BYTES=" + std::to_string(config.backup_bytes);
-}
-
-void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
-  const auto size = static_cast<std::uint32_t>(bytes.size());
-  for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<std::byte>(size >> shift));
-  out.insert(out.end(), bytes.begin(), bytes.end());
-}
-
-std::vector<std::byte> take(std::span<const std::byte>& in, const std::string& who) {
-  std::uint32_t size = 0;
-  if (in.size() >= 4) {
-    for (int i = 0; i < 4; ++i) size |= std::to_integer<std::uint32_t>(in[i]) << (8 * i);
-  }
-  if (in.size() < 4 || in.size() - 4 < size) throw Error(Code::kProtocol, who + " sent a truncated address list");
-  std::vector<std::byte> item(in.begin() + 4, in.begin() + 4 + size);
-  in = in.subspan(4 + size);
-  return item;
-}
 
 bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
@@ -143,6 +109,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.receives = std::max({budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
+  options.member = role == Role::kWorker ? rank : placement.workers + rank;
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -156,9 +123,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
                     std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap) {
   Connections result;
-  std::vector<std::byte> blob;
-  const std::string settings = settings_that_must_agree(config);
-  append(blob, std::as_bytes(std::span(settings)));
+  OwnAddresses own;
   if (!placement.lanes.empty()) {
     result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers);
     if (role == Role::kWorker) {
@@ -166,49 +131,29 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
         return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.network, wrap);
       };
       result.endpoint = open();
-      append(blob, result.endpoint->address());
       // Its connections are made by the provider when the first message goes.
       result.peer_endpoint = open();
-      append(blob, result.peer_endpoint->address());
+      own.worker = {result.endpoint->address(), result.peer_endpoint->address()};
     }
     open_lanes(config, placement, hub, role, rank, wrap, result);
-    for (const auto& lane : result.lanes) append(blob, lane->address());
+    for (const auto& lane : result.lanes) own.lanes.push_back(lane->address());
   }
-  const std::vector<std::vector<std::byte>> blobs = hub.exchange("connect", blob, deadline);
-
-  std::vector<transport::Address> workers;
-  std::vector<std::vector<transport::Address>> lanes_of(blobs.size());
-  for (std::size_t i = 0; i < blobs.size(); ++i) {
-    const bool worker = i < placement.workers;
-    const std::string who = to_string(worker ? hub.workers()[i] : hub.servers()[i - placement.workers]);
-    std::span<const std::byte> rest = blobs[i];
-    const std::vector<std::byte> theirs = take(rest, who);
-    if (theirs.size() != settings.size() || std::memcmp(theirs.data(), settings.data(), settings.size()) != 0) {
-      throw Error(Code::kMismatch, "the settings differ: " + who + " has " +
-                                       std::string(reinterpret_cast<const char*>(theirs.data()), theirs.size()) +
-                                       ", this process has " + settings + "; set them alike for every process");
-    }
-    if (worker && !placement.lanes.empty()) {
-      workers.push_back(take(rest, who));
-      const transport::Address to_workers = take(rest, who);
-      if (result.peer_endpoint && i != rank) {
-        result.peer_endpoint->add_peer(PeerId{static_cast<std::uint32_t>(i)}, to_workers);
-      }
-    }
-    while (!rest.empty()) lanes_of[i].push_back(take(rest, who));
+  const OthersAddresses others = introduce(hub, settings_that_must_agree(config), own, deadline);
+  for (std::uint32_t i = 0; result.peer_endpoint && i < placement.workers; ++i) {
+    if (i != rank) result.peer_endpoint->add_peer(PeerId{i}, others.peers[i]);
   }
-  std::vector<std::size_t> next(blobs.size(), 0);
+  std::vector<std::size_t> next(others.lanes_of.size(), 0);
   for (const LanePlace& lane : placement.lanes) {
     const std::size_t member = lane.embedded ? lane.owner : placement.workers + lane.owner;
-    if (next[member] >= lanes_of[member].size()) {
+    if (next[member] >= others.lanes_of[member].size()) {
       throw Error(Code::kProtocol, "member " + std::to_string(member) + " published too few lanes");
     }
-    const transport::Address& address = lanes_of[member][next[member]++];
+    const transport::Address& address = others.lanes_of[member][next[member]++];
     if (result.endpoint) result.endpoint->add_peer(lane.peer, address);
   }
-  for (const auto& lane : result.lanes) lane->start(workers);
+  for (const auto& lane : result.lanes) lane->start(others.workers);
   // A worker may send as soon as connect() returns: all lanes must be up by then.
-  hub.exchange("connected", {}, deadline);
+  hub.exchange("connected", {}, deadline, Wants::kNothing);
   return result;
 }
 

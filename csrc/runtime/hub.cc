@@ -427,7 +427,10 @@ void Hub::Impl::flush(Instant now) {
       const auto found = connections_.find(id);
       if (found == connections_.end()) continue;
       Connection& connection = found->second;
-      if (!connection.socket.flush()) {
+      const std::uint64_t written = connection.socket.written();
+      const bool open = connection.socket.flush();
+      counters_.bytes_sent += connection.socket.written() - written;
+      if (!open) {
         // What the peer said before it went (a goodbye, say) is still to be read.
         if (connection.phase == Phase::kMember) {
           readable(id, now);

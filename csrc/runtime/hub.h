@@ -71,6 +71,7 @@ struct HubCounters {
   std::uint64_t lost = 0;             ///< Members whose connection ended without a goodbye.
   std::uint64_t protocol_errors = 0;  ///< Members dropped for what they sent.
   std::uint64_t exchanges = 0;        ///< Completed.
+  std::uint64_t bytes_sent = 0;       ///< To all, with headers.
 };
 
 /// Runs on its own thread from construction to destruction. Raises the process's soft limit of open files where the job
@@ -116,6 +117,12 @@ struct UsedGroup {
   friend bool operator==(const UsedGroup&, const UsedGroup&) = default;
 };
 
+/// What a member wants of an exchange.
+enum class Wants : std::uint8_t {
+  kNothing,  ///< To know that all have brought theirs.
+  kBlobs,
+};
+
 /// Something that happened to the job, in the order in which the hub saw it.
 struct HubEvent {
   enum class Kind : std::uint8_t {
@@ -156,13 +163,13 @@ class HubClient final {
   const std::vector<Member>& workers() const;  ///< By rank.
   const std::vector<Member>& servers() const;  ///< By rank.
 
-  /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'.
-  /// Blocks; throws Error(kTimeout) naming who has not brought theirs (half a second after the deadline at most),
-  /// kPeerLost where one of them is gone, kShutdown after leave(). Any number of names at once, from any threads. A
-  /// name that all have gathered may be used again, as a new round; one that is under way or has timed out in this
-  /// process may not (kInvalidArgument).
+  /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'
+  /// (none where it wants nothing: worker 0's process then sends none). Blocks; throws Error(kTimeout) naming who has
+  /// not brought theirs (half a second after the deadline at most), kPeerLost where one of them is gone, kShutdown
+  /// after leave(). Any number of names at once, from any threads. A name that all have gathered may be used again, as
+  /// a new round; one that is under way or has timed out in this process may not (kInvalidArgument).
   std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
-                                               Instant deadline);
+                                               Instant deadline, Wants wants = Wants::kBlobs);
 
   /// Becomes readable when next_event() has something.
   int event_fd() const;

@@ -1,8 +1,10 @@
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -29,6 +31,7 @@ constexpr Duration kThreadPatience = std::chrono::seconds(2);
 /// One call of exchange().
 struct Pending {
   std::vector<std::vector<std::byte>> blobs;  // Those that came; by index.
+  Wants wants = Wants::kBlobs;
   bool done = false;
   Status failed;
   std::optional<std::string> missing;  // The hub's answer to who is missing.
@@ -49,7 +52,7 @@ class HubClient::Impl final {
   int event_fd() const { return events_waiting_.fd(); }
 
   std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
-                                               Instant deadline);
+                                               Instant deadline, Wants wants);
   bool next_event(HubEvent& event);
   void report_failure(const std::string& reason);
   void report_unreachable(const Unreachable& unreachable);
@@ -324,18 +327,19 @@ bool HubClient::Impl::on_event(const Frame& frame) {
 }
 
 bool HubClient::Impl::on_gathered(const Frame& frame) {
-  const auto gathered = decode_gathered(frame.body);
+  auto gathered = decode_gathered(frame.body);
   if (!gathered) return false;
   const std::lock_guard lock(mutex_);
   const auto found = exchanges_.find(gathered->name);
   if (found == exchanges_.end()) return leaving_;
   Pending& pending = *found->second;
   const std::size_t total = workers_.size() + servers_.size();
-  if (pending.done || gathered->first != pending.blobs.size() || gathered->first + gathered->blobs.size() > total) {
+  if (pending.done || gathered->blobs.empty() != (pending.wants == Wants::kNothing)) return false;
+  if (gathered->first != pending.blobs.size() || gathered->first + gathered->blobs.size() > total) {
     return false;
   }
-  for (const auto blob : gathered->blobs) pending.blobs.emplace_back(blob.begin(), blob.end());
-  if (pending.blobs.size() == total) {
+  std::ranges::move(gathered->blobs, std::back_inserter(pending.blobs));
+  if (pending.wants == Wants::kNothing || pending.blobs.size() == total) {
     pending.done = true;
     changed_.notify_all();
   }
@@ -391,7 +395,7 @@ void HubClient::Impl::check_usable() const {
 }
 
 std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string& name, std::span<const std::byte> blob,
-                                                              Instant deadline) {
+                                                              Instant deadline, Wants wants) {
   if (name.empty() || name.size() > kMaxName) {
     throw Error(Code::kInvalidArgument, "an exchange's name has 1 to " + std::to_string(kMaxName) + " bytes, not " +
                                             std::to_string(name.size()));
@@ -400,10 +404,11 @@ std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string&
     throw Error(Code::kInvalidArgument, "exchange \"" + name + "\": a blob has at most " + std::to_string(kMaxBlob) +
                                             " bytes, not " + std::to_string(blob.size()));
   }
-  auto body = encode(Exchange{name, blob});
+  auto body = encode(Exchange{name, blob, wants});
   std::unique_lock lock(mutex_);
   check_usable();
   const auto pending = std::make_shared<Pending>();
+  pending->wants = wants;
   if (!exchanges_.emplace(name, pending).second) {
     throw Error(Code::kInvalidArgument, "exchange \"" + name +
                                             "\" is under way or has timed out in this process; "
@@ -491,8 +496,8 @@ const std::vector<Member>& HubClient::servers() const { return impl_->servers();
 int HubClient::event_fd() const { return impl_->event_fd(); }
 
 std::vector<std::vector<std::byte>> HubClient::exchange(const std::string& name, std::span<const std::byte> blob,
-                                                        Instant deadline) {
-  return impl_->exchange(name, blob, deadline);
+                                                        Instant deadline, Wants wants) {
+  return impl_->exchange(name, blob, deadline, wants);
 }
 
 bool HubClient::next_event(HubEvent& event) { return impl_->next_event(event); }

@@ -114,6 +114,11 @@ BodyWriter& BodyWriter::u16(std::uint16_t value) { return put(value, 2), *this; 
 BodyWriter& BodyWriter::u32(std::uint32_t value) { return put(value, 4), *this; }
 BodyWriter& BodyWriter::u64(std::uint64_t value) { return put(value, 8), *this; }
 
+BodyWriter& BodyWriter::count(std::uint64_t value) {
+  for (; value > 0x7f; value >>= 7) put(value | 0x80, 1);
+  return put(value, 1), *this;
+}
+
 BodyWriter& BodyWriter::raw(std::span<const std::byte> bytes) {
   bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
   return *this;
@@ -130,6 +135,19 @@ std::uint64_t BodyReader::get(std::size_t bytes) {
   const auto field = raw(bytes);
   for (std::size_t i = 0; i < field.size(); ++i) value |= std::to_integer<std::uint64_t>(field[i]) << (8 * i);
   return value;
+}
+
+std::uint64_t BodyReader::count() {
+  std::uint64_t value = 0;
+  for (int shift = 0; shift < 35; shift += 7) {
+    const std::uint64_t byte = get(1);
+    value |= (byte & 0x7f) << shift;
+    if (byte > 0x7f) continue;
+    if (byte == 0 && shift > 0) ok_ = false;
+    return ok_ ? value : 0;
+  }
+  ok_ = false;
+  return 0;
 }
 
 std::span<const std::byte> BodyReader::raw(std::size_t bytes) {

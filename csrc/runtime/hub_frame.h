@@ -119,6 +119,8 @@ class BodyWriter final {
   BodyWriter& u16(std::uint16_t value);
   BodyWriter& u32(std::uint32_t value);
   BodyWriter& u64(std::uint64_t value);
+  /// In as few bytes as it takes: 7 bits in each, the lowest first; the top bit says that more follow.
+  BodyWriter& count(std::uint64_t value);
   BodyWriter& raw(std::span<const std::byte> bytes);
   /// Cut to `max` bytes (at most 65535).
   BodyWriter& text(std::string_view value, std::size_t max);
@@ -138,6 +140,8 @@ class BodyReader final {
   std::uint16_t u16() { return static_cast<std::uint16_t>(get(2)); }
   std::uint32_t u32() { return static_cast<std::uint32_t>(get(4)); }
   std::uint64_t u64() { return get(8); }
+  /// At most 5 bytes, the shortest form.
+  std::uint64_t count();
   std::span<const std::byte> raw(std::size_t bytes);
   std::string text(std::size_t max);
   /// A text for people: printable().

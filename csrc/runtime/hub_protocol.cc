@@ -4,7 +4,10 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <utility>
+
+#include "runtime/hub_delta.h"
 
 namespace herring::runtime {
 
@@ -174,21 +177,42 @@ std::optional<Welcome> decode_welcome(std::span<const std::byte> body) {
   return Welcome{Duration(static_cast<std::int64_t>(heartbeat)), Duration(static_cast<std::int64_t>(dead_after))};
 }
 
+std::string shortened_identity(const std::string& identity) {
+  constexpr std::size_t kShort = 32;
+  constexpr std::size_t kDigits = 15;  // A string of so many takes no memory of its own.
+  if (identity.size() <= kShort) return identity;
+  const Digest digest = sha256(bytes_of(identity));
+  std::string text;
+  for (std::size_t i = 0; i < kDigits; ++i) {
+    const unsigned byte = std::to_integer<unsigned>(digest[i / 2]);
+    text += "0123456789abcdef"[i % 2 == 0 ? byte >> 4 : byte & 15];
+  }
+  return text;
+}
+
 std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::span<const Member> members) {
-  constexpr std::size_t kMaxEntry = 4 + 2 * (2 + kMaxIdentity);
+  constexpr std::size_t kMaxEntry = 2 * 5 + 2 * (2 + kMaxIdentity);
   std::vector<std::vector<std::byte>> frames;
   std::size_t first = 0;
   while (first < members.size()) {
+    Strings hosts;
+    std::map<std::vector<std::byte>, std::size_t> number;
     BodyWriter entries;
     std::size_t count = 0;
-    for (; first + count < members.size() && entries.size() + kMaxEntry <= kMaxBlob; ++count) {
+    std::size_t host_bytes = 0;
+    for (; first + count < members.size() && entries.size() + host_bytes + kMaxEntry <= kMaxBlob; ++count) {
       const Member& member = members[first + count];
-      entries.u32(member.pid).text(member.host_identity, kMaxIdentity).text(member.host_name, kMaxIdentity);
+      BodyWriter host;
+      host.text(shortened_identity(member.host_identity), kMaxIdentity).text(member.host_name, kMaxIdentity);
+      const auto [found, is_new] = number.try_emplace(host.take(), hosts.size());
+      if (is_new) hosts.push_back(found->first);
+      if (is_new) host_bytes += found->first.size();
+      entries.count(member.pid).count(found->second);
     }
     BodyWriter writer;
     writer.u64(job_id).u32(static_cast<std::uint32_t>(members.size())).u32(static_cast<std::uint32_t>(first));
-    writer.u32(static_cast<std::uint32_t>(count)).raw(entries.take());
-    frames.push_back(writer.take());
+    writer.u32(static_cast<std::uint32_t>(count)).u32(static_cast<std::uint32_t>(hosts.size()));
+    frames.push_back(writer.raw(encode_list(hosts)).raw(entries.take()).take());
     first += count;
   }
   return frames;
@@ -201,12 +225,24 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
   roster.total = reader.u32();
   roster.first = reader.u32();
   const std::uint32_t count = reader.u32();
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+  const std::uint32_t host_count = reader.u32();
+  const auto encoded = decode_list(reader, host_count, kMaxBlob);
+  if (!encoded) return std::nullopt;
+  std::vector<Member> hosts;
+  for (const auto& text : *encoded) {
+    BodyReader host(text);
     Member member;
-    member.pid = reader.u32();
-    member.host_identity = reader.text(kMaxIdentity);
-    member.host_name = reader.words(kMaxIdentity);
-    if (reader.ok()) roster.members.push_back(std::move(member));
+    member.host_identity = host.text(kMaxIdentity);
+    member.host_name = host.words(kMaxIdentity);
+    if (!host.done()) return std::nullopt;
+    hosts.push_back(std::move(member));
+  }
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    const std::uint64_t pid = reader.count();
+    const std::uint64_t host = reader.count();
+    if (!reader.ok() || host >= hosts.size() || pid > std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
+    roster.members.push_back(hosts[host]);
+    roster.members.back().pid = static_cast<std::uint32_t>(pid);
   }
   if (!reader.done() || count == 0 || std::uint64_t{roster.first} + count > roster.total) return std::nullopt;
   return roster;
@@ -270,7 +306,7 @@ std::optional<LeaveGroup> decode_leave_group(std::span<const std::byte> body) {
 
 std::vector<std::byte> encode(const Exchange& exchange) {
   BodyWriter writer;
-  writer.text(exchange.name, kMaxName).raw(exchange.blob);
+  writer.text(exchange.name, kMaxName).u8(exchange.wants == Wants::kBlobs ? 1 : 0).raw(exchange.blob);
   return writer.take();
 }
 
@@ -278,9 +314,17 @@ std::optional<Exchange> decode_exchange(std::span<const std::byte> body) {
   BodyReader reader(body);
   Exchange exchange;
   exchange.name = reader.text(kMaxName);
+  const std::uint8_t wants = reader.u8();
+  exchange.wants = wants == 1 ? Wants::kBlobs : Wants::kNothing;
   exchange.blob = reader.rest();
-  if (!reader.done() || exchange.name.empty() || exchange.blob.size() > kMaxBlob) return std::nullopt;
+  if (!reader.done() || exchange.name.empty() || wants > 1 || exchange.blob.size() > kMaxBlob) return std::nullopt;
   return exchange;
+}
+
+std::vector<std::byte> encode_completed(const std::string& name) {
+  BodyWriter writer;
+  writer.text(name, kMaxName).u32(0).u32(0);
+  return writer.take();
 }
 
 std::vector<std::vector<std::byte>> encode_gathered(const std::string& name,
@@ -297,9 +341,7 @@ std::vector<std::vector<std::byte>> encode_gathered(const std::string& name,
     }
     BodyWriter writer;
     writer.text(name, kMaxName).u32(static_cast<std::uint32_t>(first)).u32(static_cast<std::uint32_t>(count));
-    for (const auto& blob : blobs.subspan(first, count)) {
-      writer.u32(static_cast<std::uint32_t>(blob.size())).raw(blob);
-    }
+    writer.raw(encode_list(blobs.subspan(first, count)));
     frames.push_back(writer.take());
     first += count;
   }
@@ -312,16 +354,12 @@ std::optional<Gathered> decode_gathered(std::span<const std::byte> body) {
   gathered.name = reader.text(kMaxName);
   gathered.first = reader.u32();
   const std::uint32_t count = reader.u32();
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
-    const std::uint32_t bytes = reader.u32();
-    const auto blob = reader.raw(bytes);
-    if (bytes > kMaxBlob || !reader.ok()) return std::nullopt;
-    gathered.blobs.push_back(blob);
-  }
-  if (!reader.done() || count == 0 ||
+  auto blobs = decode_list(reader, count, kMaxBlob);
+  if (!blobs || !reader.done() || (count == 0 && gathered.first != 0) ||
       std::uint64_t{gathered.first} + count > std::numeric_limits<std::uint32_t>::max()) {
     return std::nullopt;
   }
+  gathered.blobs = std::move(*blobs);
   return gathered;
 }
 

@@ -23,8 +23,9 @@ inline constexpr std::uint32_t kProtocolVersion = 1;
 /// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
 /// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced. Bit 5: who joins says what launched
 /// it. Bit 6: who leaves a group says so. Bit 7: a Grant says how many chunks go in one message.
-/// Bit 8: reduce and reduce_scatter are not announced as all_reduce.
-inline constexpr std::uint64_t kProtocolFeatures = 511;
+/// Bit 8: reduce and reduce_scatter are not announced as all_reduce. Bit 9: rosters and gathered blobs say what
+/// differs, and who exchanges says whether it wants the blobs.
+inline constexpr std::uint64_t kProtocolFeatures = 1023;
 inline constexpr std::size_t kMaxIdentity = 512;
 inline constexpr std::size_t kMaxText = 4096;
 inline constexpr std::size_t kMaxName = 255;
@@ -102,6 +103,8 @@ struct Roster {
   std::uint32_t first = 0;
   std::vector<Member> members;
 };
+/// A host's identity as rosters have it, where it is only compared: long ones shortened to a digest.
+std::string shortened_identity(const std::string& identity);
 /// Cuts the roster (by index) into frames.
 std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::span<const Member> members);
 std::optional<Roster> decode_roster(std::span<const std::byte> body);
@@ -116,19 +119,21 @@ struct Event {
 std::vector<std::byte> encode(const Event& event);
 std::optional<Event> decode_event(std::span<const std::byte> body);
 
-/// Views into the body that was decoded.
 struct Exchange {
   std::string name;
-  std::span<const std::byte> blob;
+  std::span<const std::byte> blob;  ///< A view into the body that was decoded.
+  Wants wants = Wants::kBlobs;
 };
 std::vector<std::byte> encode(const Exchange& exchange);
 std::optional<Exchange> decode_exchange(std::span<const std::byte> body);
 
+/// Without blobs: the round is complete, for a member that wants no more.
 struct Gathered {
   std::string name;
   std::uint32_t first = 0;
-  std::vector<std::span<const std::byte>> blobs;
+  std::vector<std::vector<std::byte>> blobs;
 };
+std::vector<std::byte> encode_completed(const std::string& name);
 /// Cuts the blobs (by index) into frames.
 std::vector<std::vector<std::byte>> encode_gathered(const std::string& name,
                                                     std::span<const std::vector<std::byte>> blobs);

@@ -238,6 +238,7 @@ bool FrameSocket::flush() {
 
 void FrameSocket::consume(std::size_t bytes) {
   sent_ += bytes;
+  written_ += bytes;
   while (!output_.empty()) {
     const std::size_t frame = kFrameHeaderBytes + output_.front().body->bytes().size();
     if (sent_ < frame) return;

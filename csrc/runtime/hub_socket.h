@@ -69,6 +69,8 @@ class FrameSocket final {
   /// Writes what the socket takes. False: the connection is broken, ending() says how.
   bool flush();
   bool has_output() const { return !output_.empty(); }
+  /// Bytes written so far.
+  std::uint64_t written() const { return written_; }
   /// Reads once what is there. False: the connection has ended; frames that came before are still to be had.
   bool receive();
   /// The next whole frame whose mac is right. kBad: not our protocol, or altered; ending() says so.
@@ -90,6 +92,7 @@ class FrameSocket final {
   std::optional<FrameSeal> opener_;
   std::deque<Output> output_;
   std::size_t sent_ = 0;  // Of the first frame in output_, with its header.
+  std::uint64_t written_ = 0;
   std::string ending_;
 };
 

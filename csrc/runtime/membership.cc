@@ -315,10 +315,12 @@ void Membership::exchange(std::size_t index, const Exchange& exchange, Instant n
     it = rounds_.emplace(exchange.name, Round{}).first;
     it->second.blobs.resize(slots_.size());
     it->second.brought.resize(slots_.size(), false);
+    it->second.wants.resize(slots_.size(), false);
   }
   Round& round = it->second;
   if (round.brought[index]) return violation(index, "a second blob for exchange \"" + exchange.name + "\"");
   round.brought[index] = true;
+  round.wants[index] = exchange.wants == Wants::kBlobs;
   round.blobs[index].assign(exchange.blob.begin(), exchange.blob.end());
   if (is_complete(it->first, round)) {
     complete(it->first, round);
@@ -348,8 +350,16 @@ void Membership::tell_finished(Instant now) {
 void Membership::complete(const std::string& name, const Round& round) {
   ++counters_.exchanges;
   if (name == kGoodbyeRound) finished_.clear();
-  for (auto& frame : encode_gathered(name, round.blobs)) {
-    send_all(FrameType::kGathered, make_body(std::move(frame)));
+  std::vector<SharedBody> frames;
+  if (std::ranges::count(round.wants, true) > 0) {
+    for (auto& frame : encode_gathered(name, round.blobs)) frames.push_back(make_body(std::move(frame)));
+  }
+  const SharedBody completed = make_body(encode_completed(name));
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    const ConnectionId connection = slots_[i].connection;
+    if (connection == 0 || !round.brought[i]) continue;
+    if (!round.wants[i]) send(connection, FrameType::kGathered, completed);
+    for (std::size_t k = 0; round.wants[i] && k < frames.size(); ++k) send(connection, FrameType::kGathered, frames[k]);
   }
 }
 

@@ -103,6 +103,7 @@ class Membership final {
   struct Round {
     std::vector<std::vector<std::byte>> blobs;
     std::vector<bool> brought;
+    std::vector<bool> wants;  // Its blobs, too.
   };
 
   bool fits(

@@ -30,10 +30,16 @@ class FabricNetwork final : public Network {
 class BuiltinNetwork final : public Network {
  public:
   explicit BuiltinNetwork(tcp::Options options) : options_(std::move(options)) {}
-  std::unique_ptr<transport::Endpoint> open_endpoint() override { return tcp::open_endpoint(options_); }
+  /// The job's own bytes, this process's and a number: others are told most of that only once.
+  std::unique_ptr<transport::Endpoint> open_endpoint() override {
+    const std::uint64_t number = ++opened_;
+    for (std::size_t i = 0; i < 4; ++i) options_.instance[12 + i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
+    return tcp::open_endpoint(options_);
+  }
 
  private:
-  const tcp::Options options_;
+  tcp::Options options_;
+  std::uint32_t opened_ = 0;
 };
 
 /// Without a device there is neither EFA nor verbs, and libfabric need not be loaded to know.
@@ -62,6 +68,9 @@ tcp::Options builtin_options(const Config& config, const NetworkOptions& given) 
   for (const char letter : kLabel) text.push_back(static_cast<std::byte>(letter));
   for (unsigned shift = 0; shift < 64; shift += 8) text.push_back(static_cast<std::byte>(given.job_id >> shift & 0xFF));
   options.key = hmac_sha256(std::as_bytes(std::span(config.secret)), text);
+  const Digest job = hmac_sha256(options.key, std::as_bytes(std::span(std::string_view("herring tcp endpoints"))));
+  std::copy_n(job.begin(), 8, options.instance.begin());
+  for (std::size_t i = 0; i < 4; ++i) options.instance[8 + i] = static_cast<std::byte>(given.member >> (8 * i) & 0xFF);
   options.on_stranger = given.on_stranger;
   options.strangers = given.strangers;
   return options;

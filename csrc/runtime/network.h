@@ -25,6 +25,7 @@ class Network {
 struct NetworkOptions {
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions, same names.
   std::size_t receives = 8192;
+  std::uint32_t member = 0;                                  ///< Index of this process in the job, from 0.
   std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
   std::shared_ptr<tcp::StrangerCounters> strangers = {};

@@ -379,7 +379,7 @@ class Runtime::Impl {
                                       [](const LanePlace& lane) { return lane.embedded; });
     if ((!embedded && placement.backup_workers == 0) || placement.workers == 1) return;
     try {
-      options.hub->exchange("goodbye", {}, deadline);
+      options.hub->exchange("goodbye", {}, deadline, Wants::kNothing);
     } catch (const Error& error) {
       // Somebody is late or gone. This process has done its part and goes well; its user should know all the same.
       Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));

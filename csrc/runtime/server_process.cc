@@ -46,7 +46,7 @@ class ServerProcess::Impl {
 
   void say_goodbye() {
     try {
-      options.hub->exchange("goodbye", {}, Instant::max());
+      options.hub->exchange("goodbye", {}, Instant::max(), Wants::kNothing);
     } catch (const Error&) {
       // The job is over some other way; run() learns of it from the hub's events.
     }

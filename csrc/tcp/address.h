@@ -14,7 +14,7 @@
 /// What Endpoint::address() carries: "HTA" and a format number, the address family, port, IP address, instance.
 namespace herring::tcp {
 
-/// Random, of one endpoint: a process that has got the port of another is not taken for it.
+/// Of one endpoint of one job, or random: a process that has got the port of another is not taken for it.
 using Instance = std::array<std::byte, 16>;
 
 struct SocketAddress {

@@ -32,7 +32,8 @@ TcpEndpoint::TcpEndpoint(const Options& options)
       connect_timeout_(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.connect_timeout_s))) {
   const Candidate candidate = choose_candidate(options.interface);
   own_.socket = candidate.socket;
-  random_bytes(own_.instance);
+  own_.instance = options.instance;
+  if (own_.instance == Instance{}) random_bytes(own_.instance);
   description_ = "tcp (builtin, " + candidate.name + ")";
   open_listener();
   address_ = encode_address(own_);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +32,8 @@ struct Options {
   /// be empty.
   std::function<void(const std::string&)> on_stranger = {};
   std::shared_ptr<StrangerCounters> strangers = {};  ///< Counted in; may be null.
+  /// Tells the endpoint from all others that ever had its port. Zero: random.
+  std::array<std::byte, 16> instance = {};
 };
 
 /// What one endpoint asked of the system, and for how much. Of the endpoint's thread.

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/hub_delta.h"
 #include "runtime/hub_frame.h"
 #include "runtime/hub_protocol.h"
 #include "runtime/membership.h"
@@ -56,7 +57,12 @@ void check_bodies(std::span<const std::byte> body) {
   check_shown(body, decode_text, [](const auto& it) { return encode_text(it); });
   if (const auto it = decode_roster(body)) require(it->first + it->members.size() <= it->total);
   if (const auto it = decode_gathered(body)) {
-    for (const auto blob : it->blobs) require(blob.size() <= kMaxBlob);
+    std::size_t bytes = 0;
+    for (const auto& blob : it->blobs) bytes += blob.size();
+    require(bytes <= kMaxBlob);
+    const auto encoded = encode_list(it->blobs);
+    BodyReader reader(encoded);
+    require(decode_list(reader, static_cast<std::uint32_t>(it->blobs.size()), kMaxBlob) == it->blobs && reader.done());
   }
 }
 

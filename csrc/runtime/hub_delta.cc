@@ -1,0 +1,81 @@
+#include "runtime/hub_delta.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace herring::runtime::control {
+namespace {
+
+/// Fewer equal bytes than this are cheaper among those that differ.
+constexpr std::size_t kLeastCopy = 3;
+
+std::size_t equal_bytes(std::span<const std::byte> one, std::span<const std::byte> other) {
+  return static_cast<std::size_t>(std::ranges::mismatch(one, other).in1 - one.begin());
+}
+
+std::span<const std::byte> from(std::span<const std::byte> bytes, std::size_t at) {
+  return bytes.subspan(std::min(at, bytes.size()));
+}
+
+/// Where the next bytes worth copying begin.
+std::size_t end_of_new(std::span<const std::byte> string, std::span<const std::byte> before, std::size_t at) {
+  while (at < string.size()) {
+    const std::size_t same = equal_bytes(from(string, at), from(before, at));
+    if (same >= kLeastCopy || at + same == string.size()) return same == 0 ? at + 1 : at;
+    at += same + 1;
+  }
+  return std::min(at, string.size());
+}
+
+void put(BodyWriter& writer, std::span<const std::byte> string, std::span<const std::byte> before) {
+  writer.count(string.size());
+  for (std::size_t at = 0; at < string.size();) {
+    const std::size_t same = equal_bytes(from(string, at), from(before, at));
+    writer.count(same);
+    at += same;
+    if (at == string.size()) return;
+    const std::size_t end = end_of_new(string, before, at);
+    writer.count(end - at).raw(string.subspan(at, end - at));
+    at = end;
+  }
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_list(std::span<const std::vector<std::byte>> strings) {
+  BodyWriter writer;
+  std::span<const std::byte> before;
+  for (const auto& string : strings) {
+    put(writer, string, before);
+    before = string;
+  }
+  return writer.take();
+}
+
+std::optional<Strings> decode_list(BodyReader& reader, std::uint32_t count, std::size_t most_bytes) {
+  Strings strings;
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    const std::size_t size = reader.count();
+    if (!reader.ok() || size > most_bytes) return std::nullopt;
+    most_bytes -= size;
+    const std::span<const std::byte> before = i == 0 ? std::span<const std::byte>() : strings.back();
+    std::vector<std::byte> string;
+    for (bool is_first = true; string.size() < size; is_first = false) {
+      const std::size_t same = reader.count();
+      const auto old = from(before, string.size());
+      if (same > old.size() || same > size - string.size() || (same == 0 && !is_first)) return std::nullopt;
+      string.insert(string.end(), old.begin(), old.begin() + static_cast<std::ptrdiff_t>(same));
+      if (string.size() == size) break;
+      const std::size_t fresh = reader.count();
+      if (fresh == 0 || fresh > size - string.size()) return std::nullopt;
+      const auto bytes = reader.raw(fresh);
+      if (!reader.ok()) return std::nullopt;
+      string.insert(string.end(), bytes.begin(), bytes.end());
+    }
+    strings.push_back(std::move(string));
+  }
+  if (!reader.ok()) return std::nullopt;
+  return strings;
+}
+
+}  // namespace herring::runtime::control
