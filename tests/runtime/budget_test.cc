@@ -162,7 +162,9 @@ TEST(Budget, ManyWorkersSendSmallerShardsInsideTheirAnnounces) {
     EXPECT_GE(budget.eager_bytes, 16u << 10) << workers;
     before = budget.eager_bytes;
     const std::uint64_t receives = std::uint64_t{workers} * budget.control_messages() * budget.body_bytes;
-    if (budget.eager_bytes > 16u << 10) EXPECT_LE(receives, 80u << 20) << workers;
+    if (budget.eager_bytes > 16u << 10) {
+      EXPECT_LE(receives, 80u << 20) << workers;
+    }
     input.eager_bytes = 4096;
     EXPECT_EQ(make_budget(input).eager_bytes, 4096u) << "what was set is not exceeded";
   }
