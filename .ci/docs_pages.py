@@ -27,13 +27,7 @@ log = logging.getLogger("mkdocs.hooks.docs_pages")
 # Pages of the repository that are on the site as they are; their links are checked too.
 REPOSITORY_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # A link to one of these is plain text where the page does not exist.
-OPTIONAL_PAGES = (
-    "docs/adr/0014-builtin-tcp.md",
-    "docs/kubernetes.md",
-    "docs/ray.md",
-    "docs/sagemaker.md",
-    "docs/slurm.md",
-)
+OPTIONAL_PAGES = ("docs/ray.md",)
 PROGRAMS = (
     ("herringrun",),
     ("herring-horovodrun",),
@@ -42,6 +36,7 @@ PROGRAMS = (
     ("herring", "rendezvous"),
     ("herring", "doctor"),
     ("herring", "build"),
+    ("herring", "kubernetes"),
     ("herring", "config"),
     ("herring", "bench"),
 )
@@ -49,6 +44,8 @@ PROGRAMS = (
 MODULES = (
     "herring",
     "herring.elastic",
+    "herring.kubernetes",
+    "herring.sagemaker",
     "herring.torch",
     "herring.torch.distributed",
     "herring.torch.parallel",
