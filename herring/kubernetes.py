@@ -19,6 +19,7 @@ from herring._errors import InvalidArgumentError
 __all__ = ["KINDS", "Job", "render", "to_yaml"]
 
 KINDS = ("jobset", "kubeflow", "volcano")
+"""What render() makes: a JobSet; a Kubeflow ClusterTrainingRuntime with its TrainJob; a Volcano Job."""
 
 Document = dict[str, Any]
 
