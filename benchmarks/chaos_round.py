@@ -542,6 +542,8 @@ class Round:
             if code not in (0, None) or (not done and not ended_by_launcher):
                 self.verdict.problems.append(f"status: {name} ended with {code}, without an error of Herring's")
             return 0
+        if self.plan.launcher and not self.had_started and "stopped by a signal" in text:
+            return 0  # As above; it could say so.
         if code == 0:
             self.verdict.problems.append(f"status: {name} had an error but exit status 0")
         # Who is cut off itself may find its own network gone first.
