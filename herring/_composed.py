@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from herring import _core
-from herring._errors import InvalidArgumentError, MismatchError, NotFiniteError
+from herring._errors import HerringError, InvalidArgumentError, MismatchError, NotFiniteError
 from herring._operation import Steps
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class Call:
 def all_reduce(call: Call, sources: Sequence[Any], results: Sequence[Any], op: str) -> Steps:
     """Each of `sources` into its place in `results` (which may be the same). Small ones of a list travel together."""
     parts = _parts(sources)
-    if len(parts) == len(sources):
+    # Ranks with small arrays compare their lists, also where none travel together: another rank's may.
+    if len(sources) == 1 or all(array.nbytes > _SMALL_BYTES for array in sources):
         alone = call.waits and len(sources) == 1
         yield [
             _reduce_one(call, *pair, _nth(i), op, alone) for i, pair in enumerate(zip(sources, results, strict=True))
@@ -81,10 +83,28 @@ def all_reduce(call: Call, sources: Sequence[Any], results: Sequence[Any], op: s
         again = [index for part in (parts if some == parts[:1] else some) for index in part]
         try:
             yield from _reduce_parts(call, sources, results, op, some)
-        except (MismatchError, NotFiniteError):
-            # On all ranks alike. By itself each says what is wrong with it.
+        except (MismatchError, NotFiniteError) as error:
+            # On all ranks alike. By itself each says what is wrong with it, where all have as many.
+            yield from _compare_lengths(call, len(sources), error)
             yield [_reduce_one(call, sources[i], results[i], f"{_nth(i)}{_MARK}again", op) for i in again]
             return
+
+
+def _compare_lengths(call: Call, length: int, error: Exception) -> Steps:
+    """Raises MismatchError on all ranks where their lists are not equally long; `error` where some rank has no list."""
+    import numpy as np
+
+    extremes: npt.NDArray[np.int64] = np.asarray([length, -length], np.int64)
+    try:
+        yield [call.submit("all_reduce", None, extremes, f"{_MARK}lengths", op="max")]
+    except HerringError:
+        raise error from None
+    most, least = int(extremes[0]), -int(extremes[1])
+    if most != least:
+        raise MismatchError(
+            f"{call.key}: ranks give lists of different lengths, from {least} to {most} arrays; "
+            f"rank {call.ranks[call.index]} gives {length}"
+        )
 
 
 def _reduce_one(call: Call, source: Any, result: Any, step: str, op: str, waits: bool = False) -> _core.Work:
@@ -280,7 +300,12 @@ def equal_splits(rows: int, size: int) -> list[int]:
 
 def checked_splits(splits: Sequence[int], rows: int, size: int) -> list[int]:
     """Raises InvalidArgumentError unless there is one for each rank and all rows have a place."""
-    values = [int(each) for each in splits]
+    try:
+        values = [operator.index(each) for each in splits]
+    except TypeError:
+        raise InvalidArgumentError(
+            f"alltoall: splits are {splits!r}; they must be whole numbers, one for each rank"
+        ) from None
     if len(values) != size or any(each < 0 for each in values) or sum(values) > rows:
         raise InvalidArgumentError(
             f"alltoall: splits are {values}; there must be {size}, none negative, with a sum of at most {rows} rows"
@@ -305,9 +330,8 @@ class _Meta:
 
     @staticmethod
     def of(array: Any) -> _Meta:
+        check_dims(array)
         dims = [int(size) for size in array.shape] or [1]
-        if len(dims) > _MAX_DIMS:
-            raise InvalidArgumentError(f"an array of {len(dims)} dimensions; at most {_MAX_DIMS} work")
         return _Meta([DTYPES.index(dtype_name(array)), len(dims), *dims, *[0] * (_MAX_DIMS - len(dims))])
 
     @property
@@ -342,6 +366,12 @@ def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
     if odd:
         told = ", ".join(f"rank {call.ranks[i]}: {metas[i]}" for i in (0, *odd))
         raise MismatchError(f"{call.key}: ranks disagree about more than the first dimension: {told}")
+
+
+def check_dims(array: Any) -> None:
+    """Raises InvalidArgumentError for more dimensions than ranks tell each other of."""
+    if len(array.shape) > _MAX_DIMS:
+        raise InvalidArgumentError(f"an array of {len(array.shape)} dimensions; at most {_MAX_DIMS} work")
 
 
 def dtype_name(array: Any) -> str:

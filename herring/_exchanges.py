@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Keys that are made up come again after so many operations: what the runtime remembers of names stays bounded.
 _UNNAMED = 1 << 16
 _OPS = ("sum", "average", "min", "max", "product", "band", "bor", "bxor")
+_BITWISE = _OPS[-3:]
 
 
 class Options(TypedDict, total=False):
@@ -85,22 +86,31 @@ def _same(error: HerringError) -> Exception:
 
 
 def as_sliced(array: Any) -> Any:
-    """An as_input() with slices along its first axis: numpy's, torch's, or another library's memory as numpy's."""
+    """An as_input() with slices along its first axis: numpy's, torch's, or another library's memory as numpy's.
+
+    Of a dtype that works: a call that is refused later has begun on this rank, and those after it would meet others'.
+    """
     source = as_input(array)
-    if not is_foreign(source) or hasattr(source, "new_empty"):
-        return source
-    import numpy as np
+    if is_foreign(source) and not hasattr(source, "new_empty"):
+        import numpy as np
 
-    try:
-        return np.from_dlpack(source)
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise InvalidArgumentError(f"this {type(array).__name__} cannot be read as a numpy array ({error})") from error
+        try:
+            source = np.from_dlpack(source)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"this {type(array).__name__} cannot be read as a numpy array ({error})"
+            ) from error
+    _composed.dtype_name(source)
+    return source
 
 
-def _op(op: Any) -> str:
+def _op(op: Any, sources: Sequence[Any]) -> str:
     value = str(getattr(op, "value", op))
     if value not in _OPS:
         raise InvalidArgumentError(f"op is {op!r}; it must be a herring.ReduceOp, or one of {', '.join(_OPS)}")
+    for dtype in map(_composed.dtype_name, sources if value in _BITWISE else ()):
+        if "float" in dtype:
+            raise InvalidArgumentError(f"{value} needs integers or bool, not {dtype}")
     return value
 
 
@@ -180,12 +190,11 @@ def alltoall(
     source = as_sliced(array)
     _rows(source, "alltoall")
     size = session.job.size if group is None else group.size
-    counts = None if splits is None else [int(each) for each in splits]
     # Here, so that a bad call starts nothing.
+    _composed.check_dims(source)
+    counts = None if splits is None else _composed.checked_splits(splits, source.shape[0], size)
     if counts is None:
         _composed.equal_splits(source.shape[0], size)
-    else:
-        _composed.checked_splits(counts, source.shape[0], size)
 
     def steps(call: _composed.Call) -> Steps:
         result, received = yield from _composed.all_to_all(call, source, counts, _maker(session))
@@ -232,7 +241,8 @@ def reduce_scatter(
     It moves as much as an allreduce. See there for the arguments; of one name, one call at a time. Not in elastic jobs.
     """
     session = _session("reduce_scatter")
-    source, what = as_sliced(array), _op(op)
+    source = as_sliced(array)
+    what = _op(op, [source])
     _rows(source, "reduce_scatter")
     if group is not None:
         number_of(session, group)
@@ -251,6 +261,7 @@ def allgather_uneven(array: Any, async_op: bool, **options: Any) -> Any:
     """allgather(uneven=True)."""
     session = _session("allgather(uneven=True)")
     source = as_sliced(array)
+    _composed.check_dims(source)
 
     def steps(call: _composed.Call) -> Steps:
         [result] = yield from _composed.all_gather(call, [source], _maker(session))
@@ -297,7 +308,8 @@ def grouped_allreduce(
     The same list (dtypes, shapes, order) on all ranks. See allreduce(); of one name, one call at a time.
     """
     session = process.current()
-    sources, what = [as_sliced(array) for array in arrays], _op(op)
+    sources = [as_sliced(array) for array in arrays]
+    what = _op(op, sources)
     results = [new_result(session.runtime, source) for source in sources]
     return _reduce_list(session, sources, results, what, results, name, timeout, group, async_op)
 
@@ -323,10 +335,12 @@ def grouped_allreduce_(
     group: Group | None = None,
 ) -> Any:
     """grouped_allreduce() in place: numpy arrays or tensors with new_empty(), contiguous and writable. Returns them."""
-    session, what = process.current(), _op(op)
-    for place, array in enumerate(arrays):
+    session, places = process.current(), list(arrays)
+    for place, array in enumerate(places):
         _check_in_place(array, place)
-    return _reduce_list(session, list(arrays), list(arrays), what, arrays, name, timeout, group, async_op)
+        _composed.dtype_name(array)
+    what = _op(op, places)
+    return _reduce_list(session, places, places, what, arrays, name, timeout, group, async_op)
 
 
 def _reduce_list(

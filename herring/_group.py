@@ -39,6 +39,9 @@ class Group:
         Handle(work, None, session.config.timeout_s, f"close() of {self}", self.ranks).wait()
         with uses.lock:
             uses.closed.add(self._number)
+            uses.unnamed.pop(self._number, None)
+            for key in [each for each in uses.counts if each[0] == self._number]:
+                del uses.counts[key]
         session.runtime.remove_group(self._number)
 
     def __repr__(self) -> str:
@@ -67,11 +70,14 @@ def new_group(ranks: Iterable[int]) -> Group:
     session = process.current()
     _refuse_elastic(session, "new_group()")
     size = session.job.size
+    if not isinstance(ranks, Iterable):
+        raise InvalidArgumentError(f"ranks is {ranks!r}; it takes a list of ranks")
     wanted = tuple(_whole(rank, "a rank") for rank in ranks)
     if not wanted or len(set(wanted)) != len(wanted) or min(wanted) < 0 or max(wanted) >= size:
         raise InvalidArgumentError(f"a group of ranks {list(wanted)}: it takes different ranks from 0 to {size - 1}")
-    # Of each rank its place in the group: all name the same ranks in the same order where these are equal.
-    mine = [wanted.index(rank) if rank in wanted else -1 for rank in range(size)]
+    # Of each rank its place in the group: all name the same ranks in the same order where these are equal. More
+    # than the two numbers of split(): a rank that calls that is told.
+    mine = [wanted.index(rank) if rank in wanted else -1 for rank in range(max(size, 3))]
     told = _gathered(session, mine)
     if any(each != mine for each in told):
         said = ", ".join(f"rank {rank}: {_ranks_of(each)}" for rank, each in enumerate(told))
@@ -90,6 +96,8 @@ def split(color: int | None, key: int = 0) -> Group | None:
     mine = [_NO_COLOR if color is None else _whole(color, "color"), _whole(key, "key")]
     if color is not None and mine[0] < 0:
         raise InvalidArgumentError(f"color is {color}; it must be 0 or more, or None for no group")
+    if any(not -(1 << 63) <= each < 1 << 63 for each in mine):
+        raise InvalidArgumentError(f"color is {color}, key is {key}; one of them does not fit into 64 bits")
     told = _gathered(session, mine)
     colors = sorted({each[0] for each in told} - {_NO_COLOR})
     order = sorted(range(len(told)), key=lambda rank: (told[rank][1], rank))

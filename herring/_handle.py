@@ -21,7 +21,10 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
     """Seconds of a number or a timedelta. Raises InvalidArgumentError unless above zero."""
     if timeout is None:
         return None
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    try:
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"timeout is {timeout!r}; it must be a number of seconds or a timedelta") from None
     if not seconds > 0:
         raise InvalidArgumentError(f"timeout is {timeout}; it must be above 0 seconds")
     return seconds

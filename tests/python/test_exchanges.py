@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -173,6 +174,63 @@ def differ():
     with pytest.raises(herring.HerringTimeoutError, match="rank 1" if herring.rank() == 0 else "rank 0"):
         herring.alltoall(np.ones(2), name=f"alone.{herring.rank()}", timeout=0.5)
     herring.barrier(timeout=30)  # Else one has left before the other's time-out.
+
+
+def test_a_refused_call_starts_nothing(job):
+    job.run(refuse_and_go_on, 2, env={"HERRING_TIMEOUT_S": "10"})
+
+
+def refuse_and_go_on():
+    """Only rank 0's call is wrong. It calls again as it should be, and meets the call that rank 1 made at once."""
+    herring.init()
+    rank = herring.rank()
+    imaginary, deep, real = np.ones(4, complex), np.ones((1,) * 13), np.ones(4)
+    for name in (None, "x"):
+        if rank == 0:
+            for bad, told in ((imaginary, "dtype complex128"), (deep, "13 dimensions")):
+                for call in (
+                    lambda array: herring.allgather(array, uneven=True),
+                    lambda array: herring.alltoall(array, [1, 0]),
+                ):
+                    with pytest.raises(herring.InvalidArgumentError, match=told):
+                        call(bad)
+            for splits, told in (([1.5, 2.5], "1.5"), (3, "3"), (["a", 4], "'a'")):
+                with pytest.raises(herring.InvalidArgumentError, match=f"alltoall: splits.*{told}"):
+                    herring.alltoall(real, splits, name=name)
+            for call in (herring.alltoall, herring.reduce_scatter):
+                with pytest.raises(herring.InvalidArgumentError, match="dtype complex128"):
+                    call(imaginary, name=name)
+            with pytest.raises(herring.InvalidArgumentError, match="dtype complex128"):
+                herring.grouped_allreduce([real, imaginary], name=name)
+            for call in (
+                herring.reduce_scatter,
+                lambda *arguments, **more: herring.grouped_allreduce([real], *arguments[1:], **more),
+            ):
+                with pytest.raises(herring.InvalidArgumentError, match="band needs integers or bool, not float64"):
+                    call(real, "band", name=name)
+        assert herring.alltoall(real, np.array([3, 1]), name=name)[1] == ([3, 3] if rank == 0 else [1, 1])
+        assert herring.reduce_scatter(real, "sum", name=name).tolist() == [2.0, 2.0]
+        assert herring.allgather(real, uneven=True, name=name).shape == (8,)
+        assert herring.grouped_allreduce([real, real], "sum", name=name)[1][0] == 2.0
+    with pytest.raises(herring.InvalidArgumentError, match="timeout is 'soon'"):
+        herring.alltoall(real, timeout="soon")
+
+
+def test_lists_of_different_lengths_fail_on_all_ranks(job):
+    job.run(differ_in_length, 3, env={"HERRING_TIMEOUT_S": "60"})
+
+
+def differ_in_length():
+    herring.init()
+    rank = herring.rank()
+    before = time.monotonic()
+    for dtypes in (["f4"] * 3, ["f4", "f8", "i8"]):
+        arrays = [np.ones(4, dtype) for dtype in (dtypes[:2] if rank == 1 else dtypes)]
+        for again in range(2):
+            with pytest.raises(herring.MismatchError, match=f"from 2 to 3 arrays; rank {rank} gives {len(arrays)}"):
+                herring.grouped_allreduce(arrays, name=None if again else "same")
+    assert herring.grouped_allreduce([np.ones(1), np.ones(2)], "sum")[1].tolist() == [3.0, 3.0]
+    assert time.monotonic() - before < 30  # Nobody has waited for the time-out.
 
 
 def test_results_for_torch_are_torch(job):

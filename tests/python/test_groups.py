@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import herring
+from herring._context import process
 
 FABRIC = {"HERRING_INTRA_NODE": "off", "HERRING_INTERFACE": "lo"}
 WAYS = pytest.mark.parametrize("env", [{}, FABRIC], ids=["shared_memory", "fabric"])
@@ -61,6 +62,21 @@ def split_the_job():
     return list(group.ranks)
 
 
+def test_closed_groups_leave_nothing_behind(job):
+    job.run(open_and_close, 2)
+
+
+def open_and_close():
+    herring.init()
+    uses = process.current().uses
+    for step in range(20):
+        with_all = herring.new_group([0, 1])
+        herring.grouped_allreduce([np.ones(2), np.ones(3)], group=with_all)
+        herring.alltoall(np.ones(2), group=with_all, name=f"step {step}")
+        with_all.close()
+    assert (len(uses.counts), len(uses.unnamed), len(uses.in_flight)) == (0, 0, 0)
+
+
 def test_what_does_not_work_is_said(job):
     job.run(refusals, 2)
 
@@ -77,6 +93,14 @@ def refusals():
         herring.new_group([rank, 1 - rank])
     with pytest.raises(herring.InvalidArgumentError, match="color is -3"):
         herring.split(-3)
+    for color, key in ((1 << 70, 0), (0, 1 << 70), (0, -(1 << 70))):
+        with pytest.raises(herring.InvalidArgumentError, match="does not fit into 64 bits"):
+            herring.split(color, key)
+    with pytest.raises(herring.InvalidArgumentError, match="ranks is 1; it takes a list of ranks"):
+        herring.new_group(1)
+    # What the two tell each other must not look alike.
+    with pytest.raises(herring.MismatchError, match="all_gather"):
+        herring.split(0, -1) if rank else herring.new_group([0])
     only = herring.new_group([1])
     with pytest.raises(herring.InvalidArgumentError, match="a rank of the job that is in"):
         herring.broadcast(1.0, 0, group=only)
