@@ -30,7 +30,6 @@ REPOSITORY_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md
 OPTIONAL_PAGES = (
     "docs/adr/0014-builtin-tcp.md",
     "docs/kubernetes.md",
-    "docs/ray.md",
     "docs/sagemaker.md",
     "docs/slurm.md",
 )
