@@ -27,7 +27,7 @@ log = logging.getLogger("mkdocs.hooks.docs_pages")
 # Pages of the repository that are on the site as they are; their links are checked too.
 REPOSITORY_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # A link to one of these is plain text where the page does not exist.
-OPTIONAL_PAGES = ("docs/ray.md",)
+OPTIONAL_PAGES: tuple[str, ...] = ()
 PROGRAMS = (
     ("herringrun",),
     ("herring-horovodrun",),
@@ -45,6 +45,7 @@ MODULES = (
     "herring",
     "herring.elastic",
     "herring.kubernetes",
+    "herring.ray",
     "herring.sagemaker",
     "herring.torch",
     "herring.torch.distributed",
