@@ -100,8 +100,16 @@ def as_sliced(array: Any) -> Any:
             raise InvalidArgumentError(
                 f"this {type(array).__name__} cannot be read as a numpy array ({error})"
             ) from error
+    _check_no_gradient(source)
     _composed.dtype_name(source)
     return source
+
+
+def _check_no_gradient(array: Any) -> None:
+    if getattr(array, "requires_grad", False):
+        raise InvalidArgumentError(
+            "this tensor requires a gradient, which operations do not follow: pass tensor.detach()"
+        )
 
 
 def _op(op: Any, sources: Sequence[Any]) -> str:
@@ -338,6 +346,7 @@ def grouped_allreduce_(
     session, places = process.current(), list(arrays)
     for place, array in enumerate(places):
         _check_in_place(array, place)
+        _check_no_gradient(array)
         _composed.dtype_name(array)
     what = _op(op, places)
     return _reduce_list(session, places, places, what, arrays, name, timeout, group, async_op)

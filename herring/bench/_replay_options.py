@@ -16,7 +16,16 @@ CONTENDERS = ("herring", "gloo")
 # Of DistributedDataParallel, whose first bucket is small so that communication starts early, unless told a size.
 _BUCKET, _FIRST_BUCKET = 25 << 20, 1 << 20
 # Options of `herring bench allreduce` that would go unheeded, with their defaults; and the other way round.
-_UNHEEDED = {"sizes": None, "min": "8", "max": "64MB", "factor": 8.0, "turn": 0, "lead_in": None, "mpi_args": ""}
+_UNHEEDED = {
+    "sizes": None,
+    "min": "8",
+    "max": "64MB",
+    "factor": 8.0,
+    "turn": 0,
+    "lead_in": None,
+    "mpi_args": "",
+    "profile": False,
+}
 _REPLAY_ONLY = {"model": None, "backward_ms": None, "backward_for": None, "scale": 1.0, "bucket": None}
 _TARGET = re.compile(r"(\w+)=(\d+(?:\.\d+)?)%")
 

@@ -83,7 +83,13 @@ def read_cluster(env: Mapping[str, str], resource_config: str, server_group: str
     said = _object(text or "{}", "SageMaker's resource configuration")
     here = said.get("current_host") or env.get("SM_CURRENT_HOST", "")
     hosts = said.get("hosts") or _list(env.get("SM_HOSTS") or "[]", "SM_HOSTS")
-    if not here or here not in hosts:
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise InvalidArgumentError(f"SageMaker's hosts are {hosts}; it must be a list of names")
+    if here and hosts and here not in hosts:
+        raise InvalidArgumentError(
+            f"this host is {here!r} of {', '.join(hosts)}: SM_CURRENT_HOST must be one of the job's hosts"
+        )
+    if not here or not hosts:
         raise InvalidArgumentError(
             f"this host is {here!r} of {', '.join(hosts) or 'none'}: neither SM_RESOURCE_CONFIG nor SM_CURRENT_HOST "
             "and SM_HOSTS say who is in the job. Is this a SageMaker training job?"
@@ -157,7 +163,9 @@ def _processes(env: Mapping[str, str], cluster: Cluster, options: Options) -> in
             f"{cluster.worker_groups} instance groups train, and each host knows only its own number of GPUs: set "
             "process_count_per_node, or server_group where one of them is to serve"
         )
-    return told or number(env, "SM_NUM_GPUS") or number(env, "SM_NUM_NEURONS") or 1
+    if (gpus := number(env, "SM_NUM_GPUS")) is not None and gpus < 0:
+        raise InvalidArgumentError(f"SM_NUM_GPUS is '{gpus}'; it must be at least 0")
+    return told or gpus or number(env, "SM_NUM_NEURONS") or 1
 
 
 def _network(env: Mapping[str, str], cluster: Cluster) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import resource
 import time
 
 import pytest
@@ -44,6 +45,23 @@ def die_with_a_timeline() -> None:
     hvd.synchronize(hvd.allreduce_async(torch.ones(3), name="small"))
     hvd.barrier()
     os._exit(9)
+
+
+def full_disk() -> None:
+    """The file may not grow past 3 KB: writing fails as on a full disk. Training goes on."""
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="before")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    for step in range(40):
+        assert hvd.allreduce(torch.ones(3), name=f"step.{step}", op=hvd.Sum).tolist() == [hvd.size()] * 3
+    hvd.shutdown()
+    print("trained", flush=True)
+
+
+def full_from_the_start() -> None:
+    with pytest.raises(ValueError, match="HOROVOD_TIMELINE is '/dev/full'.*No space left"):
+        hvd.init()
+    assert not hvd.is_initialized()
 
 
 def bad_timeline() -> None:

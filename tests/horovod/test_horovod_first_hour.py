@@ -59,6 +59,16 @@ def test_a_bad_timeline_path_names_the_variable() -> None:
     run(1, "bad_timeline", env={"HOROVOD_TIMELINE": "/nowhere/at_all.json"})
 
 
+def test_a_full_disk_ends_the_timeline_not_the_job(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    first, second = run(2, "full_disk", env={"HOROVOD_TIMELINE": str(path)})
+    assert "trained" in first
+    assert "trained" in second
+    assert first.count("the timeline ends here") == 1, first
+    assert f"{path}: File too large" in first
+    run(1, "full_from_the_start", env={"HOROVOD_TIMELINE": "/dev/full"})
+
+
 def test_init_refuses_duplicate_process_sets() -> None:
     run(2, "duplicate_sets")
 

@@ -242,6 +242,14 @@ def with_torch():
     import torch
 
     herring.init()
+    weight = torch.nn.Parameter(torch.ones(2 * herring.size()))
+    calls = (herring.alltoall, herring.reduce_scatter, lambda each: herring.allgather(each, uneven=True))
+    calls += tuple(
+        lambda each, call=call: call([each, each]) for call in (herring.grouped_allreduce, herring.grouped_allreduce_)
+    )
+    for call in calls:
+        with pytest.raises(herring.InvalidArgumentError, match=r"requires a gradient.*pass tensor.detach\(\)"):
+            call(weight)
     rank = herring.rank()
     mine = torch.full((2, 2), float(rank), dtype=torch.bfloat16)
     assert herring.alltoall(mine)[:, 0].tolist() == [0.0, 1.0]

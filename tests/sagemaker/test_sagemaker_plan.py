@@ -61,6 +61,18 @@ def test_as_many_processes_as_gpus_unless_it_is_said():
     assert len(planned(recorded("sagemaker", SM_NUM_GPUS="0", SM_NUM_NEURONS="4"), Options())) == 4
 
 
+def test_bad_numbers_and_hosts_are_named():
+    for value in ("-3", "many"):
+        with pytest.raises(InvalidArgumentError, match=f"SM_NUM_GPUS is '{value}'"):
+            planned(recorded("sagemaker", SM_NUM_GPUS=value), Options())
+    with pytest.raises(InvalidArgumentError, match=r"this host is 'algo-2' of algo-1: SM_CURRENT_HOST must be"):
+        read_cluster({"SM_CURRENT_HOST": "algo-2", "SM_HOSTS": '["algo-1"]'}, "", None)
+    with pytest.raises(InvalidArgumentError, match="hosts are algo-12; it must be a list of names"):
+        read_cluster({}, '{"current_host": "algo-1", "hosts": "algo-12"}', None)
+    with pytest.raises(InvalidArgumentError, match="SageMaker training job"):
+        read_cluster({}, "", None)
+
+
 def test_the_file_serves_where_no_sdk_has_set_variables():
     text = recorded("sagemaker_groups")["SM_RESOURCE_CONFIG"]
     cluster = read_cluster({}, text, "servers")

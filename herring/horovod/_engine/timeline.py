@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from herring._errors import InvalidArgumentError
+from herring._log import say
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
@@ -32,16 +35,18 @@ class Timeline:
         self._mark_cycles = mark_cycles
         if rank != 0:
             return
+        self._path = path
+        start = int(time.time() * 1e6)
         try:
             self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (close() does)
+            self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "herring"}})
+            self._write({"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}})
         except OSError as error:
+            self._abandon()
             raise InvalidArgumentError(
                 f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
                 "is there"
             ) from error
-        start = int(time.time() * 1e6)
-        self._write({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "herring"}})
-        self._write({"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}})
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
         """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
@@ -60,11 +65,14 @@ class Timeline:
         with self._lock:
             if self._file is None:
                 return
-            if self._left_out:
-                self._write({"name": "left_out", "ph": "M", "pid": 0, "args": {"events": self._left_out}})
-            file, self._file = self._file, None
-            file.write("\n]\n")
-            file.close()
+            try:
+                if self._left_out:
+                    self._write({"name": "left_out", "ph": "M", "pid": 0, "args": {"events": self._left_out}})
+                self._file.write("\n]\n")
+                self._file.flush()
+            except OSError as error:
+                self._say(error)
+            self._abandon()
 
     def _add(self, name: str, phase: str, row: str, **more: Any) -> None:
         now = (time.monotonic() - self._begun) * 1e6
@@ -75,10 +83,23 @@ class Timeline:
                 self._left_out += 1
                 return
             thread = self._rows.get(row)
-            if thread is None:
-                thread = self._rows[row] = len(self._rows) + 1
-                self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
-            self._write({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
+            try:
+                if thread is None:
+                    thread = self._rows[row] = len(self._rows) + 1
+                    self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
+                self._write({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
+            except OSError as error:  # A full disk is no reason to lose the training.
+                self._say(error)
+                self._abandon()
+
+    def _say(self, error: OSError) -> None:
+        say(logging.WARNING, f"{self._path}: {error.strerror}; the timeline ends here, the job goes on", "herring")
+
+    def _abandon(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # What could not be written is tried again.
+                file.close()
 
     def _write(self, event: dict[str, Any]) -> None:
         """Call with the lock held, or where nobody else is there yet."""

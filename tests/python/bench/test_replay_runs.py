@@ -168,6 +168,7 @@ def test_pictures_are_written(tmp_path):
         (["--model", "resnet50", "--backward-ms", "5", "--scale", "2"], "--scale 2"),
         (["--model", "resnet50", "--backward-ms", "5", "--peers", "mpi"], "--peers mpi"),
         (["--model", "resnet50", "--backward-ms", "5", "--sizes", "1MB"], "--sizes is for allreduce"),
+        (["--model", "resnet50", "--backward-ms", "5", "--profile"], "--profile is for allreduce"),
         (["--model", "resnet50", "--backward-ms", "5", "--dtype", "int8"], "--dtype int8"),
         (["--model", "resnet50", "--backward-ms", "5", "--op", "max"], "--op"),
         (["--model", "resnet50", "--backward-ms", "5", "--json", "/nonexistent/out.json"], "--json"),
