@@ -226,6 +226,8 @@ TEST_F(TcpTest, WithoutDescriptorsSendsFailByNameAndWithThemAllGoesOn) {
   options.connect_timeout_s = 0.2;
   open(3, options);
   expect_alive(1);
+  // UBSan looks at a type that it has not met before through a pipe, and takes one that it cannot open for bad memory.
+  EXPECT_EQ(Status(Code::kPeerLost, "as below").code(), Code::kPeerLost);
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit few{64, limit.rlim_max};
