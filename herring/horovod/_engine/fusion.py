@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from herring import _core
-from herring._errors import HerringError, InternalError, InvalidArgumentError
+from herring._errors import HerringError, InternalError
 from herring._operation import Operation
+from herring.horovod._engine.environment import read_number
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Fusions:
         is_off = engine.session.elastic is not None or engine.size == 1
         self._series = next(_SERIES)
         self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
-        self._cycle_s = _cycle_s(config.fusion_cycle_ms / 1e3)
+        self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
         self.by_set: dict[int | None, _core.Fusion] = {}
         self.in_flight: dict[int, Fused] = {}  # until somebody has seen the end
         self._alone: dict[int, Operation] = {}  # of those in flight that went alone
@@ -178,27 +179,13 @@ class Fusions:
 
 def _threshold(otherwise: int) -> int:
     """HERRING_FUSION_BYTES where that is set, else Horovod's own name for it."""
-    text = os.environ.get("HOROVOD_FUSION_THRESHOLD", "")
-    if not text or "HERRING_FUSION_BYTES" in os.environ:
+    if "HERRING_FUSION_BYTES" in os.environ:
         return otherwise
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise InvalidArgumentError(f"HOROVOD_FUSION_THRESHOLD is {text!r}; it takes a number of bytes, 0 for no fusion")
-    return value
+    return read_number("HOROVOD_FUSION_THRESHOLD", otherwise, "a number of bytes, 0 for no fusion", int)
 
 
-def _cycle_s(otherwise: float) -> float:
+def _cycle_ms(otherwise: float) -> float:
     """Likewise."""
-    text = os.environ.get("HOROVOD_CYCLE_TIME", "")
-    if not text or "HERRING_FUSION_CYCLE_MS" in os.environ:
+    if "HERRING_FUSION_CYCLE_MS" in os.environ:
         return otherwise
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e6:
-        raise InvalidArgumentError(f"HOROVOD_CYCLE_TIME is {text!r}; it takes a number of milliseconds")
-    return value / 1e3
+    return read_number("HOROVOD_CYCLE_TIME", otherwise, "a number of milliseconds", float, 1e6)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from herring._errors import HerringError, InvalidArgumentError
+from herring._errors import HerringError
 from herring._log import say
-from herring.horovod._engine.timeline import is_set
+from herring.horovod._engine.environment import is_set, read_number
 
 if TYPE_CHECKING:
     from herring.horovod._engine.engine import Engine
@@ -153,13 +152,4 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _seconds(name: str, otherwise: float) -> float:
-    text = os.environ.get(name, "")
-    if not text:
-        return otherwise
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise InvalidArgumentError(f"{name} is {text!r}; it takes a number of seconds, 0 for never")
-    return value
+    return read_number(name, otherwise, "a number of seconds, 0 for never", float, 1e9)

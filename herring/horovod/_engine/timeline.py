@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from herring._errors import InvalidArgumentError
 from herring._log import say
+from herring.horovod._engine.environment import is_set
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
@@ -117,8 +118,3 @@ def timeline_of_environment(rank: int) -> Timeline | None:
         return None
     mark_cycles = is_set("HOROVOD_TIMELINE_MARK_CYCLES")
     return Timeline(path, rank, mark_cycles, "HOROVOD_TIMELINE")
-
-
-def is_set(name: str) -> bool:
-    """As Horovod reads its switches: any number but 0."""
-    return os.environ.get(name, "").strip().lower() not in ("", "0", "false")

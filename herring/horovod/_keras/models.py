@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from herring.horovod._engine.reduce_ops import Average
 from herring.horovod.tensorflow import _calls as calls
 from herring.horovod.tensorflow._functions import broadcast_global_variables as broadcast_in_graph
 from herring.horovod.tensorflow._gradients import Reduction
-from herring.horovod.tensorflow._operations import Average
 from herring.horovod.tensorflow._optimizer import distribute_in_place
 from herring.horovod.tensorflow.compression import Compression
 

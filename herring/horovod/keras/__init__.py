@@ -28,11 +28,11 @@ from herring.horovod._engine.info import (
     stop_timeline,
 )
 from herring.horovod._engine.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from herring.horovod._engine.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from herring.horovod._keras import models as _models
 from herring.horovod._keras.models import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
 from herring.horovod.keras import callbacks, elastic
 from herring.horovod.tensorflow._calls import init
-from herring.horovod.tensorflow._operations import Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.tensorflow._optimizer import DistributedKerasOptimizer as DistributedOptimizer
 from herring.horovod.tensorflow._optimizer import PartialDistributedOptimizer
 from herring.horovod.tensorflow.compression import Compression

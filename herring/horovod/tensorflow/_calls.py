@@ -18,9 +18,9 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set, members_of
+from herring.horovod._engine.reduce_ops import Adasum, Average, Sum, reduce_op
 from herring.horovod.tensorflow import _operations as operations
 from herring.horovod.tensorflow._door import door, group_of
-from herring.horovod.tensorflow._operations import Adasum, Average, Sum
 from herring.horovod.tensorflow.compression import Compression
 from herring.tensorflow import _ops as ops
 from herring.tensorflow._collectives import dense
@@ -51,7 +51,7 @@ def allreduce(
     `ignore_name_scope` say nothing here.
     """
     del device_dense, device_sparse, ignore_name_scope
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         _check_sparse(op, prescale_factor, postscale_factor)
         return gather_slices([tensor], [name], op, process_set)[0]
@@ -75,7 +75,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """allreduce() of each tensor of a list; all travel at once."""
     del device_dense, device_sparse, ignore_name_scope
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     results = list(tensors)
     sparse = [index for index, each in enumerate(tensors) if isinstance(each, tf.IndexedSlices)]
     others = [index for index in range(len(tensors)) if index not in sparse]

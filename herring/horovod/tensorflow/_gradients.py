@@ -12,10 +12,11 @@ import tensorflow as tf
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine.engine import Members, home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Sum
 from herring.horovod.tensorflow import _operations as operations
 from herring.horovod.tensorflow._calls import gather_slices
 from herring.horovod.tensorflow._door import door, group_of
-from herring.horovod.tensorflow._operations import OPS, Adasum, Average, Sum, scaled
+from herring.horovod.tensorflow._operations import scaled
 from herring.horovod.tensorflow.compression import Compression
 from herring.tensorflow import _ops as ops
 from herring.tensorflow._gradients import ReducedTape, name_of, reduce_together

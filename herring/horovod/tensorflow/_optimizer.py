@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod._engine.reduce_ops import Adasum, Average, Sum
 from herring.horovod.tensorflow._gradients import Groups, LocalReduction, Reduction, checked_groups, variables_of
-from herring.horovod.tensorflow._operations import Adasum, Average, Sum
 from herring.horovod.tensorflow.compression import Compression
 from herring.tensorflow._optimizers import distributed, distributed_class, set_reducer
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from herring.horovod._engine import info
 from herring.horovod._engine.process_sets import global_process_set
+from herring.horovod._engine.reduce_ops import Sum
 from herring.horovod.tensorflow import _operations as operations
-from herring.horovod.tensorflow._operations import Sum
 
 
 def moments_of_all(mean: Any, variance: Any, count: Any, name: str) -> tuple[Any, Any]:

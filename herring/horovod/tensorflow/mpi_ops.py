@@ -25,6 +25,8 @@ from herring.horovod._engine.info import (
     stop_timeline,
 )
 from herring.horovod._engine.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from herring.horovod._engine.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+from herring.horovod._engine.reduce_ops import reduce_op as handle_average_backwards_compatibility
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.tensorflow._calls import (
     allgather,
@@ -42,8 +44,6 @@ from herring.horovod.tensorflow._calls import (
     rank_op,
     size_op,
 )
-from herring.horovod.tensorflow._operations import Adasum, Average, Max, Min, Product, Sum
-from herring.horovod.tensorflow._operations import reduce_op as handle_average_backwards_compatibility
 
 _basics = info  # Scripts import this name, too.
 

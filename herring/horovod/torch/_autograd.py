@@ -9,8 +9,8 @@ import torch
 from torch.autograd import Function
 
 from herring.horovod._engine.process_sets import ProcessSet
+from herring.horovod._engine.reduce_ops import Average, Sum
 from herring.horovod.torch import _operations as operations
-from herring.horovod.torch._operations import Average, Sum
 
 Tensors = Sequence[torch.Tensor]
 

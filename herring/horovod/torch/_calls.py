@@ -15,10 +15,11 @@ import torch
 from herring.horovod._engine import info
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod._engine.reduce_ops import Average, Sum, reduce_op
 from herring.horovod.torch import _autograd as autograd
 from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._compression import Compression
-from herring.horovod.torch._operations import Average, handles
+from herring.horovod.torch._operations import handles
 
 Tensor = torch.Tensor
 Tensors = Sequence[torch.Tensor]
@@ -34,7 +35,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction into a new tensor. Default op: Average; `average` is the older way to say it."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     return operations.all_reduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -48,7 +49,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction in place."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     return operations.all_reduce_async(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -63,7 +64,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """The ranks' tensors, multiplied by prescale_factor, combined by `op`, multiplied by postscale_factor."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     sent, context = compression.compress(tensor)
     result = autograd.all_reduce([sent], name, op, prescale_factor, postscale_factor, process_set)[0]
     return compression.decompress(result, context)  # type: ignore[no-any-return]
@@ -79,7 +80,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """allreduce() in place; returns `tensor`."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     operations.all_reduce(
         [tensor], [tensor], name, op, prescale_factor, postscale_factor, process_set, waits=True
     ).wait()
@@ -96,7 +97,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts the reductions of a list as one operation; the result is a list of new tensors."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     return handles.add(operations.all_reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set))
 
 
@@ -110,7 +111,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """grouped_allreduce_async() in place."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     return handles.add(
         operations.all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -127,7 +128,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """allreduce() of each tensor of a list, as one operation."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     sent = [compression.compress(each) for each in tensors]
     results = autograd.all_reduce([each for each, _ in sent], name, op, prescale_factor, postscale_factor, process_set)
     return [compression.decompress(result, context) for result, (_, context) in zip(results, sent, strict=True)]
@@ -143,7 +144,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """grouped_allreduce() in place; returns the tensors."""
-    op = operations.reduce_op(op, average)
+    op = reduce_op(op, average)
     operations.all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set, waits=True).wait()
     return list(tensors)
 
@@ -154,7 +155,7 @@ class SparseHandle:
     def __init__(self, tensor: Tensor, name: str | None, op: int, process_set: ProcessSet) -> None:
         if not tensor.is_sparse:
             raise ValueError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for a dense one")
-        if op not in (operations.Average, operations.Sum):
+        if op not in (Average, Sum):
             raise ValueError("sparse_allreduce_async: op must be hvd.Average or hvd.Sum")
         # As it is, not coalesced: entries of one place are added wherever the result is used.
         tensor = tensor.detach()

@@ -16,23 +16,8 @@ from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
 from herring.horovod._engine.fusion import Fused
 from herring.horovod._engine.process_sets import ProcessSet, members_of
+from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
-
-# Horovod's numbers.
-Average = 0
-"""Reduction: the average over the ranks."""
-Sum = 1
-"""Reduction: the sum over the ranks."""
-Adasum = 2
-"""Reduction: Adasum, an average that takes account of how much the gradients agree."""
-Min = 3
-"""Reduction: the least value of any rank."""
-Max = 4
-"""Reduction: the largest value of any rank."""
-Product = 5
-"""Reduction: the product over the ranks."""
-_OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
-
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -99,17 +84,6 @@ class Handles:
 handles = Handles()
 
 
-def reduce_op(op: int | None, average: bool | None) -> int:
-    """The op that the two arguments mean together. Raises InvalidArgumentError where both are given."""
-    if op is not None:
-        if average is not None:
-            raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
-        if op not in (*_OPS, Adasum):
-            raise InvalidArgumentError(f"op is {op!r}; it must be hvd.Average, Sum, Adasum, Min, Max or Product")
-        return op
-    return Sum if average is False else Average
-
-
 def all_reduce(
     tensors: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor] | None,
@@ -137,7 +111,7 @@ def all_reduce(
             for result, value in zip(results, values, strict=True):
                 result.copy_(value)
         else:
-            yield from collectives.all_reduce(call, scaled, results, _OPS[op])
+            yield from collectives.all_reduce(call, scaled, results, OPS[op])
         for result, target in zip(results, targets, strict=True):
             _scale_(result, postscale_factor)
             if result.data_ptr() != target.data_ptr():
@@ -147,7 +121,7 @@ def all_reduce(
     shadow = tuple((collectives.dtype_name(each), tuple(each.shape)) for each in scaled) if op != Adasum else ()
     return home.current().start(
         "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum and len(scaled) == 1,
-        shadow=shadow, op=_OPS.get(op, "sum"),
+        shadow=shadow, op=OPS.get(op, "sum"),
     )  # fmt: skip
 
 
@@ -290,7 +264,7 @@ def reduce_scatter(
 ) -> Operation:
     """Results: new tensors."""
     members = members_of(process_set)
-    if op not in _OPS:
+    if op not in OPS:
         raise InvalidArgumentError("reducescatter: op must be hvd.Average, Sum, Min, Max or Product")
     sources = [_scaled(_memory(each, "reducescatter"), prescale_factor) for each in tensors]
     if any(each.dim() == 0 for each in sources):
@@ -298,7 +272,7 @@ def reduce_scatter(
     whole = [each.new_empty(each.shape) for each in sources]
 
     def steps(call: Call) -> Steps:
-        parts = yield from collectives.reduce_scatter(call, sources, whole, _OPS[op])
+        parts = yield from collectives.reduce_scatter(call, sources, whole, OPS[op])
         results = [part.clone() for part in parts]  # A view would keep all of the sum.
         for result in results:
             _scale_(result, postscale_factor)

@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
+from herring.horovod._engine.reduce_ops import Adasum, Average
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
-from herring.horovod.torch._operations import Adasum, Average
 
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "

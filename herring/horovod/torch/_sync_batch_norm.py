@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from herring.horovod._engine import info
 from herring.horovod._engine.process_sets import global_process_set
+from herring.horovod._engine.reduce_ops import Sum
 from herring.horovod.torch import _operations as operations
-from herring.horovod.torch._operations import Sum
 
 
 class SyncBatchNorm(_BatchNorm):

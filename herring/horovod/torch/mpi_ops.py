@@ -25,6 +25,7 @@ from herring.horovod._engine.info import (
     stop_timeline,
 )
 from herring.horovod._engine.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from herring.horovod._engine.reduce_ops import Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch._calls import (
     allgather,
@@ -57,7 +58,6 @@ from herring.horovod.torch._calls import (
     synchronize,
 )
 from herring.horovod.torch._compression import Compression
-from herring.horovod.torch._operations import Adasum, Average, Max, Min, Product, Sum
 
 _basics = info  # Scripts import this name, too.
 
