@@ -26,6 +26,7 @@ MAX_FUNCTION_LINES = 70
 # What each folder may include besides itself.
 EVERYTHING = {
     "core",
+    "memory",
     "wire",
     "fusion_buffer",
     "intra_node",
@@ -39,6 +40,7 @@ EVERYTHING = {
 }
 MAY_INCLUDE = {
     "core": set(),
+    "memory": {"core"},
     "wire": {"core"},
     "fusion_buffer": {"core"},
     "intra_node": {"core"},
@@ -258,7 +260,7 @@ def test_includes_go_one_way(folder: str) -> None:
         for mark, name in includes(path):
             target = name.split("/")[0]
             if mark == "<":
-                if target in MAY_INCLUDE and (CSRC / name).exists():
+                if target in MAY_INCLUDE and (CSRC / name).is_file():  # <memory> is none of ours.
                     problems.append(f"{name_of(path)} includes {name} in angle brackets")
             elif not (CSRC / name).is_file():
                 problems.append(f"{name_of(path)} includes {name}, which is not a path below csrc/")
