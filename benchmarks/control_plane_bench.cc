@@ -28,18 +28,18 @@
 #include <thread>
 #include <vector>
 
+#include "control/hub.h"
 #include "core/hmac.h"
 #include "core/status.h"
 #include "elastic/rendezvous_client.h"
 #include "elastic/rendezvous_server.h"
-#include "runtime/hub.h"
 #include "runtime/introduction.h"
 #include "tcp/address.h"
 
 namespace {
 
 using namespace herring;
-using namespace herring::runtime;
+using namespace herring::control;
 using Clock = std::chrono::steady_clock;
 
 struct Options {

@@ -30,7 +30,7 @@ from herring._rendezvous import (
 )
 
 _HUB_GRACE_S = 2.0
-# Longer than the pause between two rounds of who looks for a hub (csrc/runtime/hub_connect.cc).
+# Longer than the pause between two rounds of who looks for a hub (csrc/control/connect.cc).
 _SETTLE_S = 0.3
 
 

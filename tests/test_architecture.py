@@ -27,6 +27,7 @@ MAX_FUNCTION_LINES = 70
 EVERYTHING = {
     "core",
     "memory",
+    "control",
     "wire",
     "fusion_buffer",
     "intra_node",
@@ -41,6 +42,7 @@ EVERYTHING = {
 MAY_INCLUDE = {
     "core": set(),
     "memory": {"core"},
+    "control": {"core"},
     "wire": {"core"},
     "fusion_buffer": {"core"},
     "intra_node": {"core"},
@@ -52,7 +54,7 @@ MAY_INCLUDE = {
     "point_to_point": {"core", "wire"},
     "runtime": EVERYTHING,
     "collectives": {"core", "fusion_buffer", "runtime"},
-    "elastic": {"core", "runtime"},
+    "elastic": {"core", "control", "runtime"},
 }
 FRAMEWORK = re.compile(r"(torch|c10|c10d|ATen|caffe2|pybind11|tensorflow|tsl|xla|absl)/|Python\.h$|numpy/")
 # Pure engines are told the time and own nothing: no thread, lock, clock, socket or file.
@@ -61,6 +63,8 @@ IMPURE_INCLUDE = re.compile(
     r"unistd\.h|fcntl\.h|poll\.h|sys/.*|netinet/.*|pthread\.h)$"
 )
 IMPURE_CALL = re.compile(r"_clock::now\(|\bclock_gettime\b|\bstd::rand\b|\brandom_device\b|\bgetrandom\b")
+# What decides in the control plane, and what it says.
+CONTROL_ENGINES = {"delta", "frame", "membership", "membership_admission", "protocol"}
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
 # Changes the list of variables for a library's sake, where setenv() would not do; looks none up.
@@ -90,6 +94,7 @@ def is_engine(path: Path) -> bool:
     return (
         folder in {"wire", "worker", "point_to_point"}
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
+        or (folder == "control" and path.stem in CONTROL_ENGINES)
         or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
         or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous"})
     )
@@ -319,7 +324,7 @@ def test_the_reduction_is_used_by_server_and_runtime_alone() -> None:
 
 
 def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
-    open_to_bindings = {"core", "runtime", "collectives", "elastic", "efa", "tcp", "intra_node", "fusion_buffer"}
+    open_to_bindings = {"core", "control", "runtime", "collectives", "elastic", "efa", "tcp", "intra_node", "fusion_buffer"}
     problems = [
         f"{name_of(path)} includes {name}"
         for path in cpp_files(BINDINGS)

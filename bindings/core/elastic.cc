@@ -26,7 +26,7 @@ elastic::Home make_home(const PyConfig& config, std::string host, std::uint16_t 
   home.config = config.result.config;
   home.host = std::move(host);
   home.port = port;
-  home.self = runtime::Member{runtime::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()),
+  home.self = control::Member{control::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()),
                               intra_node::host_identity(), host_name()};
   home.fabric_search = std::move(fabric_search);
   return home;

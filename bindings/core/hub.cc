@@ -1,4 +1,4 @@
-#include "runtime/hub.h"
+#include "control/hub.h"
 
 #include <pybind11/stl.h>
 
@@ -20,10 +20,10 @@ std::string host_name() {
 
 namespace {
 
-using runtime::Hub;
-using runtime::HubClient;
-using runtime::Member;
-using runtime::Role;
+using control::Hub;
+using control::HubClient;
+using control::Member;
+using control::Role;
 
 struct PyHub {
   explicit PyHub(std::shared_ptr<Hub> hub) : owned(std::move(hub)) {}
@@ -37,7 +37,7 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   const auto nanoseconds = [](double seconds) {
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
   };
-  runtime::HubOptions options;
+  control::HubOptions options;
   options.listen_host = std::move(listen_host);
   options.ports = std::move(ports);
   options.workers = workers;
@@ -66,7 +66,7 @@ Role parse_role(const std::string& role) {
 std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> ports, const std::string& role,
                                   std::uint32_t rank, std::uint32_t workers, const PyConfig& config, double timeout,
                                   std::uint16_t master_port, std::string launch) {
-  runtime::HubClientOptions options;
+  control::HubClientOptions options;
   options.host = std::move(host);
   options.ports = std::move(ports);
   options.secret = config.result.config.secret;
@@ -103,8 +103,8 @@ void bind_hub(py::module_& module) {
       .def_readonly("pid", &Member::pid)
       .def_readonly("host_identity", &Member::host_identity)
       .def_readonly("host_name", &Member::host_name)
-      .def("__str__", [](const Member& self) { return runtime::to_string(self); })
-      .def("__repr__", [](const Member& self) { return "<herring Member " + runtime::to_string(self) + ">"; });
+      .def("__str__", [](const Member& self) { return control::to_string(self); })
+      .def("__repr__", [](const Member& self) { return "<herring Member " + control::to_string(self) + ">"; });
 
   py::class_<PyHub>(module, "Hub")
       .def(py::init(&make_hub), py::kw_only(), py::arg("listen_host"), py::arg("ports"), py::arg("workers"),
@@ -113,7 +113,7 @@ void bind_hub(py::module_& module) {
       .def_property_readonly("port", [](const PyHub& self) { return self.owned.get()->port(); })
       .def("counters",
            [](const PyHub& self) {
-             const runtime::HubCounters seen = self.owned.get()->counters();
+             const control::HubCounters seen = self.owned.get()->counters();
              py::dict counters;
              counters["accepted"] = seen.accepted;
              counters["bad_strangers"] = seen.bad_strangers;

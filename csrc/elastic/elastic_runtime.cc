@@ -63,7 +63,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
   options.port = home.port;
   options.secret = home.config.secret;
   options.dead_after = seconds(home.config.dead_after_s);
-  options.enter.role = runtime::Role::kWorker;
+  options.enter.role = control::Role::kWorker;
   options.enter.rank = home.self.rank;
   options.enter.workers = home.workers;
   options.enter.pid = home.self.pid;
@@ -542,12 +542,12 @@ std::uint64_t ElasticRuntime::job_id() const {
   return impl_->present.hub->job_id();
 }
 
-std::vector<runtime::Member> ElasticRuntime::members() const {
+std::vector<control::Member> ElasticRuntime::members() const {
   const std::scoped_lock lock(impl_->mutex);
   return impl_->present.hub->workers();
 }
 
-std::vector<runtime::Member> ElasticRuntime::server_processes() const {
+std::vector<control::Member> ElasticRuntime::server_processes() const {
   const std::scoped_lock lock(impl_->mutex);
   return impl_->present.hub->servers();
 }

@@ -60,8 +60,8 @@ class ElasticRuntime final : public runtime::Communicator {
 
   std::uint64_t generation() const;
   std::uint64_t job_id() const;                  ///< Of the generation.
-  std::vector<runtime::Member> members() const;  ///< Its workers, by rank.
-  std::vector<runtime::Member> server_processes() const;
+  std::vector<control::Member> members() const;  ///< Its workers, by rank.
+  std::vector<control::Member> server_processes() const;
   std::uint32_t group_size(GroupId id) const;  ///< 0: there is no such group.
   std::uint32_t waiting() const;               ///< Workers that would come in at a step boundary.
   /// Collective, at a step boundary. Where workers wait to come in and nothing is under way on any rank, takes them in

@@ -42,7 +42,7 @@ class ElasticServer::Impl final {
     options.secret = home.config.secret;
     options.dead_after = seconds(home.config.dead_after_s);
     begin_by = Clock::now() + seconds(home.config.join_timeout_s);
-    options.enter.role = runtime::Role::kServer;
+    options.enter.role = control::Role::kServer;
     options.enter.rank = home.self.rank;
     options.enter.pid = home.self.pid;
     options.enter.host = home.self.host_name;
@@ -164,7 +164,7 @@ class ElasticServer::Impl final {
         return was_told = serving.is_unwanted;
       };
       ServerProcess::Options options{config_of(home, go),
-                                     join_hub(home, runtime::Role::kServer, go, deadline, is_unwanted), go.rank,
+                                     join_hub(home, control::Role::kServer, go, deadline, is_unwanted), go.rank,
                                      home.fabric_search};
       auto process = std::make_unique<ServerProcess>(std::move(options), deadline);
       ServerProcess* const own = process.get();

@@ -36,9 +36,9 @@ Config config_of(const Home& home, const Message& go) {
   return config;
 }
 
-std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline,
+std::shared_ptr<control::HubClient> join_hub(const Home& home, control::Role role, const Message& go, Instant deadline,
                                              std::function<bool()> is_over) {
-  runtime::HubClientOptions options;
+  control::HubClientOptions options;
   options.host = home.host;
   options.ports = {go.port};
   options.secret = home.config.secret;
@@ -49,14 +49,14 @@ std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role rol
   options.servers = go.servers;
   options.holder = "the rendezvous";
   options.is_over = std::move(is_over);
-  return std::make_shared<runtime::HubClient>(options, deadline);
+  return std::make_shared<control::HubClient>(options, deadline);
 }
 
 Generation build(const Home& home, const Message& go, Instant deadline, std::function<bool()> is_over) {
   Generation generation;
   generation.number = go.generation;
   generation.members = go.members;
-  generation.hub = join_hub(home, runtime::Role::kWorker, go, deadline, std::move(is_over));
+  generation.hub = join_hub(home, control::Role::kWorker, go, deadline, std::move(is_over));
   try {
     generation.runtime = std::make_shared<runtime::Runtime>(
         runtime::RuntimeOptions{config_of(home, go), generation.hub, go.rank, home.fabric_search, {}, true}, deadline);

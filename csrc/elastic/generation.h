@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "control/hub.h"
 #include "core/config.h"
 #include "elastic/message.h"
-#include "runtime/hub.h"
 #include "runtime/runtime.h"
 
 /// One generation of a job: an ordinary job, as the rendezvous put it together.
@@ -20,7 +20,7 @@ struct Home {
   Config config;
   std::string host;           ///< Of the rendezvous, and of the hubs.
   std::uint16_t port = 0;     ///< Of the rendezvous.
-  runtime::Member self;       ///< Its rank is a wish.
+  control::Member self;       ///< Its rank is a wish.
   std::uint32_t workers = 0;  ///< Of how many its launcher says that it is; 0 or 1: it does not.
   std::vector<std::string> fabric_search;
 };
@@ -28,13 +28,13 @@ struct Home {
 struct Generation {
   std::uint64_t number = 0;
   std::vector<std::uint64_t> members;  ///< Ids of its workers, by rank.
-  std::shared_ptr<runtime::HubClient> hub;
+  std::shared_ptr<control::HubClient> hub;
   std::shared_ptr<runtime::Runtime> runtime;
 };
 
 /// Joins the hub as the message kGo says. Throws Error.
 /// `is_over`: true where the generation is over already.
-std::shared_ptr<runtime::HubClient> join_hub(const Home& home, runtime::Role role, const Message& go, Instant deadline,
+std::shared_ptr<control::HubClient> join_hub(const Home& home, control::Role role, const Message& go, Instant deadline,
                                              std::function<bool()> is_over);
 /// The settings in a generation.
 Config config_of(const Home& home, const Message& go);

@@ -1,12 +1,12 @@
 #include "elastic/message.h"
 
-#include "runtime/hub_frame.h"
+#include "control/frame.h"
 
 namespace herring::elastic {
 namespace {
 
-using runtime::control::BodyReader;
-using runtime::control::BodyWriter;
+using control::BodyReader;
+using control::BodyWriter;
 
 constexpr std::size_t kMaxText = 4096;
 constexpr std::size_t kMaxMembers = 65536;
@@ -51,7 +51,7 @@ std::optional<Message> decode_message(std::span<const std::byte> body) {
   const std::uint8_t flags = reader.u8();
   if (!is_known(kind) || role < 1 || role > 2 || flags > (kElastic | kBoundary | kPlanned)) return std::nullopt;
   message.kind = static_cast<MessageKind>(kind);
-  message.role = static_cast<runtime::Role>(role);
+  message.role = static_cast<control::Role>(role);
   message.is_elastic = (flags & kElastic) != 0;
   message.at_boundary = (flags & kBoundary) != 0;
   message.is_planned = (flags & kPlanned) != 0;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/hub.h"
+#include "control/hub.h"
 
 /// What a job's processes and its rendezvous say to each other: docs/wire-control.md, "The rendezvous".
 namespace herring::elastic {
@@ -45,7 +45,7 @@ enum class MessageKind : std::uint8_t {
 struct Message {
   MessageKind kind = MessageKind::kEnter;
   std::uint64_t generation = 0;
-  runtime::Role role = runtime::Role::kWorker;
+  control::Role role = control::Role::kWorker;
   bool is_elastic = false;
   bool at_boundary = false;
   bool is_planned = false;

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/hub_frame.h"
+#include "control/frame.h"
 
 namespace herring::elastic {
 namespace {
 
-using runtime::control::BodyReader;
-using runtime::control::BodyWriter;
+using control::BodyReader;
+using control::BodyWriter;
 
 constexpr std::uint64_t kNamed = std::uint64_t{1} << 63;
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/hub_protocol.h"
-#include "runtime/membership.h"
+#include "control/membership.h"
+#include "control/protocol.h"
 
 namespace herring::elastic {
 namespace {
 
-using runtime::Role;
-using runtime::control::seconds_text;
+using control::Role;
+using control::seconds_text;
 
 // A process that is alive leaves a generation within this; one that does not is given up.
 constexpr Duration kPatience = std::chrono::seconds(60);
@@ -347,7 +347,7 @@ std::string Rendezvous::missing_text() const {
     while (place < end && here[place]) ++place;
     if (place < end) here[place] = true;
   }
-  return runtime::control::waiting_text(here, options_.workers, "are here");
+  return control::waiting_text(here, options_.workers, "are here");
 }
 
 /// What was under way at a planned switch goes through the generation before, whose hub has to live so long.

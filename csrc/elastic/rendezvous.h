@@ -129,7 +129,7 @@ class Rendezvous final {
   Member* find(std::uint64_t id);
   bool is_in(const std::vector<std::uint64_t>& ids, std::uint64_t id) const;
   std::vector<std::uint64_t> present(const std::vector<std::uint64_t>& ids) const;
-  std::vector<std::uint64_t> all(runtime::Role role, State state) const;
+  std::vector<std::uint64_t> all(control::Role role, State state) const;
   bool is_elastic() const;
   static std::string name(const Member& member);
 

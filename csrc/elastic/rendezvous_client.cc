@@ -11,15 +11,15 @@
 #include <thread>
 #include <utility>
 
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/hmac.h"
 #include "core/status.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
 
 namespace herring::elastic {
 namespace {
 
-using namespace runtime::control;
+using namespace control;
 using Clock = std::chrono::steady_clock;
 
 constexpr Duration kTryPause = std::chrono::milliseconds(50);

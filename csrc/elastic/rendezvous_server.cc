@@ -14,19 +14,19 @@
 #include <utility>
 #include <vector>
 
+#include "control/doorway.h"
+#include "control/hub.h"
+#include "control/membership.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/hmac.h"
 #include "core/status.h"
 #include "core/text.h"
-#include "runtime/hub.h"
-#include "runtime/hub_doorway.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
-#include "runtime/membership.h"
 
 namespace herring::elastic {
 namespace {
 
-using namespace runtime::control;
+using namespace control;
 using Clock = std::chrono::steady_clock;
 using Action = Rendezvous::Action;
 
@@ -275,7 +275,7 @@ class RendezvousServer::Impl final {
   }
 
   void open_hub(const Action& action, Instant now) {
-    runtime::HubOptions hub;
+    control::HubOptions hub;
     hub.listen_host = options.listen_host;
     hub.workers = action.workers;
     hub.servers = action.servers;
@@ -284,9 +284,9 @@ class RendezvousServer::Impl final {
     hub.heartbeat = options.job.heartbeat;
     hub.dead_after = options.job.dead_after;
     hub.logger = options.logger;
-    std::unique_ptr<runtime::Hub> opened;
+    std::unique_ptr<control::Hub> opened;
     try {
-      opened = std::make_unique<runtime::Hub>(hub);
+      opened = std::make_unique<control::Hub>(hub);
     } catch (const std::exception& error) {
       // Out of descriptors or threads for a moment: no reason to end a job.
       log(LogLevel::kWarning,
@@ -355,7 +355,7 @@ class RendezvousServer::Impl final {
   std::optional<Doorway> door;
   Rendezvous rendezvous;
   std::map<ConnectionId, Connection> connections;
-  std::map<std::uint64_t, std::unique_ptr<runtime::Hub>> hubs;
+  std::map<std::uint64_t, std::unique_ptr<control::Hub>> hubs;
   std::vector<std::future<void>> closing_hubs;
   ConnectionId next_id = 1;
   std::uint64_t pings = 0;

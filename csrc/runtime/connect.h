@@ -9,7 +9,7 @@
 #include "core/config.h"
 #include "core/types.h"
 #include "runtime/checked_endpoint.h"
-#include "runtime/hub.h"
+#include "runtime/control.h"
 #include "runtime/lane_thread.h"
 #include "runtime/network.h"
 #include "runtime/placement.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/types.h"
-#include "runtime/hub.h"
+#include "runtime/control.h"
 #include "runtime/progress.h"
 
 /// The groups that this rank is in, by id. What other ranks say of a group may come before this rank has added it:

@@ -5,7 +5,7 @@
 
 #include "core/config.h"
 #include "core/types.h"
-#include "runtime/hub.h"
+#include "runtime/control.h"
 #include "transport/transport.h"
 
 /// How the members of a job that has started learn where the others' endpoints are.

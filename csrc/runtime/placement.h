@@ -9,7 +9,7 @@
 #include "core/config.h"
 #include "core/types.h"
 #include "runtime/budget.h"
-#include "runtime/hub.h"
+#include "runtime/control.h"
 #include "wire/header.h"
 
 namespace herring::runtime {

@@ -5,10 +5,10 @@
 #include <span>
 #include <utility>
 
+#include "control/protocol.h"
 #include "core/copy.h"
 #include "core/status.h"
 #include "fusion_buffer/fusion_buffer.h"
-#include "runtime/hub_protocol.h"
 #include "runtime/progress.h"
 #include "runtime/progress_options.h"
 #include "runtime/progress_part.h"

@@ -13,7 +13,7 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "runtime/connect.h"
-#include "runtime/hub.h"
+#include "runtime/control.h"
 #include "runtime/placement.h"
 #include "runtime/runtime.h"
 

@@ -43,7 +43,7 @@ class ElasticJob {
     while (!servers_.empty()) kill_server(0);
   }
 
-  Home home(runtime::Role role, std::uint32_t rank) const {
+  Home home(control::Role role, std::uint32_t rank) const {
     Home home;
     home.config = shape_.config;
     home.config.secret = "secret";
@@ -51,7 +51,7 @@ class ElasticJob {
     home.config.elastic = shape_.is_elastic ? Toggle::kOn : Toggle::kOff;
     home.host = "127.0.0.1";
     home.port = rendezvous_->port();
-    const std::string host = role == runtime::Role::kWorker ? "workers" : "servers";
+    const std::string host = role == control::Role::kWorker ? "workers" : "servers";
     home.self = {role, rank, 1000 + rank, intra_node::host_identity() + "-" + host, host};
     home.fabric_search = fabric_search();
     return home;
@@ -61,7 +61,7 @@ class ElasticJob {
   void add_server() {
     auto& place = servers_.emplace_back();
     place.server =
-        std::make_unique<ElasticServer>(home(runtime::Role::kServer, shape_.servers + started_++), in_seconds(30));
+        std::make_unique<ElasticServer>(home(control::Role::kServer, shape_.servers + started_++), in_seconds(30));
     place.thread = std::thread([server = place.server.get()] { static_cast<void>(server->run()); });
   }
   /// The oldest, the second oldest, ... of those that live goes away without a goodbye.
@@ -79,7 +79,7 @@ class ElasticJob {
     for (std::uint32_t rank = 0; rank < shape_.workers; ++rank) {
       threads.emplace_back([&, rank] {
         try {
-          ElasticRuntime runtime(home(runtime::Role::kWorker, rank), in_seconds(30));
+          ElasticRuntime runtime(home(control::Role::kWorker, rank), in_seconds(30));
           body(runtime);
           runtime.shutdown();
         } catch (const std::exception& error) {

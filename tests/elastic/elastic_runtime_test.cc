@@ -126,7 +126,7 @@ TEST(ElasticJobs, WhoDiesBetweenTheRendezvousAndTheHubIsKnownAtOnce) {
   options.host = "127.0.0.1";
   options.port = job.rendezvous().port();
   options.secret = "secret";
-  options.enter.role = runtime::Role::kServer;
+  options.enter.role = control::Role::kServer;
   options.enter.host = "somewhere";
   RendezvousClient server(options, in_seconds(10));
   std::thread killer([&] {

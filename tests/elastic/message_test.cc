@@ -13,7 +13,7 @@ TEST(ElasticMessage, WhatIsSaidIsHeard) {
   Message message;
   message.kind = MessageKind::kGo;
   message.generation = 7;
-  message.role = runtime::Role::kServer;
+  message.role = control::Role::kServer;
   message.at_boundary = true;
   message.rank = 3;
   message.workers = 5;

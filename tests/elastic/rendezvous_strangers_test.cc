@@ -3,19 +3,19 @@
 
 #include <ctime>
 
+#include "control/hub_test_support.h"
 #include "elastic/rendezvous_client.h"
 #include "elastic/rendezvous_server.h"
-#include "runtime/hub_test_support.h"
 
 /// What a user would lose: workers that cannot come in, and a core of the launcher's machine, to a port scanner.
 namespace herring::elastic {
 namespace {
 
 using namespace std::chrono_literals;
-using runtime::control::connect_to;
-using runtime::control::UniqueFd;
-using runtime::test::Child;
-using runtime::test::in;
+using control::connect_to;
+using control::UniqueFd;
+using control::test::Child;
+using control::test::in;
 using Clock = std::chrono::steady_clock;
 
 RendezvousServerOptions server_options(std::uint32_t workers) {
@@ -33,7 +33,7 @@ void come_in(std::uint16_t port, Duration patience) {
   options.port = port;
   options.secret = "secret";
   options.enter.kind = MessageKind::kEnter;
-  options.enter.role = runtime::Role::kWorker;
+  options.enter.role = control::Role::kWorker;
   RendezvousClient client(options, in(patience));
   Message message;
   const Instant deadline = in(patience);

@@ -20,11 +20,11 @@ class RendezvousTest : public testing::Test {
     options.servers = servers;
     options.min_workers = min_workers;
     rendezvous_.emplace(options);
-    for (std::uint32_t rank = 0; rank < workers; ++rank) enter(1 + rank, runtime::Role::kWorker, rank, is_elastic);
-    for (std::uint32_t rank = 0; rank < servers; ++rank) enter(100 + rank, runtime::Role::kServer, rank, false);
+    for (std::uint32_t rank = 0; rank < workers; ++rank) enter(1 + rank, control::Role::kWorker, rank, is_elastic);
+    for (std::uint32_t rank = 0; rank < servers; ++rank) enter(100 + rank, control::Role::kServer, rank, false);
   }
 
-  void enter(ConnectionId connection, runtime::Role role, std::uint32_t rank, bool is_elastic,
+  void enter(ConnectionId connection, control::Role role, std::uint32_t rank, bool is_elastic,
              std::uint32_t workers = 0) {
     Message message;
     message.kind = Kind::kEnter;
@@ -136,7 +136,7 @@ TEST_F(RendezvousTest, WithTooFewTheJobEnds) {
 
 TEST_F(RendezvousTest, AJobThatIsNotElasticTakesInNobodyAndBreaksNothing) {
   begin(2, 0, false);
-  enter(9, runtime::Role::kWorker, 0, true);
+  enter(9, control::Role::kWorker, 0, true);
   EXPECT_EQ(last(9).kind, Kind::kEnd);
   lose(2);
   EXPECT_EQ(last(1).kind, Kind::kGo) << "its own hub tells it";
@@ -146,7 +146,7 @@ TEST_F(RendezvousTest, AServerComesInWhileTrainingGoesOn) {
   begin(2, 2, false);
   lose(100);
   EXPECT_EQ(last(1).kind, Kind::kGo) << "failover is the workers' own";
-  enter(102, runtime::Role::kServer, 0, false);
+  enter(102, control::Role::kServer, 0, false);
   EXPECT_EQ(last(1).kind, Kind::kGo);
   EXPECT_TRUE(last(1).is_planned);
   EXPECT_EQ(last(1).servers, 2U);
@@ -161,14 +161,14 @@ TEST_F(RendezvousTest, AServerComesInWhileTrainingGoesOn) {
 TEST_F(RendezvousTest, AServerThatDiesOnItsWayInCostsNothing) {
   begin(2, 2, false);
   lose(100);
-  enter(102, runtime::Role::kServer, 0, false);
+  enter(102, control::Role::kServer, 0, false);
   say(1, Kind::kBuilt, 2);
   lose(102);
   EXPECT_EQ(last(1).kind, Kind::kBreak);
   EXPECT_TRUE(last(1).is_planned) << "the present generation goes on";
   EXPECT_EQ(rendezvous_->generation(), 1U);
   answering_ = {1, 2, 101, 103};
-  enter(103, runtime::Role::kServer, 0, false);
+  enter(103, control::Role::kServer, 0, false);
   pass(3s);
   EXPECT_EQ(last(1).kind, Kind::kGo) << "the next one is tried a little later";
   EXPECT_EQ(last(1).generation, 3U);
@@ -180,7 +180,7 @@ TEST_F(RendezvousTest, APlannedSwitchWithoutAHubIsTriedAgainAndTheJobGoesOn) {
   answering_ = {1, 2, 101, 102};
   lose(100);
   hubs_fail_ = true;
-  enter(102, runtime::Role::kServer, 0, false);
+  enter(102, control::Role::kServer, 0, false);
   pass(10s);
   EXPECT_GT(failed_hubs_, 1);
   EXPECT_LT(failed_hubs_, 10) << "it pauses in between";
@@ -235,7 +235,7 @@ TEST_F(RendezvousTest, WhereNoHubCanBeOpenedForAMinuteTheJobEnds) {
 TEST_F(RendezvousTest, AGenerationThatWasPlannedLastsAsLongAsAnyOther) {
   begin(2, 2, false);
   lose(100);
-  enter(102, runtime::Role::kServer, 0, false);
+  enter(102, control::Role::kServer, 0, false);
   say(1, Kind::kBuilt, 2);
   say(2, Kind::kBuilt, 2);
   ASSERT_EQ(last(1).kind, Kind::kSwitch);
@@ -249,10 +249,10 @@ TEST_F(RendezvousTest, ASecondServerIsTakenInWhenTheFirstSwitchIsOver) {
   begin(2, 2, false);
   answering_ = {1, 2, 101, 102, 103};
   lose(100);
-  enter(102, runtime::Role::kServer, 0, false);
+  enter(102, control::Role::kServer, 0, false);
   say(1, Kind::kBuilt, 2);
   say(2, Kind::kBuilt, 2);
-  enter(103, runtime::Role::kServer, 0, false);
+  enter(103, control::Role::kServer, 0, false);
   say(1, Kind::kSwitched, 2);
   pass(10s);
   EXPECT_EQ(last(1).kind, Kind::kSwitch) << "worker 1 still has something under way in the first generation";
@@ -290,10 +290,10 @@ TEST_F(RendezvousTest, WhoAsksHearsWhoIsMissing) {
   options.workers = 4;
   options.servers = 2;
   rendezvous_.emplace(options);
-  enter(1, runtime::Role::kWorker, 0, false);
-  enter(2, runtime::Role::kWorker, 2, false);
-  enter(3, runtime::Role::kWorker, 2, false);  // It stands for the first that nobody wished for.
-  enter(100, runtime::Role::kServer, 1, false);
+  enter(1, control::Role::kWorker, 0, false);
+  enter(2, control::Role::kWorker, 2, false);
+  enter(3, control::Role::kWorker, 2, false);  // It stands for the first that nobody wished for.
+  enter(100, control::Role::kServer, 1, false);
   say(1, Kind::kQuery, 0);
   EXPECT_EQ(last(1).kind, Kind::kMissing);
   EXPECT_EQ(last(1).text, "waiting for worker 3 and server 0; 4 of 6 are here");
@@ -305,8 +305,8 @@ TEST_F(RendezvousTest, ASecondProcessForOnePlaceEndsTheStartOfBoth) {
   Rendezvous::Options options;
   options.workers = 2;
   rendezvous_.emplace(options);
-  enter(1, runtime::Role::kWorker, 0, true, 2);
-  enter(2, runtime::Role::kWorker, 0, true, 2);
+  enter(1, control::Role::kWorker, 0, true, 2);
+  enter(2, control::Role::kWorker, 0, true, 2);
   for (const ConnectionId connection : {1, 2}) {
     ASSERT_EQ(last(connection).kind, Kind::kEnd);
     EXPECT_FALSE(last(connection).is_elastic);
@@ -315,7 +315,7 @@ TEST_F(RendezvousTest, ASecondProcessForOnePlaceEndsTheStartOfBoth) {
       EXPECT_NE(last(connection).text.find(part), std::string::npos) << last(connection).text;
     }
   }
-  enter(3, runtime::Role::kWorker, 1, true, 2);
+  enter(3, control::Role::kWorker, 1, true, 2);
   EXPECT_EQ(last(3).kind, Kind::kEnd) << "it cannot be told whose it is";
 }
 
@@ -323,12 +323,12 @@ TEST_F(RendezvousTest, WhoTakesTheDeadOnesPlaceIsNoRival) {
   Rendezvous::Options options;
   options.workers = 2;
   rendezvous_.emplace(options);
-  enter(1, runtime::Role::kWorker, 0, true, 2);
+  enter(1, control::Role::kWorker, 0, true, 2);
   lose(1);
-  enter(2, runtime::Role::kWorker, 0, true, 2);
-  enter(3, runtime::Role::kWorker, 1, true, 2);
+  enter(2, control::Role::kWorker, 0, true, 2);
+  enter(3, control::Role::kWorker, 1, true, 2);
   EXPECT_EQ(last(2).kind, Kind::kGo);
-  enter(4, runtime::Role::kWorker, 1, true, 2);
+  enter(4, control::Role::kWorker, 1, true, 2);
   EXPECT_EQ(last(3).kind, Kind::kNewcomers) << "an elastic job that has begun grows";
 }
 
@@ -339,11 +339,11 @@ TEST_F(RendezvousTest, AJobWhosePlacesAreTakenRefusesAnothersWorkers) {
     Rendezvous::Options options;
     options.workers = 2;
     rendezvous_.emplace(options);
-    for (std::uint32_t rank = 0; rank < 2; ++rank) enter(1 + rank, runtime::Role::kWorker, rank, false, 2);
+    for (std::uint32_t rank = 0; rank < 2; ++rank) enter(1 + rank, control::Role::kWorker, rank, false, 2);
     ASSERT_EQ(last(1).kind, Kind::kGo);
     answering_ = {1, 2};
     pass(age);
-    enter(9, runtime::Role::kWorker, 1, false, 2);
+    enter(9, control::Role::kWorker, 1, false, 2);
     ASSERT_EQ(last(9).kind, Kind::kEnd);
     EXPECT_NE(last(9).text.find("worker 1 (pid 109 on node) and worker 1 (pid 102 on node)"), std::string::npos)
         << last(9).text;

@@ -54,7 +54,7 @@ class World {
     server.place = ++places_;
     Message enter;
     enter.kind = MessageKind::kEnter;
-    enter.role = runtime::Role::kServer;
+    enter.role = control::Role::kServer;
     server.outbox.push_back(enter);
     servers_.push_back(std::move(server));
   }
@@ -200,7 +200,7 @@ class World {
         if (action.message.kind == MessageKind::kEnd) last_words_ = action.message.text;
         for (Worker& worker : workers_) {
           if (worker.place != action.connection) continue;
-          if (action.message.kind == MessageKind::kGo && action.message.role == runtime::Role::kWorker) {
+          if (action.message.kind == MessageKind::kGo && action.message.role == control::Role::kWorker) {
             worker.id = action.message.members[action.message.rank];
           }
           if (worker.is_alive) {

@@ -5,18 +5,17 @@
 #include <span>
 #include <vector>
 
-#include "runtime/hub_delta.h"
-#include "runtime/hub_frame.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/membership.h"
+#include "control/delta.h"
+#include "control/frame.h"
+#include "control/membership.h"
+#include "control/protocol.h"
 
 /// Feeds arbitrary bytes to what a hub and its members do with bytes from the network: cutting frames, decoding bodies,
 /// and the hub's state machine. The first byte says how the stream is split into reads.
 namespace {
 
 using namespace herring;
-using namespace herring::runtime;
-using namespace herring::runtime::control;
+using namespace herring::control;
 
 void require(bool condition) {
   if (!condition) std::abort();

@@ -68,7 +68,7 @@ class Harness {
       message.kind = static_cast<MessageKind>(what);
       const std::uint8_t detail = program_.next();
       message.generation = rendezvous_.generation() + (detail & 3u) - 1;
-      message.role = (detail & 4u) != 0 ? runtime::Role::kServer : runtime::Role::kWorker;
+      message.role = (detail & 4u) != 0 ? control::Role::kServer : control::Role::kWorker;
       message.is_elastic = (detail & 8u) != 0;
       message.at_boundary = (detail & 16u) != 0;
       message.is_planned = (detail & 32u) != 0;

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
+#include "control/frame.h"
+#include "control/protocol.h"
 #include "engine_program.h"
 #include "message_program.h"
-#include "runtime/hub_frame.h"
-#include "runtime/hub_protocol.h"
 #include "wire/header.h"
 #include "worker_program.h"
 
@@ -216,9 +216,9 @@ void add_programs(const Corpus& corpus) {
 
 /// A first byte (the size of the reads) and a frame of each type; "session" has them one after the other.
 void add_hub_frames(const Corpus& corpus) {
-  using namespace runtime::control;
-  using runtime::Role;
-  const runtime::Member member{Role::kWorker, 1, 4711, "node-b", "host-2"};
+  using namespace control;
+  using control::Role;
+  const control::Member member{Role::kWorker, 1, 4711, "node-b", "host-2"};
   const std::vector<std::byte> blob(100, std::byte{7});
   const std::vector<std::vector<std::byte>> blobs{blob, {}, blob};
   const std::vector<std::pair<FrameType, std::vector<std::byte>>> frames{
@@ -230,7 +230,7 @@ void add_hub_frames(const Corpus& corpus) {
       {FrameType::kRoster, encode_roster(77, std::vector{member, member}).front()},
       {FrameType::kPing, encode_serial(3)},
       {FrameType::kPong, encode_serial(3)},
-      {FrameType::kEvent, encode(Event{runtime::HubEvent::Kind::kLost, 1, "silent"})},
+      {FrameType::kEvent, encode(Event{control::HubEvent::Kind::kLost, 1, "silent"})},
       {FrameType::kExchange, encode(Exchange{"connect", blob})},
       {FrameType::kGathered, encode_gathered("connect", blobs).front()},
       {FrameType::kExchangeFailed, encode(ExchangeFailed{"connect", 1, "gone"})},

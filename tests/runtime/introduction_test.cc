@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "runtime/hub_delta.h"
-#include "runtime/hub_test_support.h"
+#include "control/delta.h"
+#include "control/hub_test_support.h"
 
 namespace herring::runtime {
 namespace {

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "control/hub.h"
 #include "core/status.h"
 #include "efa/fabric.h"
 #include "intra_node/neighborhood.h"
-#include "runtime/hub.h"
 #include "runtime/runtime.h"
 #include "transport/strict_endpoint.h"
 

@@ -1,4 +1,4 @@
-#include "runtime/hub_frame.h"
+#include "control/frame.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "core/text.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 constexpr std::array<std::byte, 4> kMagic = {std::byte{'H'}, std::byte{'R'}, std::byte{'R'}, std::byte{'C'}};
@@ -171,4 +171,4 @@ std::string BodyReader::text(std::size_t max) {
 
 std::string BodyReader::words(std::size_t max) { return printable(text(max)); }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

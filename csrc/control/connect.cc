@@ -1,4 +1,4 @@
-#include "runtime/hub_connect.h"
+#include "control/connect.h"
 
 #include <poll.h>
 
@@ -9,7 +9,7 @@
 #include "core/hmac.h"
 #include "core/status.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -226,4 +226,4 @@ Error HubSearch::failure(Duration tried) const {
                                    "between");
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

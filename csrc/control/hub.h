@@ -17,7 +17,7 @@
 /// The control plane: worker 0's process runs the hub, every process keeps one TCP connection to it. It brings the job
 /// together (authenticated), exchanges small blobs, and tells everybody at once when a process is lost. The data plane
 /// does not go through it. docs/wire-control.md specifies the bytes.
-namespace herring::runtime {
+namespace herring::control {
 
 enum class Role : std::uint8_t { kWorker = 1, kServer = 2 };
 
@@ -194,4 +194,4 @@ class HubClient final {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace herring::runtime
+}  // namespace herring::control

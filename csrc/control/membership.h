@@ -10,14 +10,14 @@
 #include <unordered_map>
 #include <vector>
 
+#include "control/frame.h"
+#include "control/hub.h"
+#include "control/protocol.h"
 #include "core/types.h"
-#include "runtime/hub.h"
-#include "runtime/hub_frame.h"
-#include "runtime/hub_protocol.h"
 
 /// What the hub decides, without a socket, a clock or a thread: (event, now) -> actions. docs/wire-control.md, "Life of
 /// a job". The caller carries out the actions in their order.
-namespace herring::runtime::control {
+namespace herring::control {
 
 /// Names one connection; chosen by the caller, never reused. 0 names none.
 using ConnectionId = std::uint64_t;
@@ -33,7 +33,7 @@ class Membership final {
     Duration heartbeat = std::chrono::seconds(1);
     Duration dead_after = std::chrono::seconds(5);
     std::uint64_t job_id = 0;
-    std::optional<runtime::Member> lead = {};  ///< As HubOptions.lead, doubt_for and settle, from `opened` on.
+    std::optional<Member> lead = {};  ///< As HubOptions.lead, doubt_for and settle, from `opened` on.
     Duration doubt_for = {};
     Duration settle = {};
     Instant opened = {};
@@ -189,4 +189,4 @@ class Lobby final {
   std::unordered_map<ConnectionId, std::uint64_t> ticket_of_;
 };
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

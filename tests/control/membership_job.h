@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/membership.h"
+#include "control/membership.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 
 using namespace std::chrono_literals;
 using Action = Membership::Action;
@@ -112,4 +112,4 @@ class Job {
   std::vector<ConnectionId> closed;
 };
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

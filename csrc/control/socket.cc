@@ -1,4 +1,4 @@
-#include "runtime/hub_socket.h"
+#include "control/socket.h"
 #include "core/thread.h"
 
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@
 #include <system_error>
 #include <utility>
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 struct FreeAddresses {
@@ -350,4 +350,4 @@ std::thread start_thread(const char* name, std::function<void()> body) {
   return thread;
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

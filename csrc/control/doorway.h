@@ -6,12 +6,12 @@
 #include <optional>
 #include <vector>
 
+#include "control/membership.h"
+#include "control/socket.h"
 #include "core/types.h"
-#include "runtime/hub_socket.h"
-#include "runtime/membership.h"
 
 /// The door of a hub and of a rendezvous: who may come in before it has authenticated.
-namespace herring::runtime::control {
+namespace herring::control {
 
 /// Raises the process's soft limit of open files where `members` connections and a full lobby need more.
 void raise_file_limit(std::size_t members);
@@ -46,4 +46,4 @@ class Doorway final {
   std::optional<Instant> pause_until_;
 };
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

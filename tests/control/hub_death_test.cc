@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
-#include "runtime/hub.h"
-#include "runtime/hub_test_support.h"
+#include "control/hub.h"
+#include "control/hub_test_support.h"
 
 /// Processes that die or stop, and connections that mean harm.
-namespace herring::runtime {
+namespace herring::control {
 namespace {
 
 using namespace test;
-using namespace control;
 
 /// Starts `hub` in this process and worker 1 in a forked one; joins as worker 0.
 class HubDeath : public ::testing::Test {
@@ -234,4 +233,4 @@ TEST(HubStrangers, ASlowHandshakeIsCutOff) {
 }
 
 }  // namespace
-}  // namespace herring::runtime
+}  // namespace herring::control

@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
-#include "runtime/membership.h"
-#include "runtime/membership_job.h"
+#include "control/membership.h"
+#include "control/membership_job.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 /// Job A of two workers at a port that B's processes look at as well, with the same secret.
@@ -152,4 +152,4 @@ TEST_F(TwoJobs, AJobThatIsOverIsNoRival) {
 }
 
 }  // namespace
-}  // namespace herring::runtime::control
+}  // namespace herring::control

@@ -9,14 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "control/frame.h"
+#include "control/hub.h"
 #include "core/hmac.h"
 #include "core/types.h"
-#include "runtime/hub.h"
-#include "runtime/hub_frame.h"
 
 /// Bodies and handshake of the control plane: docs/wire-control.md. Everything here is pure. Decoders return nothing
 /// for a body that no correct peer sends: short, long, or with a value out of range.
-namespace herring::runtime::control {
+namespace herring::control {
 
 inline constexpr std::uint32_t kProtocolVersion = 1;
 /// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md). Bit 2: a hub says whose it
@@ -187,4 +187,4 @@ std::optional<std::string> decode_text(std::span<const std::byte> body);
 /// "silent for 5.0 s" and other durations for people.
 std::string seconds_text(Duration duration);
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

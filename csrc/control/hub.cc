@@ -1,4 +1,4 @@
-#include "runtime/hub.h"
+#include "control/hub.h"
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -13,20 +13,19 @@
 #include <unordered_map>
 #include <utility>
 
+#include "control/doorway.h"
+#include "control/membership.h"
+#include "control/port.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/hmac.h"
 #include "core/process.h"
 #include "core/status.h"
 #include "core/text.h"
-#include "runtime/hub_doorway.h"
-#include "runtime/hub_port.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
-#include "runtime/membership.h"
 
-namespace herring::runtime {
+namespace herring::control {
 namespace {
 
-using namespace control;
 using Clock = std::chrono::steady_clock;
 
 constexpr Duration kLingerPatience = std::chrono::seconds(1);
@@ -482,4 +481,4 @@ std::uint16_t Hub::port() const { return impl_->port(); }
 void Hub::never_comes(Role role, std::uint32_t rank, const std::string& why) { impl_->never_comes(role, rank, why); }
 HubCounters Hub::counters() const { return impl_->counters(); }
 
-}  // namespace herring::runtime
+}  // namespace herring::control

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "control/membership.h"
 #include "core/status.h"
 #include "core/text.h"
-#include "runtime/membership.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 /// Where the launchers of two workers say that they are of two jobs: how each calls its own. The first variable that
@@ -124,4 +124,4 @@ void Membership::end_in_doubt(const std::string& text) {
   if (lead != 0) send(lead, FrameType::kEvent, make_body(encode(Event{HubEvent::Kind::kFailed, 0, doubt_})));
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

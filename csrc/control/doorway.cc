@@ -1,4 +1,4 @@
-#include "runtime/hub_doorway.h"
+#include "control/doorway.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 
 #include "core/hmac.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
@@ -76,4 +76,4 @@ void Doorway::close() {
   pause_until_.reset();
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

@@ -1,4 +1,4 @@
-#include "runtime/hub.h"
+#include "control/hub.h"
 
 #include <dirent.h>
 #include <sys/socket.h>
@@ -7,9 +7,9 @@
 #include <atomic>
 #include <future>
 
-#include "runtime/hub_test_support.h"
+#include "control/hub_test_support.h"
 
-namespace herring::runtime {
+namespace herring::control {
 namespace {
 
 using namespace test;
@@ -466,4 +466,4 @@ TEST(Hub, FiftyLivesInOneProcessLeakNoDescriptor) {
 }
 
 }  // namespace
-}  // namespace herring::runtime
+}  // namespace herring::control

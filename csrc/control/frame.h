@@ -12,7 +12,7 @@
 #include "core/hmac.h"
 
 /// Frames of the control plane, without a socket: docs/wire-control.md, "Frames".
-namespace herring::runtime::control {
+namespace herring::control {
 
 inline constexpr std::size_t kFrameHeaderBytes = 32;
 inline constexpr std::size_t kFrameHeadBytes = 16;  ///< The part of the header that the mac covers.
@@ -157,4 +157,4 @@ class BodyReader final {
   bool ok_ = true;
 };
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

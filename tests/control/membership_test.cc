@@ -1,13 +1,13 @@
-#include "runtime/membership.h"
+#include "control/membership.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 
-#include "runtime/membership_job.h"
+#include "control/membership_job.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 /// Worker 0's process holds the hub. Its user's script may end it as soon as it hears of a loss, and with it the hub:
@@ -472,4 +472,4 @@ TEST(Membership, HeartbeatsOfThousandsStayLinear) {
 }
 
 }  // namespace
-}  // namespace herring::runtime::control
+}  // namespace herring::control

@@ -1,4 +1,4 @@
-#include "runtime/hub_port.h"
+#include "control/port.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,10 +6,10 @@
 #include <thread>
 #include <utility>
 
+#include "control/connect.h"
 #include "core/status.h"
-#include "runtime/hub_connect.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -77,4 +77,4 @@ UniqueFd listen_alone(const HubOptions& options, std::uint16_t& port) {
   return listener;
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

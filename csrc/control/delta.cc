@@ -1,9 +1,9 @@
-#include "runtime/hub_delta.h"
+#include "control/delta.h"
 
 #include <algorithm>
 #include <limits>
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 /// Fewer equal bytes than this are cheaper among those that differ.
@@ -78,4 +78,4 @@ std::optional<Strings> decode_list(BodyReader& reader, std::uint32_t count, std:
   return strings;
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

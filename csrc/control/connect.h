@@ -5,13 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "control/hub.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/types.h"
-#include "runtime/hub.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
 
 /// How a member finds the hub of its job among the candidate ports, and authenticates.
-namespace herring::runtime::control {
+namespace herring::control {
 
 /// A connection whose both ends have authenticated; the hub has given this member its place.
 struct Session {
@@ -66,4 +66,4 @@ class HubSearch final {
   Instant hopeless_since_ = Instant::max();
 };
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

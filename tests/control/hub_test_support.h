@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
+#include "control/hub.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/status.h"
-#include "runtime/hub.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
 
 /// A hub on loopback and members of it, for tests.
-namespace herring::runtime::test {
+namespace herring::control::test {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
@@ -182,4 +182,4 @@ inline void wait_to_be_killed() {
   (void)control::wait_for(pipes[0], 1 /* POLLIN */, in(60s));
 }
 
-}  // namespace herring::runtime::test
+}  // namespace herring::control::test

@@ -10,13 +10,13 @@
 #include <thread>
 #include <vector>
 
+#include "control/frame.h"
+#include "control/protocol.h"
 #include "core/status.h"
 #include "core/types.h"
-#include "runtime/hub_frame.h"
-#include "runtime/hub_protocol.h"
 
 /// The sockets under the control plane. Every descriptor is close-on-exec and non-blocking; writes raise no SIGPIPE.
-namespace herring::runtime::control {
+namespace herring::control {
 
 /// Owns a file descriptor.
 class UniqueFd final {
@@ -121,4 +121,4 @@ std::string errno_text(int error);
 /// Starts a thread that signals of the process do not interrupt.
 std::thread start_thread(const char* name, std::function<void()> body);
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

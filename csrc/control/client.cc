@@ -11,17 +11,16 @@
 #include <thread>
 #include <utility>
 
+#include "control/connect.h"
+#include "control/hub.h"
+#include "control/protocol.h"
+#include "control/socket.h"
 #include "core/process.h"
 #include "core/status.h"
-#include "runtime/hub.h"
-#include "runtime/hub_connect.h"
-#include "runtime/hub_protocol.h"
-#include "runtime/hub_socket.h"
 
-namespace herring::runtime {
+namespace herring::control {
 namespace {
 
-using namespace control;
 using Clock = std::chrono::steady_clock;
 
 constexpr Duration kQueryPatience = std::chrono::milliseconds(500);
@@ -514,4 +513,4 @@ void HubClient::report_group_left(const UsedGroup& group, std::uint64_t calls) {
 }
 void HubClient::leave() { impl_->leave(); }
 
-}  // namespace herring::runtime
+}  // namespace herring::control

@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "runtime/hub_frame.h"
+#include "control/frame.h"
 
 /// Lists of byte strings that are much alike, as the members' are, in few bytes: docs/wire-control.md, "Lists". Pure.
-namespace herring::runtime::control {
+namespace herring::control {
 
 using Strings = std::vector<std::vector<std::byte>>;
 
@@ -19,4 +19,4 @@ std::vector<std::byte> encode_list(std::span<const std::vector<std::byte>> strin
 /// bytes can stand for many.
 std::optional<Strings> decode_list(BodyReader& reader, std::uint32_t count, std::size_t most_bytes);
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

@@ -2,9 +2,9 @@
 
 #include <chrono>
 
-#include "runtime/membership.h"
+#include "control/membership.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 using namespace std::chrono_literals;
@@ -58,4 +58,4 @@ TEST(Lobby, WhoTriesAgainComesThroughAFlood) {
 }
 
 }  // namespace
-}  // namespace herring::runtime::control
+}  // namespace herring::control

@@ -1,4 +1,4 @@
-#include "runtime/hub_protocol.h"
+#include "control/protocol.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -7,9 +7,9 @@
 #include <map>
 #include <utility>
 
-#include "runtime/hub_delta.h"
+#include "control/delta.h"
 
-namespace herring::runtime {
+namespace herring::control {
 
 std::string to_string(const Member& member) {
   return std::string(member.role == Role::kServer ? "server " : "worker ") + std::to_string(member.rank) + " (pid " +
@@ -35,7 +35,6 @@ std::string to_string(const HubEvent& event) {
   return to_string(event.member) + " is lost: " + event.reason;
 }
 
-namespace control {
 namespace {
 
 /// Nanoseconds. It keeps every later sum of times far from overflow.
@@ -446,5 +445,4 @@ std::string seconds_text(Duration duration) {
   return text.data();
 }
 
-}  // namespace control
-}  // namespace herring::runtime
+}  // namespace herring::control

@@ -1,4 +1,4 @@
-#include "runtime/membership.h"
+#include "control/membership.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "core/status.h"
 #include "core/text.h"
 
-namespace herring::runtime::control {
+namespace herring::control {
 namespace {
 
 /// "worker 3", "workers 1-5, 9"; at most 8 ranges are spelled out.
@@ -501,4 +501,4 @@ Instant Lobby::next_wakeup() const {
   return guests_.empty() ? Instant::max() : guests_.begin()->second.since + patience_;
 }
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control

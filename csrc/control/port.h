@@ -2,11 +2,11 @@
 
 #include <cstdint>
 
-#include "runtime/hub.h"
-#include "runtime/hub_socket.h"
+#include "control/hub.h"
+#include "control/socket.h"
 
 /// Where worker 0's hub listens, and that no other job's hub is there.
-namespace herring::runtime::control {
+namespace herring::control {
 
 /// Binds the first free one of options.ports, as listen_on() does, for options.lead. What holds a port before it, and
 /// what is at the others, is asked whether it is a hub with the same secret: members could not tell it from this one.
@@ -14,4 +14,4 @@ namespace herring::runtime::control {
 /// is over are no obstacle; the only port is waited for a few seconds where such a job still has it.
 UniqueFd listen_alone(const HubOptions& options, std::uint16_t& port);
 
-}  // namespace herring::runtime::control
+}  // namespace herring::control
