@@ -324,7 +324,17 @@ def test_the_reduction_is_used_by_server_and_runtime_alone() -> None:
 
 
 def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
-    open_to_bindings = {"core", "control", "runtime", "collectives", "elastic", "efa", "tcp", "intra_node", "fusion_buffer"}
+    open_to_bindings = {
+        "core",
+        "control",
+        "runtime",
+        "collectives",
+        "elastic",
+        "efa",
+        "tcp",
+        "intra_node",
+        "fusion_buffer",
+    }
     problems = [
         f"{name_of(path)} includes {name}"
         for path in cpp_files(BINDINGS)

@@ -15,10 +15,14 @@
 #include "runtime/communicator.h"
 #include "transport/transport.h"
 
+namespace herring::control {
+class HubClient;
+}
+
 /// The composition root's face: what the bindings use. Everything below it (engines, transports, threads) is hidden.
 namespace herring::runtime {
 
-class HubClient;
+using control::HubClient;
 
 /// Puts something around each endpoint that is opened; for tests.
 using EndpointWrapper = std::function<std::unique_ptr<transport::Endpoint>(std::unique_ptr<transport::Endpoint>)>;
