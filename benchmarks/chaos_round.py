@@ -35,6 +35,8 @@ class Site:
 
     address = "127.0.0.1"
     interface = "lo"
+    strict_library: Path | None = None  # chaos_strict.cc, built.
+    has_libfabric = False
 
     def enter(self, host: int, command: list[str]) -> list[str]:
         del host
@@ -43,16 +45,12 @@ class Site:
     def cut(self, host: int) -> None:
         raise NotImplementedError(f"host {host}: links can be cut between emulated hosts only")
 
-    def heal(self, host: int) -> None:
-        del host
+    def heal(self, host: int) -> None: ...
 
-    def lose(self, sender: int, receiver: int) -> None:
-        """What `sender` sends to `receiver` vanishes from now on."""
+    def lose(self, sender: int, receiver: int) -> None:  # What it sends there vanishes from now on.
         raise NotImplementedError(f"hosts {sender}, {receiver}: packets can be lost between emulated hosts only")
 
-    def find(self, sender: int, receiver: int) -> None:
-        """It arrives again."""
-        del sender, receiver
+    def find(self, sender: int, receiver: int) -> None: ...  # It arrives again.
 
     def leftovers(self) -> set[str]:
         """Files that a job might have left."""
@@ -162,11 +160,15 @@ class Job:
             HERRING_JOIN_TIMEOUT_S=str(plan.join_timeout_s),
             HERRING_SECRET="chaos" + plan.name,
             HERRING_CHECKSUM="on" if plan.checksum else "off",
+            HERRING_PROVIDER=plan.provider if self.site.has_libfabric else "auto",
+            CHAOS_DEEDS=",".join(plan.deeds),
             OMP_NUM_THREADS="1",
             OPENBLAS_NUM_THREADS="1",
             PYTHONUNBUFFERED="1",
             **{ROUND_MARK: token},
         )
+        if plan.strict and self.site.strict_library:
+            env["LD_PRELOAD"] = str(self.site.strict_library)
         return env
 
     def _start(self, index: int, host: int, command: list[str], env: dict[str, str]) -> None:
