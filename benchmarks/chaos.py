@@ -48,7 +48,8 @@ from typing import Any
 import emulate_cluster as cluster
 from chaos_group import GroupRound
 from chaos_plan import Plan, make_plan
-from chaos_round import Round, Site, Verdict
+from chaos_round import Round, Verdict
+from chaos_site import Site
 from chaos_twin import TwinRound
 
 MAX_HOSTS = 6

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from chaos_plan import Plan
-from chaos_round import SLACK_S, START_S, Job, Site, Verdict
+from chaos_round import SLACK_S, START_S, Job, Verdict
+from chaos_site import Site
 
 WORKER = Path(__file__).with_name("chaos_group_worker.py")
 MOST_S = 40.0  # For the steps, on a busy machine, and for three imports of torch.

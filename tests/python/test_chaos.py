@@ -11,7 +11,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import chaos_plan  # noqa: E402  (found in benchmarks/)
-from chaos_round import Job, Round, Site  # noqa: E402
+from chaos_round import Job, Round  # noqa: E402
+from chaos_site import Site  # noqa: E402
 
 SEED = 7
 ROUNDS = 10
@@ -37,6 +38,10 @@ def test_a_seed_gives_the_same_round_again_and_another_seed_another():
     wanted = {(kind, phase) for kind in chaos_plan.LASTING for phase in chaos_plan.PHASES}
     assert wanted - {("half", "start"), ("half", "connect")} <= struck
     assert any(plan.twin for plan in plans)
+    assert {plan.group_end.how for plan in plans if plan.group_end} == {"abort", "destroy"}
+    assert {deed for plan in plans for deed in plan.deeds} == {"names", "late"}
+    assert any(plan.strict for plan in plans)
+    assert {plan.provider for plan in plans} == {"auto", "tcp"}
     assert any(len(plan.strikes) == 2 for plan in plans)
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,8 @@ import herring.torch  # noqa: F401  (registers the backend where Herring is on t
 STEPS = 12
 ELEMENTS = (3, 50_000)
 KINDS = ("abort", "destroy", "kill", "nothing")
+# Of four ranks, two on each of two hosts.
+GROUPS = {"host": [0, 1], "across": [0, 2], "mixed": [3, 1, 2], "all": [3, 0, 2, 1]}
 PATIENCE_S = 40.0
 SOON_S = 20.0  # No more than a busy machine takes; far below the groups' patience.
 
@@ -51,71 +54,84 @@ class Member:
         assert not whole or there == set(self.ranks), f"{self.name}, step {step}: {value} lacks one that lives"
 
 
-def events_of(seed: int, names: list[str], groups: dict[str, list[int]], size: int) -> list[tuple[int, str, str, int]]:
-    """(step, kind, group, rank): at most one death, never of rank 0, whose store torch needs."""
+@dataclass(frozen=True)
+class Event:
+    """`rank` does this to a group in `step`, while operations of all groups run; "kill": to itself."""
+
+    step: int
+    kind: str
+    group: str
+    rank: int
+
+
+def events_of(seed: int, size: int) -> list[Event]:
+    """At most one death, never of rank 0, whose store torch needs."""
     dice = random.Random(seed)
-    found, has_death = [], False
+    found: list[Event] = []
     for step in range(2, STEPS, 2):
-        kind, name = dice.choice(KINDS), dice.choice(names)
-        if kind == "nothing" or (kind == "kill" and has_death):
+        kind, name = dice.choice(KINDS), dice.choice(list(GROUPS))
+        if kind == "nothing" or (kind == "kill" and any(event.kind == "kill" for event in found)):
             continue
-        has_death = has_death or kind == "kill"
-        rank = dice.randrange(1, size) if kind == "kill" else dice.choice(groups[name])
-        found.append((step, kind, name, rank))
+        rank = dice.randrange(1, size) if kind == "kill" else dice.choice(GROUPS[name])
+        found.append(Event(step, kind, name, rank))
     return found
 
 
-def give_up(kind: str, one: Member) -> None:
-    if kind == "kill":
+def give_up(event: Event, members: list[Member]) -> None:
+    one = next((one for one in members if one.name == event.group and not one.over), None)
+    if event.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "abort":
-        dist.distributed_c10d._abort_process_group(one.group)
+    elif one is not None:
+        if event.kind == "abort":
+            dist.distributed_c10d._abort_process_group(one.group)
+        else:
+            dist.destroy_process_group(one.group)
+        one.over = event.kind
+
+
+def await_end(one: Member, work: Any) -> str:
+    """Empty, or the news that the group is over: nothing else may come."""
+    began = time.monotonic()
+    try:
+        work.wait()
+    except RuntimeError as error:
+        text = str(error)
+        if one.name == "world" or ("aborted the group" not in text and "has left the group" not in text):
+            raise
     else:
-        dist.destroy_process_group(one.group)
-    one.over = kind
+        return ""
+    assert time.monotonic() - began < SOON_S, f"{one.name}: the news came late: {text}"
+    return text
 
 
-def take_step(step: int, rank: int, members: list[Member], events: list[tuple[int, str, str, int]], dead: set[int]) -> None:
-    pending = {one.name: one.start(rank, step) for one in members if not one.over}
-    for at, kind, name, who in events:
-        # (A rank that is dead, or a group that is over, can do nothing any more: on all ranks alike.)
-        if at == step and who not in dead and rank == who:
-            mine = next((one for one in members if one.name == name and not one.over), None)
-            if kind == "kill" or mine is not None:
-                give_up(kind, mine or members[0])
-                if mine is not None and kind != "kill":
-                    pending.pop(mine.name)
-    for one in members:
-        for value, work in pending.get(one.name, []):
-            began = time.monotonic()
-            try:
-                work.wait()
-            except RuntimeError as error:
-                assert one.name != "world", f"the job does not go on: {error}"
-                assert "aborted the group" in str(error) or "has left the group" in str(error), str(error)
-                assert time.monotonic() - began < SOON_S, f"{one.name}: the news came late: {error}"
-                one.over = one.over or str(error)
+def take_step(step: int, rank: int, members: list[Member], events: list[Event]) -> None:
+    pending = [(one, one.start(rank, step)) for one in members if not one.over]
+    for event in events:
+        if (event.step, event.rank) == (step, rank):
+            give_up(event, members)
+    is_whole = not any(event.kind == "kill" and event.step <= step for event in events)
+    for one, given in pending:
+        for value, work in given:
+            if one.over in ("abort", "destroy"):  # By this rank: what becomes of its operations it does not ask.
                 continue
-            one.check(rank, step, value, whole=not any(each in dead for each in one.ranks) and not deaths_by(events, step))
-
-
-def deaths_by(events: list[tuple[int, str, str, int]], step: int) -> set[int]:
-    return {who for at, kind, _, who in events if kind == "kill" and at <= step}
+            if news := await_end(one, work):
+                one.over = one.over or news
+            else:
+                one.check(rank, step, value, is_whole)
 
 
 def main() -> None:
     seed = int(sys.argv[1])
     dist.init_process_group("herring", timeout=timedelta(seconds=PATIENCE_S))
     rank, size = dist.get_rank(), dist.get_world_size()
-    groups = {"host": [0, 1], "across": [0, 2], "mixed": [3, 1, 2], "all": [3, 0, 2, 1]}
     members = [Member("world", list(range(size)), None)]
-    for name, ranks in groups.items():
+    for name, ranks in GROUPS.items():
         group = dist.new_group(ranks)
         if rank in ranks:
             members.append(Member(name, ranks, group))
-    events = events_of(seed, list(groups), groups, size)
+    events = events_of(seed, size)
     for step in range(STEPS):
-        take_step(step, rank, members, events, deaths_by(events, step - 1))
+        take_step(step, rank, members, events)
     for one in members[1:]:
         if one.over not in ("abort", "destroy", ""):
             sys.stdout.write(f"rank {rank}: {one.name}: {one.over}\n")
