@@ -458,7 +458,9 @@ class Round:
         self.verdict.outcome = f"{failed} of {self.plan.processes()} processes raised"
 
     def _all_done(self, job: Job) -> bool:
-        return all(job.heard[rank].find("shutdown") for rank in range(self.plan.workers))
+        """An elastic job that was struck while some were still connecting may have gone on without the lost."""
+        lost = self.struck if self.plan.mode == "elastic" else {}
+        return all(job.heard[rank].find("shutdown") for rank in range(self.plan.workers) if rank not in lost)
 
     def _judge_unharmed(self, job: Job) -> None:
         self.verdict.outcome = "nothing lasting happened; all went on"

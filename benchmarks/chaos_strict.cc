@@ -1,6 +1,6 @@
 // A library to preload (LD_PRELOAD) into processes of a job: every endpoint of theirs then behaves as a network card
-// that wants memory registered (tests/transport/strict_card.h), and ends the process where the job does what such a card
-// does not forgive. chaos.py builds it.
+// that wants memory registered (tests/transport/strict_card.h), and ends the process where the job does what such a
+// card does not forgive. chaos.py builds it.
 
 #include <dlfcn.h>
 

@@ -198,8 +198,7 @@ void FabricEndpoint::shut_down() {
   // The endpoint goes first: from here on libfabric touches no memory of a pending post. What it registered for single
   // posts goes with the operations' memory regions, before the domain.
   objects_.endpoint.reset();
-  // And nobody asks the queue: it would go through what the endpoint has left of its connections (libfabric 1.17
-  // crashes).
+  // Nor does anybody ask the queue: without its endpoint libfabric 1.17 crashes there.
   waiter_.forget_queue();
   operations_.for_each([this](Operation& operation) { close_temporary(operation); });
   waiting_.clear();
