@@ -62,9 +62,9 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
 }
 
 /// `near`: the process's own way between its worker and this lane, or null.
-std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
-                                      HubClient& hub, const std::shared_ptr<DamageCounters>& counters, Network& network,
-                                      const EndpointWrapper& wrap, std::unique_ptr<transport::Endpoint> near) {
+std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement, const LanePlace& lane, HubClient& hub,
+                                const std::shared_ptr<DamageCounters>& counters, Network& network,
+                                const EndpointWrapper& wrap, std::unique_ptr<transport::Endpoint> near) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
   options.hosts = host_spans(config, placement);
@@ -73,7 +73,7 @@ std::unique_ptr<LaneThread> open_lane(const Config& config, const Placement& pla
   if (near != nullptr) {
     endpoint = std::make_unique<RoutedEndpoint>(std::move(near), std::set{PeerId{lane.owner}}, std::move(endpoint));
   }
-  return std::make_unique<LaneThread>(options, std::move(endpoint));
+  return std::make_unique<Lane>(options, std::move(endpoint));
 }
 
 /// This process's lanes, and its worker's own way to them.
@@ -151,8 +151,8 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     const transport::Address& address = others.lanes_of[member][next[member]++];
     if (result.endpoint) result.endpoint->add_peer(lane.peer, address);
   }
-  for (const auto& lane : result.lanes) lane->start(others.workers);
-  // A worker may send as soon as connect() returns: all lanes must be up by then.
+  for (const auto& lane : result.lanes) lane->open(others.workers);
+  // A worker may send as soon as connect() returns: all lanes have posted their receives by then.
   hub.exchange("connected", {}, deadline, Wants::kNothing);
   return result;
 }

@@ -23,6 +23,7 @@
 #include "intra_node/neighborhood.h"
 #include "runtime/control.h"
 #include "runtime/core_balance.h"
+#include "runtime/lane.h"
 #include "runtime/local_writes.h"
 #include "runtime/messages.h"
 #include "runtime/name_uses.h"
@@ -32,6 +33,7 @@
 #include "runtime/placement.h"
 #include "runtime/pump.h"
 #include "runtime/runtime.h"
+#include "runtime/spin.h"
 #include "server/reduce.h"
 #include "transport/transport.h"
 #include "worker/engine.h"
@@ -102,6 +104,7 @@ struct ProgressOptions {
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
+  std::vector<Lane*> lanes;                                ///< Of this process, where it drives them too. Open.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
   /// And one that has done all that it will do.
@@ -219,17 +222,20 @@ class Progress final : public Driver {
   };
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
+  void join_neighbourhood(intra_node::Neighborhood& neighborhood);
   std::shared_ptr<GroupClosed> ask_to_close(ClosingGroup closing);
   void loop();
   bool turn(Instant now);
   void break_down(const std::exception& problem);
-  Duration patience() const;
   bool may_take_shortcut() const;
   bool exchange_small(SmallOperation& operation);
   bool do_turn(Instant now);
-  void run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin);
+  void run_until(const std::function<bool()>& is_over, Instant deadline, bool is_caller);
   void start_driving();
+  bool is_needed() const;
   bool may_leave();
+  void leave_to_others();
+  void wait_to_drive();
   bool take_commands(Instant now);
   void carry_out(Instant now, const MessageCommands& commands);
   void wake_up(bool needs_thread);
@@ -298,9 +304,12 @@ class Progress final : public Driver {
   Status with_pending(const Status& status) const;
   void fail_everything(const Status& status);
   void publish();
+  void publish_lanes();
 
   ProgressOptions options_;
   const Config& config_;
+  const std::vector<Lane*> lanes_;  ///< Driven with everything else.
+  const bool watches_network_;      ///< Others may want something of this process though nothing is pending.
   const server::Isa isa_;
   LocalWrites local_writes_;
   std::optional<CoreBalance> core_balance_;  ///< Where other ranks are on this host.
@@ -329,6 +338,7 @@ class Progress final : public Driver {
   std::set<std::uint32_t> lost_servers_;   ///< Server processes that are gone.
   std::vector<std::uint32_t> neighbours_;  ///< The ranks of this host, by their local rank.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
+  AdaptiveSpin spin_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
   /// Made of messages: to be declared, refused by what others call, and over.

@@ -14,6 +14,7 @@
 #include "runtime/control.h"
 #include "runtime/group_table.h"
 #include "runtime/job_counters.h"
+#include "runtime/lane_thread.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/progress.h"
@@ -68,6 +69,7 @@ class Runtime::Impl {
     Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
                                       options.fabric_search, deadline, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
+    const bool has_threads = wants_lane_threads(options.config, neighbours.size());
     damage = connections.damage;
     strangers = connections.strangers;
     network = std::move(connections.network);
@@ -85,6 +87,9 @@ class Runtime::Impl {
     progress_options.neighborhood = neighborhood;
     progress_options.endpoint = std::move(connections.endpoint);
     progress_options.peer_endpoint = std::move(connections.peer_endpoint);
+    for (const auto& lane : lanes) {
+      if (!has_threads) progress_options.lanes.push_back(lane.get());
+    }
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
@@ -100,6 +105,7 @@ class Runtime::Impl {
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
+    if (has_threads) lane_threads = start_lane_threads(options.config, lanes);
   }
 
   void join_neighbours(Instant deadline) {
@@ -369,6 +375,7 @@ class Runtime::Impl {
     }
     ended.reset();
     options.hub->leave();
+    lane_threads.clear();
     lanes.clear();
     callbacks->close(std::chrono::steady_clock::now() + kLastCallbacks);
   }
@@ -395,7 +402,8 @@ class Runtime::Impl {
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
   std::unique_ptr<Network> network;
-  std::vector<std::unique_ptr<LaneThread>> lanes;
+  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<LaneThread>> lane_threads;
   const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
   std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
   std::shared_ptr<DamageCounters> damage;

@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "control/hub.h"
 #include "core/status.h"
 #include "efa/fabric.h"
 #include "intra_node/neighborhood.h"
+#include "runtime/control.h"
 #include "runtime/runtime.h"
 #include "transport/strict_endpoint.h"
 
@@ -65,6 +65,8 @@ using Body = std::function<void(Runtime&)>;
 inline std::vector<std::string> run_job(JobShape shape, const Body& body) {
   shape.config.servers = shape.servers;
   shape.config.interface = "lo";
+  // The other way round than what a small machine does by itself, so that both are run.
+  if (shape.strict && shape.config.lane_threads == Switch::kAuto) shape.config.lane_threads = Switch::kOn;
   HubOptions hub_options;
   hub_options.listen_host = "127.0.0.1";
   hub_options.workers = shape.workers;
