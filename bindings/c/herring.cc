@@ -86,10 +86,10 @@ std::pair<std::string, std::uint16_t> split(std::string_view hub) {
   return {std::string(host), static_cast<std::uint16_t>(port)};
 }
 
-runtime::Member self(std::uint32_t rank) {
+control::Member self(std::uint32_t rank) {
   char name[256] = {};
   const bool has_name = gethostname(name, sizeof name - 1) == 0;
-  return {runtime::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
+  return {control::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
           has_name ? name : "unknown host"};
 }
 
@@ -98,9 +98,9 @@ std::uint64_t random_id() {
   return (std::uint64_t{source()} << 31 ^ source()) | 1;
 }
 
-std::shared_ptr<runtime::Hub> open_hub(const Config& config, const std::string& host, std::uint16_t port,
+std::shared_ptr<control::Hub> open_hub(const Config& config, const std::string& host, std::uint16_t port,
                                        std::uint32_t workers) {
-  runtime::HubOptions options;
+  control::HubOptions options;
   options.listen_host = host == "localhost" ? "127.0.0.1" : host;
   options.ports = {port};
   options.workers = workers;
@@ -111,7 +111,7 @@ std::shared_ptr<runtime::Hub> open_hub(const Config& config, const std::string& 
   options.dead_after = seconds(config.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(config, "rank 0"));
   options.lead = self(0);
-  return std::make_shared<runtime::Hub>(options);
+  return std::make_shared<control::Hub>(options);
 }
 
 std::unique_ptr<herring_job> join(const herring_join_options& options) {
@@ -125,14 +125,14 @@ std::unique_ptr<herring_job> join(const herring_join_options& options) {
   const Instant deadline = in(options.timeout_s > 0 ? options.timeout_s : config.join_timeout_s);
   auto job = std::make_unique<herring_job>();
   if (options.rank == 0) job->hub = open_hub(config, host, port, options.size);
-  runtime::HubClientOptions hub;
+  control::HubClientOptions hub;
   hub.host = host;
   hub.ports = {port};
   hub.secret = config.secret;
   hub.self = self(options.rank);
   hub.workers = options.size;
   hub.servers = config.servers;
-  job->client = std::make_shared<runtime::HubClient>(hub, deadline);
+  job->client = std::make_shared<control::HubClient>(hub, deadline);
   runtime::RuntimeOptions made;
   made.config = config;
   made.hub = job->client;

@@ -8,13 +8,13 @@
 
 #include "collectives/operations.h"
 #include "runtime/communicator.h"
-#include "runtime/hub.h"
+#include "control/hub.h"
 
 /// What the handles of the C interface are, for bindings in C++ that have them from elsewhere.
 
 struct herring_job {
-  std::shared_ptr<herring::runtime::Hub> hub;  ///< Of worker 0, where this has opened it.
-  std::shared_ptr<herring::runtime::HubClient> client;
+  std::shared_ptr<herring::control::Hub> hub;  ///< Of worker 0, where this has opened it.
+  std::shared_ptr<herring::control::HubClient> client;
   std::shared_ptr<herring::runtime::Communicator> runtime;
   std::shared_ptr<herring::collectives::Operations> operations;
 
