@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "collectives/operations.h"
-#include "runtime/communicator.h"
 #include "control/hub.h"
+#include "runtime/communicator.h"
 
 /// What the handles of the C interface are, for bindings in C++ that have them from elsewhere.
 
