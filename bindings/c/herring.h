@@ -4,8 +4,7 @@
  * Structs that the caller fills begin with their size (sizeof), so that later versions can add fields at their end: set
  * the rest to 0. All functions may be called from any thread; handles are freed once, when no call uses them.
  */
-#ifndef HERRING_H
-#define HERRING_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -157,5 +156,3 @@ HERRING_API void herring_free(herring_memory* memory);
 #ifdef __cplusplus
 }
 #endif
-
-#endif /* HERRING_H */
