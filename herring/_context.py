@@ -43,6 +43,13 @@ class Session:
     job: WorkerJob | ElasticJob
     runtime: _core.Runtime
     uses: NameUses = field(default_factory=NameUses)
+    ranks: range | None = field(init=False)  # of a job whose ranks stay: those of the job
+    timeout_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What each small operation asks for.
+        object.__setattr__(self, "ranks", None if self.elastic is not None else range(self.job.size))
+        object.__setattr__(self, "timeout_s", self.job.config.timeout_s)
 
     @property
     def config(self) -> _core.Config:

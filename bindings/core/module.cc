@@ -8,5 +8,6 @@ PYBIND11_MODULE(_core, module) {
   herring::python::bind_fabric(module);
   herring::python::bind_runtime(module);
   herring::python::bind_fusion(module);
+  herring::python::bind_arrays(module);
   herring::python::bind_elastic(module);
 }
