@@ -138,6 +138,23 @@ def read_config(overrides: Mapping[str, str] = ...) -> Config:
     """This process's HERRING_* variables; `overrides` (same names) win over them."""
 
 def config_table() -> list[ConfigRow]: ...
+
+class GpuFacts(TypedDict):
+    number: int
+    name: str
+    pci_bus_id: str
+    memory_bytes: int
+    capability: str
+    multiprocessors: int
+    copy_engines: int
+
+class CudaSurvey(TypedDict):
+    problem: str
+    library: str
+    version: str
+    gpus: list[GpuFacts]
+
+def survey_cuda(library: str = ...) -> CudaSurvey: ...
 def probe_fabric(config: Config, search: Sequence[str] = ...) -> FabricReport: ...
 def host_identity() -> str:
     """Equal on processes that can share memory."""

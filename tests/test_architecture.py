@@ -47,6 +47,8 @@ MAY_INCLUDE = {
     "fusion_buffer": {"core"},
     "intra_node": {"core"},
     "transport": {"core"},
+    "staging": {"core"},
+    "cuda": {"core"},
     "tcp": {"core", "transport"},
     "efa": {"core", "transport"},
     "server": {"core", "wire"},
@@ -92,7 +94,7 @@ def name_of(path: Path) -> str:
 def is_engine(path: Path) -> bool:
     folder = path.relative_to(CSRC).parts[0]
     return (
-        folder in {"wire", "worker", "point_to_point"}
+        folder in {"wire", "worker", "point_to_point", "staging"}
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
         or (folder == "control" and path.stem in CONTROL_ENGINES)
         or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
@@ -332,6 +334,7 @@ def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
         "elastic",
         "efa",
         "tcp",
+        "cuda",
         "intra_node",
         "fusion_buffer",
     }
