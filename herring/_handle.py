@@ -51,7 +51,8 @@ class Handle(Generic[ResultT]):
         failed with. Without `timeout`, waits as long as the operation's own deadline.
         """
         limit = to_seconds(timeout)
-        if not self._work.wait(max(self._last - time.monotonic(), 0.0) if limit is None else limit):
+        seconds = max(self._last - time.monotonic(), 0.0) if limit is None else limit
+        if not self._work.wait(seconds, blocks=limit is None):
             if limit is None:
                 raise InternalError(
                     f"{self._what} did not end at its deadline: this is a bug in Herring, please report it"
