@@ -1,10 +1,14 @@
-"""All-reduce from a tf.function: Herring beside TensorFlow's own ring, in turns of one run.
+"""All-reduce from a tf.function: Herring beside TensorFlow's own ring and others, in turns of one run.
 
-    herringrun -np 2 python benchmarks/tensorflow_allreduce.py --sizes 1KB 1MB 25MB 100MB
+    herringrun -np 2 python benchmarks/tensorflow_allreduce.py --sizes 1KB 1MB 25MB 100MB --others gloo arrays
+    herringrun -np 2 python benchmarks/tensorflow_allreduce.py --per-op 100
 
-Each row is the median over all iterations of rank 0, in milliseconds. The last rows reduce the 161 gradients of
-ResNet-50 (102 MB) at once, then beside a script that joins them, reduces that and cuts it again, and as one tensor of
-that size. Needs tensorflow (pip install tensorflow-cpu); each rank is a process on this host.
+Each row is the median over all iterations of rank 0, in milliseconds; each column's ratio is to Herring's. "gloo" is
+torch's all_reduce (where torch is installed), "arrays" Herring's own of a numpy array: without TensorFlow, and in
+memory that is not shared, as TensorFlow's. The last rows reduce the 161 gradients of ResNet-50 (102 MB) at once, then
+beside a script that joins them, reduces that and cuts it again, and as one tensor of that size. --per-op prints what
+one more 1 KB reduction in a graph costs, and the same through tf.py_function. Needs tensorflow (pip install
+tensorflow-cpu); each rank is a process on this host.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +58,73 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5, help="of each contender, one after the other (default 5)")
     parser.add_argument("--seconds", type=float, default=0.5, help="of one turn, about (default 0.5)")
     parser.add_argument("--port", type=int, default=43210, help="TensorFlow's: this one and the next (default 43210)")
+    parser.add_argument("--others", nargs="*", default=[], choices=["gloo", "arrays"], help="beside the ring, by size")
+    parser.add_argument("--per-op", type=int, metavar="COUNT", help="1 KB: what each of so many operations costs")
+    parser.add_argument("--only-sizes", action="store_true", help="without the gradients of ResNet-50")
     return parser.parse_args()
+
+
+def gloo_call(values: list[Any], rank: int, size: int, port: int) -> Callable[[], Any]:
+    """torch's all_reduce of a tensor of that size."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    tensors = [torch.ones(int(each.shape[0])) for each in values]
+    return lambda: [dist.all_reduce(each) for each in tensors]
+
+
+def arrays_call(values: list[Any]) -> Callable[[], Any]:
+    """Herring without TensorFlow, in memory that other processes do not see."""
+    import numpy as np
+
+    import herring
+
+    arrays = [np.ones(int(each.shape[0]), np.float32) for each in values]
+    return lambda: [herring.allreduce(each, op="sum") for each in arrays]
+
+
+def per_op(count: int, rank: int, seconds: float) -> None:
+    """A graph with `count` reductions of 1 KB, against one with a single one: what one more costs."""
+    import numpy as np
+    import tensorflow as tf
+
+    import herring
+    import herring.tensorflow as herring_tf
+    from herring.tensorflow._ops import reduce_all
+
+    herring_tf.init()
+
+    def by_operations(values: list[Any]) -> list[Any]:
+        return reduce_all(values, [f"op.{index}" for index in range(len(values))], "sum")
+
+    def by_py_function(values: list[Any]) -> list[Any]:
+        def reduce(value: Any) -> Any:
+            return herring.allreduce(np.asarray(value), op="sum")
+
+        return [tf.ensure_shape(tf.py_function(reduce, [value], tf.float32), value.shape) for value in values]
+
+    for label, reduce in (("operations", by_operations), ("tf.py_function", by_py_function)):
+        medians = []
+        for many in (1, count):
+            values = [tf.ones([256]) for _ in range(many)]
+            function = tf.function(reduce)
+            function(values)
+            times = []
+            begun = time.perf_counter()
+            function(values)
+            once = float(herring_tf.oob_allreduce(tf.constant(time.perf_counter() - begun), op="max"))
+            for _ in range(max(5, min(500, int(seconds / once)))):
+                begun = time.perf_counter()
+                function(values)
+                times.append(time.perf_counter() - begun)
+            medians.append(statistics.median(times))
+        if rank == 0:
+            cost = 1e6 * (medians[1] - medians[0]) / (count - 1)
+            row = f"one {1e6 * medians[0]:.0f} us, {count} {1e6 * medians[1]:.0f} us, each more {cost:.1f} us"
+            print(f"{label:>16}: {row}", flush=True)
+    herring_tf.shutdown()
 
 
 def ring_call(values: list[Any], size: int, keys: Iterator[int]) -> Callable[[], Any]:
@@ -86,6 +156,9 @@ def main() -> None:
     import herring.tensorflow as herring_tf
     from herring.tensorflow._gradients import reduce_gradients
 
+    if arguments.per_op:
+        per_op(arguments.per_op, rank, arguments.seconds)
+        return
     # Connects the workers: TensorFlow's collective operations work in this process from here on.
     tf.distribute.MultiWorkerMirroredStrategy()
     herring_tf.init()
@@ -105,10 +178,14 @@ def main() -> None:
         function = tf.function(reduce)
         return lambda: function(values)
 
-    def measure(label: str, values: list[Any], by_hand: bool = False) -> None:
+    def measure(label: str, values: list[Any], by_hand: bool = False, others: Sequence[str] = ()) -> None:
         calls = {"Herring": herring_call(values), "TF ring": ring_call(values, size, keys)}
         if by_hand:
             calls = {"Herring": herring_call(values), "by hand": fused_call(values)}
+        if "gloo" in others:
+            calls["gloo"] = gloo_call(values, rank, size, arguments.port + size)
+        if "arrays" in others:
+            calls["arrays"] = arrays_call(values)
         times: dict[str, list[float]] = {name: [] for name in calls}
         counts = {}
         for name, call in calls.items():
@@ -126,17 +203,27 @@ def main() -> None:
                     times[name].append(time.perf_counter() - begun)
         if rank == 0:
             medians = {name: 1e3 * statistics.median(each) for name, each in times.items()}
-            ratio = list(medians.values())[1] / medians["Herring"]
-            row = "  ".join(f"{name} {value:9.3f} ms" for name, value in medians.items())
-            print(f"{label:>24}  {row}  {ratio:5.1f}x", flush=True)
+            row = "  ".join(
+                f"{name} {value:9.3f} ms" + ("" if name == "Herring" else f" ({value / medians['Herring']:5.2f}x)")
+                for name, value in medians.items()
+            )
+            print(f"{label:>24}  {row}", flush=True)
 
     for length in arguments.sizes:
-        measure(f"{length:,} B", [tf.ones([max(length // 4, 1)])])
-    gradients = resnet_gradients()
+        measure(f"{length:,} B", [tf.ones([max(length // 4, 1)])], others=arguments.others)
+    gradients = [] if arguments.only_sizes else resnet_gradients()
+    if gradients:
+        measure_gradients(measure, gradients)
+    herring_tf.shutdown()
+
+
+def measure_gradients(measure: Callable[..., None], gradients: list[int]) -> None:
+    """Of a model, at once and in other ways."""
+    import tensorflow as tf
+
     measure(f"{len(gradients)} gradients", [tf.ones([each]) for each in gradients])
     measure("joined, reduced, cut", [tf.ones([each]) for each in gradients], by_hand=True)
     measure("the same as one", [tf.ones([sum(gradients)])])
-    herring_tf.shutdown()
 
 
 if __name__ == "__main__":

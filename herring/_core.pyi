@@ -105,6 +105,8 @@ class Config:
     @property
     def lane_threads(self) -> Literal["auto", "on", "off"]: ...
     @property
+    def deadlock_after_s(self) -> float: ...
+    @property
     def spin_us(self) -> int: ...
     @property
     def libfabric(self) -> str: ...
@@ -229,8 +231,12 @@ class HubClient:
 @final
 class Work:
     def done(self) -> bool: ...
-    def wait(self, timeout: float) -> bool:
-        """Blocks up to `timeout` seconds; False where it is not done by then (it goes on)."""
+    def wait(self, timeout: float, *, blocks: bool = False) -> bool:
+        """Blocks up to `timeout` seconds; False where it is not done by then (it goes on).
+
+        `blocks`: that is longer than the operation can take, so the thread does nothing else before it has ended. Ranks
+        that wait for each other so are found out.
+        """
     def finish(self) -> bool:
         """Whether it has ended; raises why it failed where that is so. Never blocks."""
     def check(self) -> None:

@@ -62,7 +62,8 @@ class Handle(Generic[ResultT]):
         if self._work.finish():  # Most have ended when somebody asks.
             return self._result
         limit = to_seconds(timeout)
-        if not self._work.wait(max(self._begun + self._timeout + _GRACE_S - _now(), 0.0) if limit is None else limit):
+        seconds = max(self._begun + self._timeout + _GRACE_S - _now(), 0.0) if limit is None else limit
+        if not self._work.wait(seconds, blocks=limit is None):
             if limit is None:
                 raise InternalError(
                     f"{self._what()} did not end at its deadline: this is a bug in Herring, please report it"

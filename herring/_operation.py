@@ -69,7 +69,7 @@ class Operation:
     def wait(self) -> Any:
         """Blocks until it has ended; returns its result or raises why there is none."""
         while not self._done:
-            if not self._wait_for_step(self._timeout_s + _GRACE_S):
+            if not self._wait_for_step(self._timeout_s + _GRACE_S, blocks=True):
                 raise InternalError(f"{self.what} did not end at its deadline: a bug in Herring, please report it")
         self._tell_seen()
         if self._error is not None:
@@ -84,11 +84,11 @@ class Operation:
                 return False
         return True
 
-    def _wait_for_step(self, limit_s: float) -> bool:
+    def _wait_for_step(self, limit_s: float, *, blocks: bool = False) -> bool:
         with self._lock:
             works, step = self._works, self._step
         last = time.monotonic() + limit_s
-        if not all(work.wait(max(last - time.monotonic(), 0.0)) for work in works):
+        if not all(work.wait(max(last - time.monotonic(), 0.0), blocks=blocks) for work in works):
             return False
         self._advance(step)
         return True

@@ -103,11 +103,14 @@ std::uint32_t source_of(const PyWork& self) {
   return received->received().source;
 }
 
-/// Waits without the interpreter lock, looking at Python's signals now and then; false at the deadline.
-bool wait_interruptibly(Work& work, Instant deadline) {
-  while (!work.is_done()) {
+/// Waits without the interpreter lock, looking at Python's signals now and then; false at the deadline. `blocks`: the
+/// deadline is later than the operation's own, so the thread does nothing else before that ends.
+bool wait_interruptibly(Work& work, Instant deadline, bool blocks) {
+  std::shared_ptr<void> blocked;
+  for (bool is_first = true; !work.is_done(); is_first = false) {
     const Instant now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;
+    if (blocks && !is_first && !blocked) blocked = work.block();
     {
       py::gil_scoped_release unlocked;
       if (work.wait(std::min(deadline, now + kSignalPeriod))) return true;
@@ -159,7 +162,7 @@ void finish(Work& work, const SubmitArguments& arguments, double default_timeout
   // An operation ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
   constexpr double kGrace = 60;
   const Instant deadline = deadline_after(arguments.timeout.value_or(default_timeout) + kGrace);
-  if (wait_interruptibly(work, deadline)) return;
+  if (wait_interruptibly(work, deadline, true)) return;
   const std::string what = std::string(arguments.collective) + (arguments.name ? " '" + *arguments.name + "'" : "");
   throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
 }
@@ -269,10 +272,10 @@ void bind_work(py::module_& module) {
   type.def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
       .def(
           "wait",
-          [](const PyWork& self, double timeout) {
-            return wait_interruptibly(*self.owned.get(), deadline_after(timeout));
+          [](const PyWork& self, double timeout, bool blocks) {
+            return wait_interruptibly(*self.owned.get(), deadline_after(timeout), blocks);
           },
-          py::arg("timeout"))
+          py::arg("timeout"), py::kw_only(), py::arg("blocks") = false)
       .def("on_done", &call_when_done, py::arg("callback"))
       .def_property_readonly("source", &source_of)
       .def_property_readonly("contributors", [](const PyWork& self) { return self.owned.get()->contributors(); })

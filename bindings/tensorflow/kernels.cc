@@ -203,11 +203,16 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   const TfStatus status = new_status();
   const auto pending = std::make_shared<Pending>();
   // The value, then the splits where there are some; last comes what HerringBegin gave.
-  for (int i = 0; i + 1 < TF_NumInputs(context); ++i) {
+  for (int i = 0; i < TF_NumInputs(context); ++i) {
     TF_Tensor* input = nullptr;
     TF_GetInput(context, i, &input, status.get());
     if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
-    (i == 0 ? pending->input : pending->splits).reset(input);
+    Tensor owned(input);
+    if (i + 1 == TF_NumInputs(context)) {
+      std::memcpy(&pending->call, TF_TensorData(owned.get()), sizeof(pending->call));
+    } else {
+      (i == 0 ? pending->input : pending->splits) = std::move(owned);
+    }
   }
   pending->name = settings.name;
   const TF_DataType type = TF_TensorType(pending->input.get());
@@ -248,7 +253,12 @@ struct Failure {
 
 /// Waits for the current step and starts the next; false where there is none.
 bool advance(Pending& pending, Failure& failure) {
-  for (const auto& work : pending.works) work->wait(Instant::max());
+  for (const auto& work : pending.works) {
+    if (work->is_done()) continue;
+    // The program's threads wait for the graph, so nothing else is called before this ends.
+    const std::shared_ptr<void> blocked = work->block(true);
+    work->wait(Instant::max());
+  }
   for (const auto& work : pending.works) {
     const Status outcome = work->status();
     if (!outcome.is_ok()) {
@@ -296,6 +306,7 @@ void wait(void*, TF_OpKernelContext* context) {
     std::int64_t number = 0;
     std::memcpy(&number, TF_TensorData(handle), sizeof(number));
     if (auto pending = Process::instance().take(number)) {
+      if (all.empty() || all.back()->call != pending->call) Process::instance().end_call(pending->call);
       all.push_back(std::move(pending));
     } else {
       failure.set(TF_FAILED_PRECONDITION, {}, "this operation was waited for before, or belonged to another job");
@@ -380,7 +391,8 @@ void begin(void*, TF_OpKernelContext* context) {
   const TfStatus status = new_status();
   const Tensor token(TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get()));
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
-  std::memset(TF_TensorData(token.get()), 0, sizeof(std::int64_t));
+  const std::int64_t call = Process::instance().begin_call();
+  std::memcpy(TF_TensorData(token.get()), &call, sizeof(call));
 }
 
 void infer_nothing(TF_ShapeInferenceContext* context, TF_Status* status) {

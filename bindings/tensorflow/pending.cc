@@ -26,6 +26,7 @@ void Process::begin_again() {
   {
     const std::lock_guard lock(mutex_);
     groups_.clear();
+    calls_.clear();
   }
   keys_.clear();
   let_go_of_pending();
@@ -68,6 +69,19 @@ std::optional<std::pair<std::uint32_t, std::uint32_t>> Process::local() const {
 std::shared_ptr<runtime::Communicator> Process::job() const {
   const std::lock_guard lock(mutex_);
   return pid_ == ::getpid() ? job_.lock() : nullptr;
+}
+
+std::int64_t Process::begin_call() {
+  const auto now = job();
+  std::shared_ptr<void> may_call = now ? now->will_call() : nullptr;
+  const std::lock_guard lock(mutex_);
+  if (may_call) calls_.emplace(++last_call_, std::move(may_call));
+  return last_call_;
+}
+
+void Process::end_call(std::int64_t call) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(call);
 }
 
 std::int64_t Process::add(std::shared_ptr<Pending> pending) {

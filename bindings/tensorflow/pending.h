@@ -30,6 +30,7 @@ struct Pending {
   std::vector<Tensor> outputs;
   std::vector<std::int64_t> said;  ///< Rows of numbers that ranks tell each other first.
   std::string name;
+  std::int64_t call = 0;                              ///< Of Process::begin_call().
   std::vector<std::shared_ptr<runtime::Work>> works;  ///< Of its current step.
   std::function<void(Pending&)> next;                 ///< Starts the next step, if there is one. Throws Error.
   std::unique_ptr<InFlight> in_flight;                ///< Where ranks find it by its key.
@@ -51,6 +52,11 @@ class Process final {
   void attach(const std::shared_ptr<runtime::Communicator>& job);
   /// Null where there is none, and in a forked child, which has no thread of it.
   std::shared_ptr<runtime::Communicator> job() const;
+
+  /// A graph is about to submit operations, and to wait for them: until end_call() it may call something, whoever
+  /// waits.
+  std::int64_t begin_call();
+  void end_call(std::int64_t call);
 
   std::int64_t add(std::shared_ptr<Pending> pending);
   /// Null where nobody submitted it, or somebody waited for it.
@@ -75,6 +81,8 @@ class Process final {
   std::weak_ptr<runtime::Communicator> job_;
   int pid_ = 0;
   std::int64_t last_ = 0;
+  std::int64_t last_call_ = 0;
+  std::unordered_map<std::int64_t, std::shared_ptr<void>> calls_;
   std::unordered_map<std::int64_t, std::shared_ptr<Pending>> pending_;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> groups_;
   std::optional<std::pair<std::uint32_t, std::uint32_t>> local_;

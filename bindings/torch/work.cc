@@ -15,6 +15,8 @@ namespace {
 /// How much longer than an operation's own deadline a wait lasts: the runtime ends it with a reason, which is worth
 /// more than ours.
 constexpr std::chrono::seconds kVerdictGrace{60};
+/// A wait that has lasted for so long may be one for ever.
+constexpr std::chrono::milliseconds kAtOnce{100};
 
 }  // namespace
 
@@ -168,7 +170,7 @@ void Work::complete_future() {
   }
 }
 
-bool Work::wait_for_step(Instant deadline) {
+bool Work::wait_for_step(Instant deadline, bool blocks) {
   std::uint64_t number = 0;
   Parts parts;
   {
@@ -182,6 +184,9 @@ bool Work::wait_for_step(Instant deadline) {
     parts = parts_;
   }
   for (const std::shared_ptr<runtime::Work>& part : parts) {
+    const Instant soon = std::chrono::steady_clock::now() + kAtOnce;
+    if (part->wait(std::min(deadline, soon))) continue;
+    const std::shared_ptr<void> blocked = blocks ? part->block() : nullptr;
     if (!part->wait(deadline)) return false;
   }
   advance(number);
@@ -193,7 +198,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
   const std::chrono::milliseconds limit = own_deadline ? info_.timeout + kVerdictGrace : timeout;
   Instant deadline = std::chrono::steady_clock::now() + limit;
   while (!c10d::Work::isCompleted()) {
-    if (!wait_for_step(deadline)) throw_wait_timed_out(limit);
+    if (!wait_for_step(deadline, own_deadline)) throw_wait_timed_out(limit);
     if (own_deadline) deadline = std::chrono::steady_clock::now() + limit;  // Each step has the time-out for itself.
   }
   // Whoever waited may look at the future next and expects it to be done.

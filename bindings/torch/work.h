@@ -78,7 +78,8 @@ class Work final : public c10d::Work {
   void end(std::exception_ptr error);
   void complete_future();
   /// One look at the current step: helps it to its end, or waits for whoever does. False at the deadline.
-  bool wait_for_step(Instant deadline);
+  /// `blocks`: the deadline is later than the operations' own.
+  bool wait_for_step(Instant deadline, bool blocks);
   [[noreturn]] void throw_wait_timed_out(std::chrono::milliseconds timeout) const;
 
   WorkInfo info_;

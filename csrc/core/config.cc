@@ -148,6 +148,10 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Time between two heartbeats of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
     {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
      "A process that sends no heartbeat for this long counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
+    {"HERRING_DEADLOCK_AFTER_S", Type::kSeconds, &Config::deadlock_after_s,
+     "When ranks have waited for each other for this long, each for an operation that another one has not called, the "
+     "job ends with an error that names them. 0: only HERRING_TIMEOUT_S ends it.",
+     0, 86'400},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},

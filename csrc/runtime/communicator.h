@@ -34,6 +34,10 @@ class Work {
   virtual bool is_done() const = 0;
   /// Blocks until done or the deadline; false on the deadline (the operation goes on).
   virtual bool wait(Instant deadline) = 0;
+  /// The calling thread waits for this, and does nothing else before it is done, while the result lives. Where all that
+  /// wait for each other have said so, the job ends with kMismatch (HERRING_DEADLOCK_AFTER_S). `from_pool`: the thread
+  /// does now what other threads ask for, and they wait as well.
+  [[nodiscard]] virtual std::shared_ptr<void> block([[maybe_unused]] bool from_pool = false) { return nullptr; }
   /// Ok or why it failed; meaningful when done.
   virtual Status status() const = 0;
   /// Runs when done (at once where it is already), on a thread of the runtime that may block without holding up
@@ -176,6 +180,8 @@ class Communicator {
   /// Messages of the group that are pending here fail with kCancelled.
   virtual void remove_group(GroupId id) = 0;
 
+  /// While the result lives this process may call something, whoever waits: see Work::block().
+  virtual std::shared_ptr<void> will_call() { return nullptr; }
   /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
   virtual std::shared_ptr<Work> submit(const Request& request) = 0;
   /// submit() for a caller that waits at once: may move the data itself, for about as long as a waiting caller polls.

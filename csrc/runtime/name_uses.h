@@ -45,6 +45,13 @@ class NameUses final {
     return uses_[place]++;
   }
 
+  /// How often the name was used before.
+  std::uint64_t count(std::uint64_t name) const {
+    if (names_.empty()) return 0;
+    const std::size_t place = find(name);
+    return names_[place] == 0 ? 0 : uses_[place];
+  }
+
   std::size_t size() const { return size_; }
   std::size_t bytes() const {
     return names_.capacity() * sizeof(std::uint64_t) + uses_.capacity() * sizeof(std::uint32_t);

@@ -105,6 +105,14 @@ bool OperationOrder::leave(OrderedCall& call) {
   return any;
 }
 
+std::shared_ptr<const OrderedCall> OperationOrder::waiting_for(const Work* work) const {
+  const std::scoped_lock lock(mutex_);
+  for (const auto& call : pending_) {
+    if (call->work == work) return call;
+  }
+  return nullptr;
+}
+
 Status OperationOrder::lend(Borrower borrower, std::string_view what, Bytes reads, Bytes writes,
                             std::shared_ptr<void>& lease) {
   if (reads.empty() && writes.empty()) return Status::ok();

@@ -30,6 +30,9 @@ struct OrderedCall {
   bool has_number = false;
   std::span<const std::byte> reads;  ///< But what it writes as well.
   std::span<const std::byte> writes;
+  GroupId group;
+  const Work* work = nullptr;  ///< Of it; for waiting_for().
+  std::uint64_t use = 0;       ///< So many of its name, or without one, came before it in its group.
 
   static constexpr std::size_t kNowhere = ~std::size_t{0};
   std::size_t place = kNowhere;  ///< Among all that are in.
@@ -55,6 +58,9 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   /// It has ended. True where one of those that waited for it may begin now.
   bool leave(OrderedCall& call);
   enum class Borrower : std::uint8_t { kMessage, kTensor };  ///< Of worker to worker; that waits for its bucket.
+  /// The call with this work, by its group, name and use; null where it is not pending.
+  std::shared_ptr<const OrderedCall> waiting_for(const Work* work) const;
+
   /// Ok: what somebody borrows who is no operation here is in use until the last copy of `lease` goes.
   Status lend(Borrower borrower, std::string_view what, std::span<const std::byte> reads,
               std::span<const std::byte> writes, std::shared_ptr<void>& lease);

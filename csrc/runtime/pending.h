@@ -12,6 +12,7 @@
 
 #include "core/status.h"
 #include "runtime/runtime.h"
+#include "runtime/wait_table.h"
 
 namespace herring::runtime {
 
@@ -93,11 +94,13 @@ class DriverSeat final {
 /// The Work behind every submit. Shared: who completes it holds a reference.
 class PendingWork final : public Work {
  public:
-  explicit PendingWork(std::shared_ptr<CallbackPool> callbacks, std::shared_ptr<DriverSeat> seat = nullptr)
-      : callbacks_(std::move(callbacks)), seat_(std::move(seat)) {}
+  explicit PendingWork(std::shared_ptr<CallbackPool> callbacks, std::shared_ptr<DriverSeat> seat = nullptr,
+                       std::shared_ptr<WaitTable> waits = nullptr)
+      : callbacks_(std::move(callbacks)), seat_(std::move(seat)), waits_(std::move(waits)) {}
 
   bool is_done() const override { return done_.load(std::memory_order_acquire); }
   bool wait(Instant deadline) override;
+  std::shared_ptr<void> block(bool from_pool) override { return waits_ ? waits_->enter(*this, from_pool) : nullptr; }
   Status status() const override;
   void on_done(std::function<void(const Status&)> callback) override;
 
@@ -111,6 +114,7 @@ class PendingWork final : public Work {
  private:
   std::shared_ptr<CallbackPool> callbacks_;
   std::shared_ptr<DriverSeat> seat_;  // null: waiting threads only wait
+  std::shared_ptr<WaitTable> waits_;  // null: nobody asks who waits
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -10,8 +10,10 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "intra_node/neighborhood.h"
+#include "runtime/awaited_calls.h"
 #include "runtime/connect.h"
 #include "runtime/control.h"
+#include "runtime/deadlock_watch.h"
 #include "runtime/group_table.h"
 #include "runtime/job_counters.h"
 #include "runtime/lane_thread.h"
@@ -106,6 +108,31 @@ class Runtime::Impl {
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
     if (has_threads) lane_threads = start_lane_threads(options.config, lanes);
+    watch_for_deadlocks(everybody);
+  }
+
+  /// In an elastic job operations go from one generation to the next, and nobody there knows who waits.
+  void watch_for_deadlocks(std::span<const std::uint32_t> everybody) {
+    const Duration patience = seconds(options.config.deadlock_after_s);
+    if (options.is_generation || placement.workers < 2 || patience <= Duration::zero()) return;
+    add_group(DeadlockWatch::kGroup, everybody);
+    DeadlockWatch::Ports ports;
+    ports.report = [this](const std::vector<const Work*>& works) {
+      const std::scoped_lock lock(mutex);
+      return report_waiting(works, *order, groups);
+    };
+    ports.not_called = [this](const DeadlockList& list) {
+      const std::scoped_lock lock(mutex);
+      return calls_not_called(list, groups);
+    };
+    ports.send = [this](const Send& message) { return send(message); };
+    ports.receive = [this](const Receive& message) { return receive(message); };
+    ports.fail = [this](const Status& status) {
+      const std::scoped_lock lock(mutex);
+      if (progress) progress->fail(status);
+    };
+    watch = std::make_unique<DeadlockWatch>(options.rank, placement.workers, patience, std::move(ports));
+    waits = watch->waits();
   }
 
   void join_neighbours(Instant deadline) {
@@ -187,6 +214,7 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<Work> run(const Request& request, Status& status) {
+    if (waits) waits->know_thread();
     Admitted admitted;
     SmallOperation small;
     Progress* driver = nullptr;
@@ -219,6 +247,7 @@ class Runtime::Impl {
   struct Admitted {
     std::shared_ptr<Group> group;
     std::uint64_t op = 0;
+    std::uint64_t use = 0;  ///< As OrderedCall's.
 
     bool is_alone() const { return group->route.path == GroupRoute::Path::kAlone; }
   };
@@ -235,12 +264,12 @@ class Runtime::Impl {
       const Status apart = order->check(OperationOrder::call_of(request, admitted.group->route.index));
       if (!apart.is_ok()) return apart;
     }
-    return number(*admitted.group, request, admitted.op);
+    return number(*admitted.group, request, admitted);
   }
 
   /// The caller holds the lock.
   std::shared_ptr<Work> submit(const Request& request, const Admitted& admitted, bool announced) {
-    auto work = std::make_shared<PendingWork>(callbacks, seat);
+    auto work = std::make_shared<PendingWork>(callbacks, seat, waits);
     auto operation = std::make_shared<PendingOperation>();
     operation->group = admitted.group;
     operation->op = admitted.op;
@@ -251,6 +280,9 @@ class Runtime::Impl {
     operation->name = request.name.value_or("");
     operation->has_backup = has_backup(request);
     operation->call = OperationOrder::call_of(request, admitted.group->route.index);
+    operation->call.group = request.group;
+    operation->call.use = admitted.use;
+    operation->call.work = work.get();
     const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     operation->work = work;
@@ -286,17 +318,18 @@ class Runtime::Impl {
   }
 
   /// What the operation is known by. The caller holds the lock.
-  Status number(Group& group, const Request& request, std::uint64_t& op) const {
+  Status number(Group& group, const Request& request, Admitted& admitted) const {
     group.has_own_keys |= request.key.has_value();
     if (request.key || !request.name) {
-      op = request.key ? *request.key : group.next_op++;
+      admitted.op = admitted.use = request.key ? *request.key : group.next_op++;
       return Status::ok();
     }
     const std::uint64_t name = name_key(*request.name);
     const auto use = group.name_uses.next(name);
     if (!use) return no_room_for_name(*request.name, group.name_uses.size());
     if (*use == 0 && group.name_uses.size() == NameUses::kManyNames) warn_of_names(*request.name);
-    op = use_key(name, *use);
+    admitted.op = use_key(name, *use);
+    admitted.use = *use;
     return Status::ok();
   }
 
@@ -354,11 +387,35 @@ class Runtime::Impl {
     return work;
   }
 
+  std::shared_ptr<Work> send(const Send& message) {
+    PendingMessage pending;
+    pending.group = message.group;
+    pending.is_send = true;
+    pending.tag = message.tag;
+    pending.data = message.data;
+    pending.dtype = message.dtype;
+    pending.collective = message.collective;
+    return submit(std::move(pending), message.to, message.timeout, "send to");
+  }
+
+  std::shared_ptr<ReceiveWork> receive(const Receive& message) {
+    PendingMessage pending;
+    pending.group = message.group;
+    pending.tag = message.tag;
+    pending.memory = message.memory;
+    pending.dtype = message.dtype;
+    pending.collective = message.collective;
+    return submit(std::move(pending), message.from, message.timeout, "receive from");
+  }
+
   void shutdown() {
+    if (watch) watch->stop();  // Its messages need the runtime.
     {
       const std::scoped_lock lock(mutex);
       if (std::exchange(stopped, true)) return;
-      for (const auto& [id, group] : groups.all()) report_left(*group);
+      for (const auto& [id, group] : groups.all()) {
+        if (id != DeadlockWatch::kGroup) report_left(*group);
+      }
     }
     const Instant deadline = std::chrono::steady_clock::now() + kGoodbye;
     if (progress->failure().is_ok()) {
@@ -411,6 +468,8 @@ class Runtime::Impl {
   std::shared_ptr<DriverSeat> seat;
   RuntimeStats progress_stats;            // after shutdown
   std::vector<PeerTraffic> lane_traffic;  // after shutdown
+  std::unique_ptr<DeadlockWatch> watch;   // Null where nobody looks for ranks that wait for each other.
+  std::shared_ptr<WaitTable> waits;       // Of the watch.
   mutable std::mutex mutex;
   GroupTable groups;  // guarded by mutex, as all below
   bool stopped = false;
@@ -442,6 +501,8 @@ void Runtime::remove_group(GroupId id) {
   if (closed) closed->wait();  // What is pending has deadlines, and the end of the runtime sets it too.
 }
 
+std::shared_ptr<void> Runtime::will_call() { return impl_->waits ? impl_->waits->hold() : nullptr; }
+
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
 
 std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { return impl_->run(request, status); }
@@ -452,26 +513,8 @@ std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
   return group ? std::optional(group->next_op++) : std::nullopt;
 }
 
-std::shared_ptr<Work> Runtime::send(const Send& message) {
-  PendingMessage pending;
-  pending.group = message.group;
-  pending.is_send = true;
-  pending.tag = message.tag;
-  pending.data = message.data;
-  pending.dtype = message.dtype;
-  pending.collective = message.collective;
-  return impl_->submit(std::move(pending), message.to, message.timeout, "send to");
-}
-
-std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) {
-  PendingMessage pending;
-  pending.group = message.group;
-  pending.tag = message.tag;
-  pending.memory = message.memory;
-  pending.dtype = message.dtype;
-  pending.collective = message.collective;
-  return impl_->submit(std::move(pending), message.from, message.timeout, "receive from");
-}
+std::shared_ptr<Work> Runtime::send(const Send& message) { return impl_->send(message); }
+std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) { return impl_->receive(message); }
 
 Status Runtime::lend(std::string_view what, std::span<const std::byte> reads, std::span<const std::byte> writes,
                      std::shared_ptr<void>& lease) {

@@ -57,6 +57,7 @@ class Runtime final : public Communicator {
   /// The same for who numbers its operations itself (Request::key): those from `calls` on end for the others.
   void leave_group(GroupId id, std::uint64_t calls);
   void remove_group(GroupId id) override;
+  std::shared_ptr<void> will_call() override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
   std::optional<std::uint64_t> take_number(GroupId group) override;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +21,9 @@ from cases import close, expect, main
 
 import herring
 import herring.tensorflow as hvd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from surroundings import server_pids
 
 GENERATOR = np.random.default_rng(7)
 IMAGES = GENERATOR.normal(size=(48, 6)).astype(np.float32)
@@ -413,6 +417,57 @@ def wrong_calls() -> None:
             )
             expect(tf.errors.FailedPreconditionError, lambda: strategy.reduce("SUM", tf.zeros([2 + rank]), axis=None))
     expect(ValueError, lambda: strategy.reduce("MAX", tf.zeros([2]), axis=None), "MAX")
+
+
+def compiled_by_xla() -> None:
+    """XLA has no such operation: said so on all ranks, no hang, and what comes after works."""
+    strategy = hvd.HerringStrategy()
+    with strategy.scope():
+        model = classifier()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer="sgd", loss=loss, jit_compile=True)
+    expect(
+        tf.errors.InvalidArgumentError, lambda: model.fit(IMAGES, LABELS, batch_size=12, verbose=0), "Herring", "XLA"
+    )
+    same_as_alone(lambda: keras.optimizers.SGD(0.1))
+
+
+def ranks_without_rows() -> None:
+    """A last batch with fewer rows than ranks: some have none of it, and training goes on."""
+    strategy = hvd.HerringStrategy()
+    with strategy.scope():
+        model = compiled(classifier(), keras.optimizers.SGD(0.1))
+    history = model.fit(IMAGES[:13], LABELS[:13], batch_size=12, epochs=2, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    for weight in weights_of(model):
+        assert np.isfinite(weight).all()
+        close(hvd.oob_allreduce(weight, op="max"), weight, 0)
+    history = model.fit(IMAGES, LABELS, batch_size=12, epochs=1, validation_data=(IMAGES[:1], LABELS[:1]), verbose=0)
+    assert np.isfinite(history.history["val_loss"]).all()
+
+
+def one_thread() -> None:
+    """With one inter-op thread."""
+    same_as_alone(lambda: keras.optimizers.SGD(0.1, momentum=0.9))
+    custom_loop()
+
+
+class _KillServer(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2 and hvd.rank() == 0 and len(server_pids()) == 2:
+            os.kill(server_pids()[1], signal.SIGKILL)
+
+
+def _lost_server_in_fit() -> None:
+    """One of two servers is killed in the middle of fit(): the weights are those of a job that has lost none."""
+    options = {"batch_size": 12, "epochs": 5, "shuffle": False, "verbose": 0}
+    alone = compiled(classifier(), keras.optimizers.SGD(0.1))
+    alone.fit(IMAGES, LABELS, **options)
+    with hvd.HerringStrategy().scope():
+        model = compiled(classifier(), keras.optimizers.SGD(0.1))
+    model.fit(IMAGES, LABELS, callbacks=[_KillServer()], **options)
+    for mine, theirs in zip(weights_of(model), weights_of(alone), strict=True):
+        close(mine, theirs, 1e-6)
 
 
 class _DieIn(keras.callbacks.Callback):

@@ -12,6 +12,7 @@ from surroundings import clean_environment
 from test_tensorflow import HERE, Launch, LaunchByHand
 
 CASES = re.findall(r"^def ([a-z][a-z_0-9]+)\(\) -> None:", (HERE / "cases_strategy.py").read_text(), re.MULTILINE)
+CASES.remove("one_thread")
 
 
 @pytest.fixture(scope="module", params=[(2, 0), (4, 1)], ids=["2-ranks", "4-ranks-1-server"])
@@ -39,6 +40,19 @@ def test_a_dead_rank_ends_fit_on_all(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 3, "_dead_rank_in_fit", program="cases_strategy.py")
     launch.check("_dead_rank_in_fit", ranks=2)
     assert launch.codes == [0, 0, 9], launch.output[-8000:]
+
+
+def test_one_inter_op_thread_is_enough(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 2, "one_thread", program="cases_strategy.py")
+    launch.check("one_thread")
+    assert launch.codes == [0], launch.output[-8000:]
+
+
+def test_a_lost_server_costs_no_step_of_fit(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 2, "_lost_server_in_fit", servers=2, program="cases_strategy.py")
+    launch.check("_lost_server_in_fit")
+    assert launch.codes == [0], launch.output[-8000:]
+    assert "is lost" in launch.output
 
 
 def test_the_example_learns(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from surroundings import clean_environment
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "tensorflow_digits.py"
+RESNET = EXAMPLE.with_name("tensorflow_resnet.py")
 CASES = [
     "before_init",
     "every_dtype_and_operation",
@@ -76,12 +77,14 @@ class Launch:
 class LaunchByHand(Launch):
     """No launcher ends the others when one ends."""
 
-    def __init__(self, folder: Path, size: int, *cases: str, program: str = "cases.py") -> None:
+    def __init__(
+        self, folder: Path, size: int, *cases: str, program: str = "cases.py", settings: dict[str, str] | None = None
+    ) -> None:
         self.program = program
         with socket.create_server(("127.0.0.1", 0)) as probe:
             job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(size)}
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)} for rank in range(size)]
-        self._finish(folder, size, [([], job | place) for place in places], cases)
+        self._finish(folder, size, [([], job | place | (settings or {})) for place in places], cases)
 
 
 class LaunchByTfConfig(Launch):
@@ -156,3 +159,19 @@ def test_the_example_learns(tmp_path: Path, options: list[str]) -> None:
     found = re.search(r"^accuracy ([\d.]+)$", done.stdout, re.MULTILINE)
     assert found, done.stdout
     assert float(found[1]) > 0.9
+
+
+@pytest.mark.parametrize("options", [[], ["--fit"]], ids=["loop", "fit"])
+def test_resnet_50_trains(tmp_path: Path, options: list[str]) -> None:
+    """Small images and few of them: that the script runs to its end on two processes, with the same loss."""
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", sys.executable, str(RESNET)]
+    small = ["--image-size", "32", "--batch-size", "2", "--steps", "2"]
+    done = subprocess.run(
+        [*command, *small, *options], env=clean_environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    loss = re.search(r"^loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert loss, done.stdout + done.stderr
+    assert 0 < float(loss[1]) < 100
+    assert re.search(r"^[\d.]+ images/s on 2 processes$", done.stdout, re.MULTILINE), done.stdout

@@ -1,0 +1,48 @@
+#include "runtime/awaited_calls.h"
+
+#include <algorithm>
+
+namespace herring::runtime {
+namespace {
+
+std::string text_of(const OrderedCall& call) {
+  if (!call.name.empty()) return "'" + call.name + "'";
+  std::string text = to_string(call.descriptor) + " (call " + std::to_string(call.use + 1);
+  if (call.group != GroupId{0}) text += " of group " + std::to_string(call.group.value);
+  return text + ")";
+}
+
+}  // namespace
+
+std::optional<WaitingReport> report_waiting(const std::vector<const Work*>& works, const OperationOrder& order,
+                                            const GroupTable& groups) {
+  if (works.size() > WaitingReport::kMostCalls) return std::nullopt;
+  WaitingReport report;
+  for (const Work* work : works) {
+    const auto call = order.waiting_for(work);
+    if (!call || call->has_number) return std::nullopt;
+    const std::shared_ptr<Group> group = groups.find(call->group);
+    if (!group || group->has_own_keys) return std::nullopt;
+    AwaitedCall& said = report.calls[report.count++];
+    said.group = call->group.value;
+    said.group_use = group->use;
+    said.name = call->is_keyed ? call->key.op : 0;
+    said.number = call->use;
+    said.set_text(text_of(*call));
+  }
+  return report;
+}
+
+std::uint64_t calls_not_called(const DeadlockList& list, const GroupTable& groups) {
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < std::min<std::size_t>(list.count, DeadlockList::kMostCalls); ++i) {
+    const AwaitedCall& call = list.calls[i];
+    const std::shared_ptr<Group> group = groups.find(GroupId{call.group});
+    if (!group || group->use != call.group_use || group->has_own_keys) continue;
+    const std::uint64_t calls = call.name != 0 ? group->name_uses.count(call.name) : group->next_op.load();
+    if (calls <= call.number) bits |= std::uint64_t{1} << i;
+  }
+  return bits;
+}
+
+}  // namespace herring::runtime

@@ -1,0 +1,102 @@
+#include "runtime/wait_table.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace herring::runtime {
+
+/// Tells the table when its thread ends.
+struct WaitTable::ThisThread {
+  std::weak_ptr<WaitTable> table;
+
+  ~ThisThread() {
+    if (const auto known = table.lock()) known->forget_thread();
+  }
+};
+
+WaitTable::ThisThread& WaitTable::this_thread() {
+  static thread_local ThisThread mark;
+  return mark;
+}
+
+void WaitTable::know_thread() {
+  ThisThread& thread = this_thread();
+  const std::weak_ptr<WaitTable> self = weak_from_this();
+  if (!thread.table.owner_before(self) && !self.owner_before(thread.table)) return;
+  if (const auto other = thread.table.lock()) other->forget_thread();
+  thread.table = self;
+  const std::scoped_lock lock(mutex_);
+  ++threads_;
+}
+
+void WaitTable::forget_thread() {
+  const std::scoped_lock lock(mutex_);
+  --threads_;
+}
+
+std::shared_ptr<void> WaitTable::enter(const Work& work, bool from_pool) {
+  if (!from_pool) know_thread();
+  std::list<Waiting> mine = {{&work, std::chrono::steady_clock::now(), 0}};
+  const auto place = mine.begin();
+  {
+    const std::scoped_lock lock(mutex_);
+    place->number = ++last_number_;
+    waiting_.splice(waiting_.end(), mine);
+    most_at_once_ = std::max(most_at_once_, waiting_.size());
+    if (is_watched_for_) changed_.notify_all();
+    // With the lock held: after stop() whom it is for may be gone.
+    if (!stopped_ && on_first_) std::exchange(on_first_, nullptr)();
+  }
+  return {this, [self = shared_from_this(), place](void*) {
+            const std::scoped_lock lock(self->mutex_);
+            self->waiting_.erase(place);
+          }};
+}
+
+std::shared_ptr<void> WaitTable::hold() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ++holders_;
+  }
+  return {this, [self = shared_from_this()](void*) {
+            const std::scoped_lock lock(self->mutex_);
+            --self->holders_;
+          }};
+}
+
+WaitTable::Waits WaitTable::all_wait(Instant now, Duration patience) const {
+  const std::scoped_lock lock(mutex_);
+  if (holders_ > 0 || waiting_.size() < std::max(most_at_once_, threads_)) return {};
+  Waits waits;
+  for (const Waiting& each : waiting_) {
+    if (now - each.since < patience) return {};
+    waits.works.push_back(each.work);
+    waits.numbers.push_back(each.number);
+  }
+  return waits;
+}
+
+bool WaitTable::wait_for_somebody() {
+  std::unique_lock lock(mutex_);
+  is_watched_for_ = true;
+  changed_.wait(lock, [this] { return stopped_ || !waiting_.empty(); });
+  is_watched_for_ = false;
+  return !stopped_;
+}
+
+bool WaitTable::sleep(Duration duration) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, duration, [this] { return stopped_; });
+  return !stopped_;
+}
+
+void WaitTable::stop() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace herring::runtime
