@@ -66,7 +66,16 @@ IMPURE_INCLUDE = re.compile(
 )
 IMPURE_CALL = re.compile(r"_clock::now\(|\bclock_gettime\b|\bstd::rand\b|\brandom_device\b|\bgetrandom\b")
 # What decides in the control plane, and what it says.
-CONTROL_ENGINES = {"delta", "frame", "membership", "membership_admission", "protocol"}
+CONTROL_ENGINES = {
+    "delta",
+    "frame",
+    "handshake",
+    "heartbeats",
+    "lobby",
+    "membership",
+    "membership_admission",
+    "protocol",
+}
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
 # Changes the list of variables for a library's sake, where setenv() would not do; looks none up.
@@ -98,7 +107,7 @@ def is_engine(path: Path) -> bool:
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
         or (folder == "control" and path.stem in CONTROL_ENGINES)
         or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
-        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous"})
+        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous", "rendezvous_admission"})
     )
 
 
