@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from common import expect_error
 
+import herring
 import herring.horovod.torch as hvd
 from herring import HerringError, HerringTimeoutError
 
@@ -27,7 +28,7 @@ def case_a_small_tensor_that_one_rank_lacks_is_named_and_the_rest_is_whole() -> 
     for handle in handles:
         hvd.synchronize(handle)
     assert all(torch.equal(each, torch.ones(3)) for each in there)
-    hvd.barrier()
+    herring.barrier(name="after.only.on.0", timeout=60)  # Longer than the job's time-out, which rank 0 has waited for.
 
 
 def case_a_rank_that_never_joins_is_named() -> None:
