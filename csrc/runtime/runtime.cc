@@ -121,9 +121,10 @@ class Runtime::Impl {
     };
     ports.send = [this](const Send& message) { return send(message); };
     ports.receive = [this](const Receive& message) { return receive(message); };
-    ports.fail = [this](const Status& status) {
+    ports.fail = [this](const std::string& text) {
       const std::scoped_lock lock(mutex);
-      if (progress) progress->fail(status);
+      if (progress) progress->fail(Status(Code::kMismatch, text));
+      options.hub->report_failure(text);  // All are told at once: who leaves because of it is not what the others see.
     };
     watch = std::make_unique<DeadlockWatch>(options.rank, placement.workers, patience, std::move(ports));
     waits = watch->waits();
