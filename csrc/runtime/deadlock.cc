@@ -46,7 +46,7 @@ bool DeadlockJudge::take(std::uint32_t rank, const WaitingReport& report, Instan
 }
 
 void DeadlockJudge::look(Instant now, Duration silence) {
-  if (list_.is_over != 0) return;
+  if (!stuck_.empty()) return;
   bool all_are_listed = true;
   for (Entry& entry : entries_) {
     if (entry.is_heard && now - entry.last_heard > silence) entry = {};
@@ -108,7 +108,7 @@ void DeadlockJudge::find() {
 }
 
 void DeadlockJudge::say() {
-  std::string text = "ranks wait for each other: ";
+  std::string text(kDeadlockText);
   std::size_t said = 0;
   std::size_t more = 0;
   for (std::size_t i = 0; i < list_.count; ++i) {
@@ -130,8 +130,7 @@ void DeadlockJudge::say() {
   }
   if (more > 0) text += "; and " + std::to_string(more) + " more";
   text += ". Every rank has to call the same operations under the same names";
-  put(list_.text, text);
-  list_.is_over = 1;
+  text_ = std::move(text);
 }
 
 }  // namespace herring::runtime

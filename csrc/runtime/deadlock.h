@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -12,6 +13,9 @@
 /// Ranks that wait for each other. Pure: what ranks say of themselves goes in, who waits in vain comes out
 /// (docs/adr/0018-ranks-that-wait-for-each-other.md).
 namespace herring::runtime {
+
+/// Text of a job's end that begins so is the fault of no rank alone: of a mismatch between them.
+inline constexpr std::string_view kDeadlockText = "ranks wait for each other: ";
 
 /// An operation that a thread waits for, as all ranks know it. As it travels.
 struct AwaitedCall {
@@ -43,13 +47,11 @@ struct WaitingReport {
 /// What rank 0 answers.
 struct DeadlockList {
   static constexpr std::size_t kMostCalls = 64;  ///< Who waits for none of these is left out.
-  static constexpr std::size_t kText = 1500;
 
   std::uint64_t list = 0;
   std::uint32_t count = 0;
-  std::uint32_t is_over = 0;  ///< Ranks wait for each other: `text` says which.
+  std::uint32_t unused = 0;
   std::array<AwaitedCall, kMostCalls> calls;
-  std::array<char, kText> text{};
 };
 static_assert(std::is_trivially_copyable_v<WaitingReport> && std::is_trivially_copyable_v<DeadlockList>);
 
@@ -66,11 +68,12 @@ class DeadlockJudge final {
   bool take(std::uint32_t rank, const WaitingReport& report, Instant now);
   /// The question for it: a list of what the ranks that are still heard wait for.
   const DeadlockList& list() const { return list_; }
-  /// Who has not been heard for so long is forgotten. Then finds who waits in vain: list().is_over.
+  /// Who has not been heard for so long is forgotten. Then finds who waits in vain.
   void look(Instant now, Duration silence);
 
-  /// Ranks that waited in vain.
+  /// Ranks that wait in vain, and for what, for people. Empty: none that is certain.
   const std::vector<std::uint32_t>& stuck() const { return stuck_; }
+  const std::string& text() const { return text_; }
 
  private:
   struct Entry {
@@ -88,6 +91,7 @@ class DeadlockJudge final {
   std::vector<Entry> entries_;
   DeadlockList list_;
   std::vector<std::uint32_t> stuck_;
+  std::string text_;
 };
 
 }  // namespace herring::runtime

@@ -18,8 +18,6 @@ constexpr Duration kPausePerRank = std::chrono::milliseconds(2);
 // to wait still after its report.
 constexpr int kAnswerPauses = 3;
 constexpr int kSilentPauses = 6;
-// How long rank 0 goes on answering when it has found something.
-constexpr int kLastPauses = 6;
 
 Instant now() { return std::chrono::steady_clock::now(); }
 
@@ -82,7 +80,6 @@ void DeadlockWatch::run() {
     } else {
       tell_rank_0(std::move(*mine));
     }
-    if (list_.is_over != 0) return;
   }
 }
 
@@ -99,7 +96,6 @@ void DeadlockWatch::tell_rank_0(WaitingReport report) {
   if (!sent->status().is_ok() || !received->status().is_ok()) return;
   if (answer.count > DeadlockList::kMostCalls) return;
   list_ = answer;
-  if (list_.is_over != 0) end(list_);
 }
 
 /// Rank 0, while it waits itself: takes reports, and answers each.
@@ -111,9 +107,7 @@ void DeadlockWatch::judge() {
   DeadlockJudge judge(size_, list_.list);
   std::vector<std::unique_ptr<Answer>> answers;
   Instant next_look = now();
-  Instant last = Instant::max();
-  std::vector<bool> told(size_, false);
-  while (now() < last) {
+  while (judge.stuck().empty()) {
     WaitingReport report;
     Receive receive{.group = kGroup, .from = {}, .tag = kReportTag, .memory = bytes_of(report), .timeout = pause_ / 2};
     const auto received = ports_.receive(receive);
@@ -128,33 +122,22 @@ void DeadlockWatch::judge() {
                                    .tag = kListTag,
                                    .data = bytes_of(answer.list),
                                    .timeout = kAnswerPauses * pause_});
-        told[source] = judge.list().is_over != 0;
       }
     } else if (received->status().code() != Code::kTimeout) {
       break;  // The job has ended.
     }
     std::erase_if(answers, [](const auto& answer) { return answer->work->is_done(); });
-    if (now() < next_look || last != Instant::max()) {
-      if (last != Instant::max() && std::ranges::all_of(judge.stuck(), [&](auto r) { return r == 0 || told[r]; }))
-        break;
-      continue;
-    }
+    if (now() < next_look) continue;
     next_look = now() + pause_;
     list_ = judge.list();
     const std::optional<WaitingReport> mine = this->report();
     if (!mine) break;
     judge.take(0, *mine, now());
     judge.look(now(), kSilentPauses * pause_);
-    if (judge.list().is_over != 0) last = now() + kLastPauses * pause_;
   }
-  for (const auto& answer : answers) answer->work->wait(Instant::max());
   list_ = judge.list();
-  if (list_.is_over != 0) end(list_);
-}
-
-void DeadlockWatch::end(const DeadlockList& found) {
-  const auto end = std::find(found.text.begin(), found.text.end() - 1, '\0');
-  ports_.fail(Status(Code::kMismatch, std::string(found.text.begin(), end)));
+  if (!judge.stuck().empty()) ports_.fail(judge.text());
+  for (const auto& answer : answers) answer->work->wait(Instant::max());
 }
 
 }  // namespace herring::runtime

@@ -28,8 +28,8 @@ class DeadlockWatch final {
     std::function<std::uint64_t(const DeadlockList&)> not_called;
     std::function<std::shared_ptr<Work>(const Send&)> send;
     std::function<std::shared_ptr<ReceiveWork>(const Receive&)> receive;
-    /// Ranks wait for each other.
-    std::function<void(const Status&)> fail;
+    /// Rank 0: ends the job, on all ranks, with this text.
+    std::function<void(const std::string& text)> fail;
   };
 
   /// The group of its messages has all ranks.
@@ -49,7 +49,6 @@ class DeadlockWatch final {
   std::optional<WaitingReport> report() const;
   void tell_rank_0(WaitingReport report);
   void judge();
-  void end(const DeadlockList& found);
 
   const std::uint32_t rank_;
   const std::uint32_t size_;

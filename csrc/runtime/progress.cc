@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/thread.h"
+#include "runtime/deadlock.h"
 #include "runtime/poll.h"
 #include "runtime/progress_options.h"
 #include "runtime/progress_part.h"
@@ -336,7 +337,9 @@ bool Progress::take_hub_events(Instant now) {
         break;
       case HubEvent::Kind::kFailed:
         if (lose_server(now, event)) break;
-        fail_everything(Status(Code::kPeerLost, who + " failed: " + event.reason));
+        fail_everything(event.reason.starts_with(kDeadlockText)
+                            ? Status(Code::kMismatch, event.reason)
+                            : Status(Code::kPeerLost, who + " failed: " + event.reason));
         break;
       case HubEvent::Kind::kGroupAborted:
         group_aborted(now, event);

@@ -1,5 +1,4 @@
 #include "runtime/runtime.h"
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/progress.h"
+#include "runtime/user_memory.h"
 #include "runtime/validate.h"
 
 namespace herring::runtime {
@@ -38,55 +38,7 @@ std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
   return job_id ^ (name_key(host) & ~kNamedKey);
 }
 
-/// Keeps the buffer for as long as anybody has the bytes.
-std::shared_ptr<std::byte> share(memory::Buffer buffer) {
-  auto owner = std::make_shared<memory::Buffer>(std::move(buffer));
-  std::byte* const start = owner->data();
-  return {std::move(owner), start};
-}
-
-/// Where a card does not take it, it is memory like any other: the operation that needs it says why.
-std::shared_ptr<std::byte> allocate_private(memory::Domain& domain, std::size_t bytes) {
-  memory::Buffer mapped;
-  try {
-    mapped = memory::map_host(bytes);
-  } catch (const Error&) {
-    return nullptr;
-  }
-  const std::span<std::byte> memory = mapped.bytes();
-  std::shared_ptr<std::byte> owner = share(std::move(mapped));
-  if (!domain.needs_registration()) return owner;
-  try {
-    return share(domain.adopt(memory, MemoryKind::kHost, owner));
-  } catch (const Error&) {
-    return owner;
-  }
-}
-
-/// The arena says when it takes the pages back (NeighborhoodOptions::on_discard).
-std::shared_ptr<std::byte> adopt_arena(memory::Domain& domain, std::span<std::byte> memory,
-                                       std::shared_ptr<std::byte> owner) {
-  if (!domain.needs_registration()) return owner;
-  try {
-    return share(domain.adopt(memory, MemoryKind::kShared, owner, memory::Reuse::kUntilInvalidated));
-  } catch (const Error&) {
-    return owner;
-  }
-}
-
 }  // namespace
-
-std::uint64_t name_key(std::string_view name) {
-  std::uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return hash | kNamedKey;
-}
-
-// No key is used twice: an operation that has ended on this rank may still be read by a neighbour, be moving from a
-// lost server on another, or a late one may not have come to it.
-std::uint64_t use_key(std::uint64_t name, std::uint64_t use) {
-  return (name ^ use * 0x9E3779B97F4A7C15ull) | kNamedKey;
-}
 
 class Runtime::Impl {
  public:
@@ -155,9 +107,10 @@ class Runtime::Impl {
     };
     ports.send = [this](const Send& message) { return send(message); };
     ports.receive = [this](const Receive& message) { return receive(message); };
-    ports.fail = [this](const Status& status) {
+    ports.fail = [this](const std::string& text) {
       const std::scoped_lock lock(mutex);
-      if (progress) progress->fail(status);
+      if (progress) progress->fail(Status(Code::kMismatch, text));
+      options.hub->report_failure(text);  // All are told at once: who leaves because of it is not what the others see.
     };
     watch = std::make_unique<DeadlockWatch>(options.rank, placement.workers, patience, std::move(ports));
     waits = watch->waits();
