@@ -1,4 +1,5 @@
 #include "runtime/runtime.h"
+
 #include <algorithm>
 #include <mutex>
 #include <utility>
