@@ -16,7 +16,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan tsan fuzz sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-aarch64 wheels format doctor docs clean
+.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-aarch64 wheels format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -101,9 +101,11 @@ check-fast: setup-tests
 check: check-fast test
 	@echo "check: OK"
 
-asan: setup-tests
+asan-build: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet
+
+asan: asan-build
 	@HERRING_TEST_SCHEDULES=2000 $(TESTS) asan build/asan
 
 tsan: setup-tests
@@ -111,8 +113,11 @@ tsan: setup-tests
 	@$(PATH_IN_VENV) ninja -C build/tsan -j $(JOBS) --quiet
 	@HERRING_TEST_SCHEDULES=2000 $(TESTS) tsan build/tsan
 
+fuzz-build: setup-tests
+	@$(PATH_IN_VENV) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh build
+
 fuzz: setup-tests
-	@$(PATH_IN_VENV) tests/fuzz/run.sh $(FUZZ_SECONDS)
+	@$(PATH_IN_VENV) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh $(FUZZ_SECONDS)
 
 sim: build-tests
 	@$(PATH_IN_VENV) $(RUN) benchmarks/sim.py --build $(BUILD) --seeds $(SIM_SEEDS) --jobs $(JOBS)

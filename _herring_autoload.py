@@ -33,12 +33,12 @@ def autoload() -> None:
 
 
 def register() -> None:
-    """Registers the backend for CPU tensors. Idempotent."""
+    """Registers the backend for tensors on the CPU and on GPUs. Idempotent."""
     import torch.distributed as dist
 
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     if "RANK" not in os.environ and any(name in os.environ for name in _LAUNCHERS):
         _prepare_env_rendezvous()
 

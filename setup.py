@@ -117,6 +117,7 @@ class CMakeBuild(build_ext):
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)
+        shutil.copy2(ROOT / "bindings" / "c" / "herring.h", package / "include")
         for source in sorted((ROOT / "bindings" / "torch").glob("*.*")):
             if source.suffix in {".h", ".cc"}:
                 (package / "_torch_src").mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,11 @@ has to end by itself, too.
 Where one of several servers dies, and in the rounds of elastic jobs, the job has to go on: every worker that is left
 has all its sums, all of them the same, with its own part in each. In some rounds a second job of the same shape starts
 on the same port, without a secret: nobody may have a sum of the other's numbers, and whoever fails names the other job.
+In others one rank aborts or destroys a
+group of some ranks, in which the rest of the group works: these hear who did it, and everything else goes on. In a
+quarter of the rounds the workers use one name for several operations at once (in order, that is), in some they go on
+calling while and after the job ends (an error, no crash), in some every endpoint behaves as a network card that wants
+memory registered and ends the process that does what such a card does not forgive (this takes g++).
 In some rounds servers that die are started again (herringrun --restart-servers), in some all messages carry checksums.
 
 As root (with iproute2) hosts are network namespaces of their own; else everything runs plainly on this machine and no
@@ -41,8 +46,10 @@ from pathlib import Path
 from typing import Any
 
 import emulate_cluster as cluster
-from chaos_plan import make_plan
-from chaos_round import Round, Site, Verdict
+from chaos_group import GroupRound
+from chaos_plan import Plan, make_plan
+from chaos_round import Round, Verdict
+from chaos_site import Site
 from chaos_twin import TwinRound
 
 MAX_HOSTS = 6
@@ -109,11 +116,35 @@ def numbers_of(args: argparse.Namespace) -> list[int]:
 
 def play(args: argparse.Namespace, make_site: Callable[[], Site], max_hosts: int) -> Iterator[Verdict]:
     """The rounds of this process, one after the other."""
+    from herring._fabric import fabric_search  # Whether there is a herring at all is asked first.
+
     site = make_site()
     for number in numbers_of(args):
         plan = make_plan(args.seed, number, max_hosts, tuple(args.dead_after))
         port = EMULATED_PORT if max_hosts > 1 else free_port()
-        yield (TwinRound if plan.twin else Round)(plan, site, port, args.margin).run()
+        site.strict_library, site.has_libfabric = args.strict_library, bool(fabric_search())
+        yield kind_of(plan)(plan, site, port, args.margin).run()
+
+
+def kind_of(plan: Plan) -> type[Round | TwinRound | GroupRound]:
+    if plan.twin:
+        return TwinRound
+    return Round if plan.group_end is None else GroupRound
+
+
+def build_strict_library(package: Path, folder: Path) -> Path | None:
+    """None, and a word, where it cannot be."""
+    sources, target = Path(__file__).resolve().parents[1], folder / "libchaos_strict.so"
+    there = ["-L", str(package / "lib"), "-lherring", f"-Wl,-rpath,{package / 'lib'}"]
+    include = [f"-I{sources / 'csrc'}", f"-I{sources / 'tests'}"]
+    source = str(Path(__file__).with_name("chaos_strict.cc"))
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", *include, "-o", str(target), source, *there]
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"chaos: no strict endpoints: {error}", file=sys.stderr)
+        return None
+    return target
 
 
 def show(verdict: Verdict, verbose: bool) -> None:
@@ -169,7 +200,8 @@ def play_side_by_side(args: argparse.Namespace, folder: Path) -> tuple[int, list
         own = ["--first", str(first), "--rounds", str(rounds), "--jobs", "1", "--share", str(folder / f"{job}.json")]
         fixed = ["--seed", str(args.seed), "--hosts", str(args.hosts), "--margin", str(args.margin)]
         dead_after = [word for value in args.dead_after for word in ("--dead-after", str(value))]
-        command = [sys.executable, __file__, *own, *fixed, *dead_after]
+        strict = ["--strict-library", str(args.strict_library)] if args.strict_library else []
+        command = [sys.executable, __file__, *own, *fixed, *dead_after, *strict]
         runs.append((folder / f"{job}.json", subprocess.Popen(command)))
     codes = [run.wait() for _, run in runs]
     verdicts = [verdict for path, _ in runs if path.exists() for verdict in json.loads(path.read_text())]
@@ -234,6 +266,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="so many rounds at the same time")
     parser.add_argument("--json", type=Path, help="write the summary and every round to this file")
     parser.add_argument("--share", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--strict-library", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.dead_after = args.dead_after or [5.0, 2.0]
     if args.rounds < 1 or args.jobs < 1:
@@ -247,10 +280,12 @@ def main() -> int:
     if found is None or found.origin is None:
         print("chaos: herring is not installed for this Python: pip install . in its source folder", file=sys.stderr)
         return 1
-    os.environ["PYTHONPATH"] = str(Path(found.origin).resolve().parents[1])
+    package = Path(found.origin).resolve().parent
+    os.environ["PYTHONPATH"] = str(package.parent)
     if args.share:
         return play_here(args, args.share)
     with tempfile.TemporaryDirectory() as folder:
+        args.strict_library = build_strict_library(package, Path(folder))
         if args.jobs == 1 or args.only is not None:
             path = Path(folder) / "0.json"
             code = play_here(args, path)

@@ -15,6 +15,8 @@ PHASES = ("start", "connect", "step", "shutdown")
 PASSING_SHARE = 0.25
 LAUNCHER = -1
 TWIN_SHARE = 0.1  # Of the rounds that no launcher starts.
+GROUP_SHARE = 0.08  # Of those, too: a group of some ranks is given up.
+NAMES_SHARE, LATE_SHARE, STRICT_SHARE, FABRIC_SHARE = 0.25, 0.3, 0.2, 0.25
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,16 @@ class Strike:
     step: int
     delay_s: float
     other: int = -1
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """`culprit` gives up the group of `members` in `step`, by "abort" or "destroy", while the others use it."""
+
+    members: tuple[int, ...]
+    culprit: int
+    how: str
+    step: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,11 @@ class Plan:
     # Another job of the same shape, with the same port and no secret, starts at the same time: in which order (job,
     # process). Empty: there is none.
     twin: tuple[tuple[int, int], ...] = ()
+    group_end: GroupEnd | None = None
+    # What the workers' script does besides (chaos_deeds.py).
+    deeds: tuple[str, ...] = ()
+    strict: bool = False  # All endpoints want memory registered (chaos_strict.cc).
+    provider: str = "auto"
 
     def processes(self) -> int:
         return self.workers + self.servers
@@ -76,15 +93,34 @@ class Plan:
             for s in self.strikes
         )
         strikes += "a second job on its port" if self.twin else ""
+        if self.group_end is not None:
+            strikes += f"{self.group_end.how} by worker {self.group_end.culprit} of a group of {self.group_end.members}"
         place = "herringrun" if self.launcher else f"{hosts} host{'s' if hosts > 1 else ''}"
         place += {"plain": "", "restart": " --restart-servers", "elastic": " --elastic"}[self.mode]
         place += " with checksums" if self.checksum else ""
+        place += " on strict endpoints" if self.strict else ""
+        place += f" over {self.provider}" if self.provider != "auto" else ""
+        place += "".join({"names": ", names twice", "late": ", late calls"}[deed] for deed in self.deeds)
         return f"{self.workers}+{self.servers} on {place}, dead after {self.dead_after_s:g} s: {strikes}"
 
 
 def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float, ...]) -> Plan:
     """Round `number` of a run: the same on every machine with as many hosts (0: plain processes, nothing to cut)."""
     dice = random.Random(f"herring chaos {seed} {number}")
+    plan = _befallen(dice, f"{seed}/{number}", max_hosts, dead_after_s)
+    names, late = dice.random() < NAMES_SHARE, dice.random() < LATE_SHARE
+    strict, fabric = dice.random() < STRICT_SHARE, dice.random() < FABRIC_SHARE
+    deeds = tuple(deed for deed, is_chosen in (("names", names), ("late", late)) if is_chosen)
+    return replace(
+        plan,
+        deeds=() if plan.twin or plan.group_end else deeds,
+        strict=strict and not plan.twin,
+        provider="tcp" if fabric and not plan.twin else "auto",
+    )
+
+
+def _befallen(dice: random.Random, name: str, max_hosts: int, dead_after_s: tuple[float, ...]) -> Plan:
+    """Who is there, and what befalls them."""
     workers = dice.randint(2, 4)
     servers = dice.choice((0, 0, 1, 2))
     hosts = _places(dice, workers, servers, max_hosts)
@@ -98,7 +134,7 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
         if second.kind in LASTING and second.target != strikes[0].target:
             strikes.append(replace(second, delay_s=dice.random()))
     plan = Plan(
-        name=f"{seed}/{number}",
+        name=name,
         workers=workers,
         servers=servers,
         hosts=hosts,
@@ -115,6 +151,8 @@ def make_plan(seed: int, number: int, max_hosts: int, dead_after_s: tuple[float,
     )
     if not launcher and dice.random() < TWIN_SHARE:
         return _with_twin(dice, plan)
+    if not launcher and dice.random() < GROUP_SHARE:
+        return _with_group(dice, plan)
     # What befalls links stays as it is.
     is_spread = len(set(hosts)) > 1
     mode = "plain" if is_spread else dice.choices(("plain", "restart", "elastic"), (2, 4, 4))[0]
@@ -157,6 +195,16 @@ def _with_twin(dice: random.Random, plan: Plan) -> Plan:
     return replace(
         plan, hosts=(0,) * plan.processes(), strikes=(), resume=False, again=False, steps=20, twin=tuple(processes)
     )
+
+
+def _with_group(dice: random.Random, plan: Plan) -> Plan:
+    """Nothing befalls this job but what one of its ranks does to a group."""
+    members = tuple(dice.sample(range(plan.workers), dice.randint(2, plan.workers)))
+    how, steps = dice.choice(("abort", "destroy")), 30
+    end = GroupEnd(members, dice.choice(members), how, dice.randrange(steps // 2))
+    join_timeout_s = 60.0  # Servers wait for workers, who import torch, some of them at the same time.
+    unharmed = replace(plan, strikes=(), resume=False, again=False, steps=steps, join_timeout_s=join_timeout_s)
+    return replace(unharmed, group_end=end)
 
 
 def _places(dice: random.Random, workers: int, servers: int, max_hosts: int) -> tuple[int, ...]:

@@ -18,45 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from chaos_plan import LASTING, LAUNCHER, PASSING_SHARE, Plan, Strike
+from chaos_site import ROUND_MARK, Site, marked_processes
 from chaos_worker import MARK
 
 WORKER = Path(__file__).with_name("chaos_worker.py")
-ROUND_MARK = "CHAOS_ROUND"
 # What a loaded machine may take for starting, for noticing beside the silence, and for ending after an error.
 START_S = 20.0
 SLACK_S = 1.0
 HUB_GRACE_S = 2.0  # Worker 0 waits so long at the end of a failed start, so that the others hear who was missing.
 LAUNCHER_GRACE_S = 16.0
 GOING_ON_S = 10.0  # For the rest of the steps, where the job goes on without the lost.
-
-
-class Site:
-    """Where processes run. This one: plainly on this machine."""
-
-    address = "127.0.0.1"
-    interface = "lo"
-
-    def enter(self, host: int, command: list[str]) -> list[str]:
-        del host
-        return command
-
-    def cut(self, host: int) -> None:
-        raise NotImplementedError(f"host {host}: links can be cut between emulated hosts only")
-
-    def heal(self, host: int) -> None:
-        del host
-
-    def lose(self, sender: int, receiver: int) -> None:
-        """What `sender` sends to `receiver` vanishes from now on."""
-        raise NotImplementedError(f"hosts {sender}, {receiver}: packets can be lost between emulated hosts only")
-
-    def find(self, sender: int, receiver: int) -> None:
-        """It arrives again."""
-        del sender, receiver
-
-    def leftovers(self) -> set[str]:
-        """Files that a job might have left."""
-        return {name for name in os.listdir("/dev/shm") if "herring" in name}
 
 
 @dataclass
@@ -162,11 +133,15 @@ class Job:
             HERRING_JOIN_TIMEOUT_S=str(plan.join_timeout_s),
             HERRING_SECRET="chaos" + plan.name,
             HERRING_CHECKSUM="on" if plan.checksum else "off",
+            HERRING_PROVIDER=plan.provider if self.site.has_libfabric else "auto",
+            CHAOS_DEEDS=",".join(plan.deeds),
             OMP_NUM_THREADS="1",
             OPENBLAS_NUM_THREADS="1",
             PYTHONUNBUFFERED="1",
             **{ROUND_MARK: token},
         )
+        if plan.strict and self.site.strict_library:
+            env["LD_PRELOAD"] = str(self.site.strict_library)
         return env
 
     def _start(self, index: int, host: int, command: list[str], env: dict[str, str]) -> None:
@@ -276,18 +251,6 @@ class Job:
             lines += [json.dumps(event) for event in heard.events[-6:]]
             lines += heard.errors[-25:]
         return "\n".join(lines)
-
-
-def marked_processes(token: str) -> list[int]:
-    """The processes of this machine (or process namespace) that belong to a round."""
-    wanted = f"{ROUND_MARK}={token}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if wanted in Path("/proc", name, "environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-    return found
 
 
 class Round:
@@ -407,10 +370,13 @@ class Round:
         """A process's silence is known to the hub; a link's, whose ends live, only to those who wait for it."""
         return self.plan.dead_after_s * (2 if self.has_half else 1)
 
+    def _start_limit_s(self) -> float:
+        return self.plan.join_timeout_s + START_S + self.margin_s
+
     def _limit(self) -> float:
         """By when everybody must have ended."""
         if self.first_strike is None:
-            return time.monotonic() + self.plan.join_timeout_s + START_S + self.margin_s
+            return time.monotonic() + self._start_limit_s()
         wait = self._silence_s() if self.had_started else self.plan.join_timeout_s
         grace = LAUNCHER_GRACE_S if self.plan.launcher and LAUNCHER not in self.struck else 0.0
         grace += GOING_ON_S if self.plan.mode != "plain" else 0.0
@@ -420,27 +386,28 @@ class Round:
         waited = {process.index for process in job.processes}
         if not self.plan.launcher:
             waited -= {index for index, kind in self.struck.items() if kind == "stop"}
-        limit = self._limit()
-        while not job.wait_for(lambda: job.has_ended(waited), limit):
-            # Who still takes steps does not hang: a busy machine is slow.
-            limit = job.last_step_at() + self._silence_s() + self.margin_s
-            if limit <= time.monotonic():
-                break
-        else:
+        hanging = set() if self._all_end(job, waited, self._limit()) else waited & job.running()
+        if not hanging:
             return
-        hanging = waited & job.running()
         for index in hanging:
             job.signal(index, signal.SIGUSR1)  # Its threads' stacks go to stderr.
         time.sleep(0.5)
         names = ", ".join(self.plan.name_of(index) for index in sorted(hanging))
         self.verdict.problems.append(f"hang: {names} did not end")
 
+    def _all_end(self, job: Job, waited: set[int], limit: float) -> bool:
+        while not job.wait_for(lambda: job.has_ended(waited), limit):
+            # Who still takes steps does not hang: a busy machine is slow.
+            limit = job.last_step_at() + self._silence_s() + self.margin_s
+            if limit <= time.monotonic():
+                return False
+        return True
+
     def _once_more(self) -> None:
         job = Job(self.plan, self.site, self.token, self.port)
         try:
             everybody = {process.index for process in job.processes}
-            limit = time.monotonic() + self.plan.join_timeout_s + START_S + self.margin_s
-            ended = job.wait_for(lambda: job.has_ended(everybody), limit)
+            ended = self._all_end(job, everybody, time.monotonic() + self._start_limit_s())
             codes = {self.plan.name_of(index): job.code_of(index) for index in everybody}
             if not ended or any(codes.values()):
                 self.verdict.problems.append(f"again: the job that was started next ended with {codes}\n{job.output()}")
@@ -491,7 +458,9 @@ class Round:
         self.verdict.outcome = f"{failed} of {self.plan.processes()} processes raised"
 
     def _all_done(self, job: Job) -> bool:
-        return all(job.heard[rank].find("shutdown") for rank in range(self.plan.workers))
+        """An elastic job that was struck while some were still connecting may have gone on without the lost."""
+        lost = self.struck if self.plan.mode == "elastic" else {}
+        return all(job.heard[rank].find("shutdown") for rank in range(self.plan.workers) if rank not in lost)
 
     def _judge_unharmed(self, job: Job) -> None:
         self.verdict.outcome = "nothing lasting happened; all went on"

@@ -7,7 +7,8 @@ import secrets
 import time
 
 from chaos_plan import Plan
-from chaos_round import START_S, Job, Site, Verdict
+from chaos_round import START_S, Job, Verdict
+from chaos_site import Site
 
 PAUSE_S = 0.15  # From one start to the next: longer and shorter than it takes a process to join.
 

@@ -40,6 +40,10 @@ namespace {
 
 using namespace herring;
 using namespace herring::control;
+using runtime::introduce;
+using runtime::OthersAddresses;
+using runtime::OwnAddresses;
+using runtime::settings_that_must_agree;
 using Clock = std::chrono::steady_clock;
 
 struct Options {

@@ -1,13 +1,17 @@
-"""Many small numpy arrays: one call each by name, one grouped call, and fused by hand.
+"""Many small numpy arrays: one call each by name, the same in another order on each rank, one grouped call, and fused
+by hand.
 
     herringrun -np 2 python benchmarks/numpy_lists.py
+    sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/numpy_lists.py
 
-Milliseconds of a step, medians; contenders take turns, every step is checked.
+Milliseconds of a step, medians; contenders take turns, every step is checked. Fused by hand: numpy.concatenate, one
+allreduce, copies back.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 
@@ -21,6 +25,9 @@ class Case:
 
     def __init__(self, count: int, elements: int) -> None:
         self.arrays = [np.empty(elements, np.float32) for _ in range(count)]
+        self.names = [f"grad.{index}" for index in range(count)]
+        self.order = list(range(count))
+        self.shuffled = random.Random(herring.rank()).sample(self.order, count)
 
     def fill(self) -> None:
         for index, array in enumerate(self.arrays):
@@ -33,9 +40,13 @@ class Case:
                 raise SystemExit(f"rank {herring.rank()}: array {index} is wrong: {array[:4]}")
 
     def by_name(self) -> None:
-        handles = [
-            herring.allreduce_(array, name=f"grad.{index}", async_op=True) for index, array in enumerate(self.arrays)
-        ]
+        self._start(self.order)
+
+    def any_order(self) -> None:
+        self._start(self.shuffled)
+
+    def _start(self, order: list[int]) -> None:
+        handles = [herring.allreduce_(self.arrays[index], name=self.names[index], async_op=True) for index in order]
         for handle in handles:
             handle.wait()
 
@@ -59,7 +70,9 @@ def main() -> None:
     options = parser.parse_args()
     herring.init()
     case = Case(options.count, options.bytes // 4)
-    contenders = {"by hand": case.by_hand, "grouped": case.grouped, "by name": case.by_name}
+    contenders = {
+        "by hand": case.by_hand, "grouped": case.grouped, "by name": case.by_name, "any order": case.any_order,
+    }  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(options.steps + 2):
         for name, step in contenders.items():

@@ -12,6 +12,7 @@ from types import FrameType
 
 from herring import _kubernetes_options
 from herring._errors import HerringError
+from herring._streams import open_standard_descriptors
 from herring._version import __version__
 from herring.bench import _options, _replay_options
 
@@ -219,6 +220,7 @@ _COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
+    open_standard_descriptors()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.

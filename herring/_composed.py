@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from herring import _core
+from herring._arrays import new_result
 from herring._errors import HerringError, InvalidArgumentError, MismatchError, NotFiniteError
 from herring._operation import Steps
 
@@ -68,21 +69,29 @@ class Call:
         return _EXACT_TAG | int.from_bytes(digest[:8], "little") >> 2
 
 
-def all_reduce(call: Call, sources: Sequence[Any], results: Sequence[Any], op: str) -> Steps:
-    """Each of `sources` into its place in `results` (which may be the same). Small ones of a list travel together."""
-    parts = _parts(sources)
-    # Ranks with small arrays compare their lists, also where none travel together: another rank's may.
-    if len(sources) == 1 or all(array.nbytes > _SMALL_BYTES for array in sources):
-        alone = call.waits and len(sources) == 1
-        yield [
-            _reduce_one(call, *pair, _nth(i), op, alone) for i, pair in enumerate(zip(sources, results, strict=True))
-        ]
+def all_reduce(
+    call: Call, sources: Sequence[Any], results: Sequence[Any], op: str, is_list: bool | None = None
+) -> Steps:
+    """Each of `sources` into its place in `results` (which may be the same). Small ones of a list travel together.
+
+    `is_list`: also a single one is a list, and meets lists alone. None: where there are several.
+    """
+    if len(sources) == 1 and not is_list:
+        yield [_reduce_one(call, sources[0], results[0], "", op, call.waits)]
         return
-    # The first part tells whether all ranks have the same list: only then the others are the same, too.
-    for some in (parts[:1], parts[1:]):
-        again = [index for part in (parts if some == parts[:1] else some) for index in part]
+    lists = _Lists(sources, results)
+    parts = lists.sources.parts(_SMALL_BYTES)
+    # The first part tells whether all ranks have the same list: only then the others are the same, too. Where it is
+    # large a number goes before all of them: they are under way together.
+    is_first_large = lists.sources.are_all_above(_SMALL_BYTES)
+    first = [] if is_first_large else parts[:1]
+    for some in (first, parts[len(first) :]):
+        again = [index for part in (parts if some is first else some) for index in part]
         try:
-            yield from _reduce_parts(call, sources, results, op, some)
+            if some is first and is_first_large:
+                yield [_compare(call, lists.digest)]
+            else:
+                yield from _reduce_parts(call, lists, op, some)
         except (MismatchError, NotFiniteError) as error:
             # On all ranks alike. By itself each says what is wrong with it, where all have as many.
             yield from _compare_lengths(call, len(sources), error)
@@ -90,13 +99,32 @@ def all_reduce(call: Call, sources: Sequence[Any], results: Sequence[Any], op: s
             return
 
 
+class _Lists:
+    """The arrays of a call, and their memory."""
+
+    def __init__(self, sources: Sequence[Any], results: Sequence[Any]) -> None:
+        self.pairs = list(zip(sources, results, strict=True))
+        self.sources = _core.Arrays(sources)
+        self.results = _core.Arrays(results, writable=True)
+        self.digest = self.sources.digest()
+
+
+def _compare(call: Call, digest: int) -> _core.Work:
+    """Fails with MismatchError on all ranks where one of them has another list."""
+    import numpy as np
+
+    return call.submit("all_reduce", None, np.zeros(1, np.int64), op="max", digest=digest)
+
+
 def _compare_lengths(call: Call, length: int, error: Exception) -> Steps:
     """Raises MismatchError on all ranks where their lists are not equally long; `error` where some rank has no list."""
     import numpy as np
 
     extremes: npt.NDArray[np.int64] = np.asarray([length, -length], np.int64)
+    # A rank that has no list does not come.
+    limit = _COMPARE_S if call.timeout_s is None else min(call.timeout_s, _COMPARE_S)
     try:
-        yield [call.submit("all_reduce", None, extremes, f"{_MARK}lengths", op="max")]
+        yield [replace(call, timeout_s=limit).submit("all_reduce", None, extremes, f"{_MARK}lengths", op="max")]
     except HerringError:
         raise error from None
     most, least = int(extremes[0]), -int(extremes[1])
@@ -111,73 +139,29 @@ def _reduce_one(call: Call, source: Any, result: Any, step: str, op: str, waits:
     return call.submit("all_reduce", None if source is result else source, result, step, op=op, is_waited_for=waits)
 
 
-def _reduce_parts(
-    call: Call, sources: Sequence[Any], results: Sequence[Any], op: str, parts: Sequence[list[int]]
-) -> Steps:
-    digest = _digest(sources)
-    buckets: list[_Bucket | None] = []
+def _reduce_parts(call: Call, lists: _Lists, op: str, parts: Sequence[list[int]]) -> Steps:
+    buckets: list[Any] = []
     works = []
     for part in parts:
         first = part[0]
-        bucket = _Bucket([sources[index] for index in part]) if len(part) > 1 else None
-        source = None if bucket is not None or sources[first] is results[first] else sources[first]
-        memory = results[first] if bucket is None else bucket.memory
-        works.append(call.submit("all_reduce", source, memory, _nth(first), op=op, digest=digest))
+        source, memory = lists.pairs[first]
+        bucket = None
+        if len(part) > 1:
+            bucket = source = memory = new_result(call.runtime, source, (lists.sources.elements(part),))
+            lists.sources.pack(part, bucket)
+        source = None if source is memory else source
+        works.append(call.submit("all_reduce", source, memory, _nth(first), op=op, digest=lists.digest))
         buckets.append(bucket)
     yield works
     for bucket, part in zip(buckets, parts, strict=True):
         if bucket is not None:
-            bucket.unpack([results[index] for index in part])
+            lists.results.unpack(part, bucket)
 
 
 # Larger ones travel by themselves: a bucket saves no more than its copies cost.
 _SMALL_BYTES = 1 << 20
-
-
-class _Bucket:
-    """Small arrays of one dtype, one after the other in memory of their own."""
-
-    def __init__(self, arrays: Sequence[Any]) -> None:
-        self._ends = list(itertools.accumulate(_count(array.shape) for array in arrays))
-        import numpy as np
-
-        first = arrays[0]
-        new = getattr(first, "new_empty", None)
-        self.memory = np.empty(self._ends[-1], first.dtype) if new is None else new((self._ends[-1],))
-        for array, place in zip(arrays, self._places(), strict=True):
-            place[:] = array.reshape(-1)
-
-    def unpack(self, arrays: Sequence[Any]) -> None:
-        """To arrays of the same shapes; contiguous ones."""
-        for array, place in zip(arrays, self._places(), strict=True):
-            array.reshape(-1)[:] = place
-
-    def _places(self) -> list[Any]:
-        return [self.memory[begin:end] for begin, end in zip([0, *self._ends], self._ends, strict=False)]
-
-
-def _parts(arrays: Sequence[Any]) -> list[list[int]]:
-    """Which travel together, by their places in the list: the same for all ranks whose lists are the same."""
-    if len(arrays) == 1:
-        return [[0]]
-    parts: list[list[int]] = []
-    open_parts: dict[str, list[int]] = {}
-    for index, array in enumerate(arrays):
-        dtype = _text(array.dtype)
-        if not 0 < array.nbytes <= _SMALL_BYTES:
-            parts.append([index])
-        elif dtype in open_parts:
-            open_parts[dtype].append(index)
-        else:
-            open_parts[dtype] = [index]
-            parts.append(open_parts[dtype])
-    return parts
-
-
-def _digest(arrays: Sequence[Any]) -> int:
-    """Of all shapes and dtypes: ranks whose lists differ do not add up what does not belong together."""
-    text = repr([(dtype_name(array), tuple(array.shape)) for array in arrays])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little") | 1
+# So long ranks whose lists differ wait to learn how.
+_COMPARE_S = 5.0
 
 
 def broadcast(call: Call, source: Any, result: Any, root: int) -> Steps:

@@ -19,6 +19,7 @@ from herring._log import say
 from herring._membership import listeners
 from herring._rendezvous import Store
 from herring._start_line import announce
+from herring._streams import open_standard_descriptors
 
 _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -42,6 +43,13 @@ class Session:
     job: WorkerJob | ElasticJob
     runtime: _core.Runtime
     uses: NameUses = field(default_factory=NameUses)
+    ranks: range | None = field(init=False)  # of a job whose ranks stay: those of the job
+    timeout_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        # What each small operation asks for.
+        object.__setattr__(self, "ranks", None if self.elastic is not None else range(self.job.size))
+        object.__setattr__(self, "timeout_s", self.job.config.timeout_s)
 
     @property
     def config(self) -> _core.Config:
@@ -109,6 +117,8 @@ class Process:
             if self._session is not None:
                 _check_same(self._session, settings, rank, size)
                 return self._session
+            _refuse_second_import()
+            open_standard_descriptors()
             config = read_settings(settings)
             self._warn_of_ignored(config)
             job: WorkerJob | ElasticJob
@@ -195,6 +205,16 @@ class Process:
             self._session = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
+
+
+def _refuse_second_import() -> None:
+    """A spawned child that imports the script would come for its parent's place, which ends the job of both."""
+    child = sys.modules.get("multiprocessing.process")
+    if child is not None and getattr(child.current_process(), "_inheriting", False):
+        raise InvalidArgumentError(
+            f"herring.init() is called while process {os.getpid()}, a child of multiprocessing, imports the script "
+            f'that started process {os.getppid()}: put what the script does under if __name__ == "__main__":'
+        )
 
 
 def _text_of(kind: type[BaseException], error: BaseException) -> str:

@@ -103,6 +103,8 @@ class Config:
     @property
     def dead_after_s(self) -> float: ...
     @property
+    def lane_threads(self) -> Literal["auto", "on", "off"]: ...
+    @property
     def deadlock_after_s(self) -> float: ...
     @property
     def spin_us(self) -> int: ...
@@ -138,6 +140,23 @@ def read_config(overrides: Mapping[str, str] = ...) -> Config:
     """This process's HERRING_* variables; `overrides` (same names) win over them."""
 
 def config_table() -> list[ConfigRow]: ...
+
+class GpuFacts(TypedDict):
+    number: int
+    name: str
+    pci_bus_id: str
+    memory_bytes: int
+    capability: str
+    multiprocessors: int
+    copy_engines: int
+
+class CudaSurvey(TypedDict):
+    problem: str
+    library: str
+    version: str
+    gpus: list[GpuFacts]
+
+def survey_cuda(library: str = ...) -> CudaSurvey: ...
 def probe_fabric(config: Config, search: Sequence[str] = ...) -> FabricReport: ...
 def host_identity() -> str:
     """Equal on processes that can share memory."""
@@ -218,6 +237,8 @@ class Work:
         `blocks`: that is longer than the operation can take, so the thread does nothing else before it has ended. Ranks
         that wait for each other so are found out.
         """
+    def finish(self) -> bool:
+        """Whether it has ended; raises why it failed where that is so. Never blocks."""
     def check(self) -> None:
         """Raises why a finished operation failed."""
     def on_done(self, callback: Callable[[], object]) -> None:
@@ -277,6 +298,24 @@ class Fusion:
     def close(self, timeout: float) -> None: ...
 
 @final
+class Arrays:
+    """A list of arrays, contiguous and in CPU memory (buffer protocol or DLPack), held as long as this."""
+
+    def __init__(self, arrays: Sequence[Any], writable: bool = False) -> None: ...
+    def __len__(self) -> int: ...
+    def parts(self, most_bytes: int) -> list[list[int]]:
+        """Which travel together, by their places: those of one dtype up to so many bytes. The same for equal lists."""
+    def digest(self) -> int:
+        """Of their number, dtypes and shapes."""
+    def are_all_above(self, bytes: int) -> bool: ...  # noqa: A002
+    def elements(self, part: list[int]) -> int:
+        """How many those have together."""
+    def pack(self, part: list[int], memory: Any) -> None:
+        """Copies them one after the other into the memory."""
+    def unpack(self, part: list[int], memory: Any) -> None:
+        """Copies them back."""
+
+@final
 class Memory(Buffer):
     """Shared, registered memory of the runtime: writable bytes, alive as long as something refers to it."""
 
@@ -299,7 +338,8 @@ class Runtime:
     @property
     def servers(self) -> int: ...
     def description(self) -> str: ...
-    def add_group(self, group: int, ranks: Sequence[int]) -> None: ...
+    def add_group(self, group: int, ranks: Sequence[int], may_travel: bool = False) -> None:
+        """`may_travel`: its small reductions by name may travel together, as those of group 0 do."""
     def remove_group(self, group: int) -> None: ...
     def submit(
         self,
@@ -315,11 +355,13 @@ class Runtime:
         is_waited_for: bool = False,
         backup: bool = False,
         digest: int = 0,
+        may_travel: bool = False,
     ) -> Work:
         """Starts an operation on contiguous CPU memory (buffer protocol or DLPack). No input: in place.
 
         is_waited_for: wait() is called at once; the calling thread then moves the data itself.
         digest: Of something else that all ranks must agree about.
+        may_travel: The name is the program's own: a small all_reduce may travel with others.
         """
 
     def run(
@@ -336,6 +378,17 @@ class Runtime:
     ) -> None:
         """submit() and wait in one, among all ranks; the calling thread moves the data itself. Raises what it failed
         with."""
+
+    def start(
+        self,
+        input: Any,  # noqa: A002
+        output: Any,
+        op: str,
+        name: str,
+        group: int,
+        /,
+    ) -> Work:
+        """submit() of an all_reduce that may travel with others."""
 
     def send(self, data: Any, *, to: int, tag: int, group: int = 0, timeout: float | None = None) -> Work:
         """A message to a group rank; done when that rank has received it. Tags with the top bit (1 << 63) set are met

@@ -163,11 +163,40 @@ def _efa(fabric: list[Finding]) -> Finding:
     )
 
 
-def _cuda() -> Finding:
-    if not NVIDIA_DRIVER.exists():
-        return Finding("CUDA", "absent", "no NVIDIA driver. Herring takes CPU tensors only, so it needs none")
-    version = NVIDIA_DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ").strip()
-    return Finding("CUDA", "absent", f"not supported yet: CPU tensors only. The driver here is not used: {version}")
+def _cuda() -> list[Finding]:
+    """What the driver says of itself, without a context on a GPU. Nothing here has been seen to copy or compute."""
+    code = "import json; from herring import _core; print(json.dumps(_core.survey_cuda()))"
+    # A process of its own: a driver that hangs must not hang this one, and what forks later must not have it loaded.
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [Finding("CUDA", "problem", f"the driver did not answer in {LOAD_TIMEOUT_S} s (libcuda.so.1)")]
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+        return [Finding("CUDA", "problem", f"asking the driver failed: {last[0]}")]
+    return _cuda_findings(json.loads(done.stdout), NVIDIA_DRIVER.exists())
+
+
+def _cuda_findings(survey: _core.CudaSurvey, has_module: bool) -> list[Finding]:
+    if survey["problem"]:
+        text = survey["problem"].removeprefix("cuda: ")
+        state = "problem" if has_module else "absent"
+        note = "the kernel module is loaded, but: " if has_module else ""
+        return [Finding("CUDA", state, f"{note}{text}. Tensors on the CPU need none")]
+    found = [Finding("CUDA", "absent", f"driver for CUDA {survey['version']} at {survey['library']}; not tried")]
+    for gpu in survey["gpus"]:
+        engines = gpu["copy_engines"]
+        copies = "copies both ways at once" if engines > 1 else f"{engines} copy engine: one way at a time"
+        memory = f"{gpu['memory_bytes'] / 2**30:.0f} GiB"
+        text = f"{gpu['name']}, {memory}, compute {gpu['capability']}, PCI {gpu['pci_bus_id']}; {copies}; not tried"
+        found.append(Finding(f"  GPU {gpu['number']}", "absent", text))
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pinned = "no limit" if locked == resource.RLIM_INFINITY else f"at most {locked / 2**20:,.0f} MiB (ulimit -l)"
+    found.append(Finding("  pinned memory", "absent", f"{pinned}; not tried"))
+    path = "collectives on GPU tensors go through pinned host memory; written without a GPU, see docs/gpu.md"
+    return [*found, Finding("  path", "absent", path)]
 
 
 def _torch() -> Finding:
@@ -252,7 +281,7 @@ def run(as_json: bool) -> int:
         *_memory(),
         *fabric,
         _efa(fabric),
-        _cuda(),
+        *_cuda(),
         _torch(),
         _tensorflow(),
         _mpi(),

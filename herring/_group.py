@@ -36,7 +36,7 @@ class Group:
         if self.rank is None or self._number in uses.closed or process.session() is not session:
             return
         work = session.runtime.submit("barrier", None, None, group=self._number, is_waited_for=True)
-        Handle(work, None, session.config.timeout_s, f"close() of {self}", self.ranks).wait()
+        Handle(work, None, session.config.timeout_s, f"close() of {self}", None, self.ranks).wait()
         with uses.lock:
             uses.closed.add(self._number)
             uses.unnamed.pop(self._number, None)
@@ -116,7 +116,7 @@ def _make(session: Session, members: list[tuple[int, ...]]) -> list[Group]:
     for number, ranks in enumerate(members, first):
         place = ranks.index(session.job.rank) if session.job.rank in ranks else None
         if place is not None:
-            session.runtime.add_group(number, ranks)
+            session.runtime.add_group(number, ranks, may_travel=True)
         groups.append(Group(ranks, place, number, session))
     # Nobody's first message meets a rank that does not know the group yet.
     session.runtime.run("barrier", None, None, "sum", 0, "herring.new_group.added", None, False)

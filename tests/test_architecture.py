@@ -46,9 +46,11 @@ MAY_INCLUDE = {
     "wire": {"core"},
     "fusion_buffer": {"core"},
     "intra_node": {"core"},
-    "transport": {"core"},
-    "tcp": {"core", "transport"},
-    "efa": {"core", "transport"},
+    "transport": {"core", "memory"},
+    "tcp": {"core", "memory", "transport"},
+    "efa": {"core", "memory", "transport"},
+    "staging": {"core"},
+    "cuda": {"core"},
     "server": {"core", "wire"},
     "worker": {"core", "wire", "fusion_buffer"},
     "point_to_point": {"core", "wire"},
@@ -64,7 +66,16 @@ IMPURE_INCLUDE = re.compile(
 )
 IMPURE_CALL = re.compile(r"_clock::now\(|\bclock_gettime\b|\bstd::rand\b|\brandom_device\b|\bgetrandom\b")
 # What decides in the control plane, and what it says.
-CONTROL_ENGINES = {"delta", "frame", "membership", "membership_admission", "protocol"}
+CONTROL_ENGINES = {
+    "delta",
+    "frame",
+    "handshake",
+    "heartbeats",
+    "lobby",
+    "membership",
+    "membership_admission",
+    "protocol",
+}
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
 # Changes the list of variables for a library's sake, where setenv() would not do; looks none up.
@@ -92,11 +103,11 @@ def name_of(path: Path) -> str:
 def is_engine(path: Path) -> bool:
     folder = path.relative_to(CSRC).parts[0]
     return (
-        folder in {"wire", "worker", "point_to_point"}
+        folder in {"wire", "worker", "point_to_point", "staging"}
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
         or (folder == "control" and path.stem in CONTROL_ENGINES)
         or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
-        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous"})
+        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous", "rendezvous_admission"})
     )
 
 
@@ -332,6 +343,7 @@ def test_bindings_reach_the_engines_only_through_the_runtime() -> None:
         "elastic",
         "efa",
         "tcp",
+        "cuda",
         "intra_node",
         "fusion_buffer",
     }

@@ -97,6 +97,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("join_timeout_s", reader(&Config::join_timeout_s))
       .def_property_readonly("heartbeat_s", reader(&Config::heartbeat_s))
       .def_property_readonly("dead_after_s", reader(&Config::dead_after_s))
+      .def_property_readonly("lane_threads", [](const PyConfig& self) { return text(self.result.config.lane_threads); })
       .def_property_readonly("deadlock_after_s", reader(&Config::deadlock_after_s))
       .def_property_readonly("spin_us", reader(&Config::spin_us))
       .def_property_readonly("libfabric", reader(&Config::libfabric))

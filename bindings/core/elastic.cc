@@ -33,8 +33,8 @@ elastic::Home make_home(const PyConfig& config, std::string host, std::uint16_t 
 }
 
 struct PyElasticRuntime : PyRuntime {
-  PyElasticRuntime(std::shared_ptr<ElasticRuntime> runtime, double timeout)
-      : PyRuntime(runtime, timeout), elastic(runtime) {}
+  PyElasticRuntime(std::shared_ptr<ElasticRuntime> runtime, const Config& config)
+      : PyRuntime(runtime, config), elastic(runtime) {}
   std::shared_ptr<ElasticRuntime> get() const {
     owned.get();  // Throws in a forked child.
     if (auto runtime = elastic.lock()) return runtime;
@@ -58,10 +58,12 @@ std::unique_ptr<PyElasticRuntime> join_elastic(const PyConfig& config, std::stri
                                                double timeout, std::uint32_t workers) {
   elastic::Home home = make_home(config, std::move(host), port, rank, std::move(fabric_search));
   home.workers = workers;
+  Config config_of_calls = home.config;
+  config_of_calls.fusion_bytes = 0;  // Its journal is by the name of each operation, and its ranks change.
   const Instant deadline = deadline_after(timeout);
   return std::make_unique<PyElasticRuntime>(
       call_interruptibly([home, deadline] { return std::make_shared<ElasticRuntime>(home, deadline); }),
-      home.config.timeout_s);
+      config_of_calls);
 }
 
 std::unique_ptr<PyElasticServer> join_as_server(const PyConfig& config, std::string host, std::uint16_t port,

@@ -67,7 +67,7 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
   settings.timeout = to_duration(timeout);
   settings.series = series;
   auto owners = std::make_shared<Owners>();
-  const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket) {
+  const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket, const auto&) {
     return callback([&weak, ticket](const py::function& function) {
       const std::shared_ptr<Owners> all = weak.lock();
       if (all) function(ticket, all->at(ticket));
@@ -128,18 +128,9 @@ Ticket submit(PyObject* self, std::span<PyObject* const> arguments) {
 
 /// As the interpreter has its own methods: a tensor's whole cost is this call.
 PyObject* submit_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
-  try {
+  return guarded([&] {
     return PyLong_FromUnsignedLongLong(submit(self, {arguments, static_cast<std::size_t>(count)}));
-  } catch (py::error_already_set& raised) {
-    raised.restore();
-  } catch (const py::builtin_exception& raised) {
-    raised.set_error();
-  } catch (const Error& error) {
-    raise(error);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  });
 }
 
 /// True: it has ended. False: it went alone. None: at the time-out.
@@ -183,9 +174,7 @@ void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
 void bind_submit(py::class_<PyFusion>& type) {
   static PyMethodDef definition = {
       "submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&submit_method)), METH_FASTCALL, nullptr};
-  PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition);
-  if (method == nullptr) throw py::error_already_set();
-  type.attr("submit") = py::reinterpret_steal<py::object>(method);
+  add_method(type, definition);
 }
 
 }  // namespace

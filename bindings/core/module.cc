@@ -1,12 +1,18 @@
 #include "bindings/core/python.h"
 
+namespace herring::python {
+void bind_cuda(py::module_& module);  // cuda.cc
+}
+
 PYBIND11_MODULE(_core, module) {
   module.doc() = "Herring's C++ runtime. Private: use the functions of the herring package.";
   herring::python::register_errors(module);
   herring::python::bind_config(module);
   herring::python::bind_hub(module);
   herring::python::bind_fabric(module);
+  herring::python::bind_cuda(module);
   herring::python::bind_runtime(module);
   herring::python::bind_fusion(module);
+  herring::python::bind_arrays(module);
   herring::python::bind_elastic(module);
 }

@@ -28,6 +28,7 @@ void bind_hub(py::module_& module);
 void bind_fabric(py::module_& module);
 void bind_runtime(py::module_& module);
 void bind_fusion(py::module_& module);
+void bind_arrays(py::module_& module);
 void bind_elastic(py::module_& module);
 
 /// True once the interpreter no longer hands out its lock; Python objects are then left alone.
@@ -35,6 +36,40 @@ bool is_finalizing() noexcept;
 
 /// Raises the class of herring._errors that stands for it.
 void raise(const Error& error) noexcept;
+
+/// What `call` returns, for a method as the interpreter has its own; null, with the exception set, where it throws.
+template <class Call>
+PyObject* guarded(const Call& call) noexcept {
+  try {
+    return call();
+  } catch (py::error_already_set& raised) {
+    raised.restore();
+  } catch (const py::builtin_exception& raised) {
+    raised.set_error();
+  } catch (const Error& error) {
+    raise(error);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+/// What a method is called on; without pybind11's search for the type, which took a tenth of a call, where it is
+/// `type`.
+template <class Native>
+const Native& native_of(PyObject* self, const PyTypeObject* type) {
+  if (Py_TYPE(self) != type) return py::cast<const Native&>(py::handle(self));
+  const void* value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr();
+  if (value == nullptr) throw py::type_error("__init__() was not called");
+  return *static_cast<const Native*>(value);
+}
+
+/// Adds a method as the interpreter has its own. `definition` lives as long as the type.
+inline void add_method(py::object& type, PyMethodDef& definition) {
+  PyObject* method = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition);
+  if (method == nullptr) throw py::error_already_set();
+  type.attr(definition.ml_name) = py::reinterpret_steal<py::object>(method);
+}
 
 /// A str's bytes, which live as long as it does. Throws py::error_already_set for anything else.
 std::string_view text_of(py::handle text);

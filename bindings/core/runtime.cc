@@ -1,5 +1,7 @@
 #include "runtime/runtime.h"
 
+#include <array>
+
 #include "bindings/core/buffer.h"
 #include "bindings/core/py_config.h"
 #include "bindings/core/py_hub.h"
@@ -32,6 +34,9 @@ using runtime::ServerProcess;
 /// std::shared_ptr<herring::runtime::Communicator>*, which the capsule frees.
 constexpr const char* kCapsuleName = "herring.runtime";
 
+/// Seconds that small operations which are pending have at the end of a group or the job.
+constexpr double kLongestClose = 30;
+
 /// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
 struct PyMemory {
   PyMemory(std::shared_ptr<std::byte> memory, std::size_t size) : owned(memory), data(memory.get()), bytes(size) {}
@@ -50,8 +55,7 @@ std::unique_ptr<PyRuntime> make_runtime(const PyConfig& config, const PyHubClien
   const runtime::RuntimeOptions options{config.result.config, hub.owned.get(), rank, std::move(fabric_search)};
   const Instant deadline = deadline_after(timeout);
   return std::make_unique<PyRuntime>(
-      call_interruptibly([options, deadline] { return std::make_shared<Runtime>(options, deadline); }),
-      options.config.timeout_s);
+      call_interruptibly([options, deadline] { return std::make_shared<Runtime>(options, deadline); }), options.config);
 }
 
 py::capsule make_capsule(const PyRuntime& self) {
@@ -128,13 +132,7 @@ void run_server(const PyServerProcess& self) {
 /// Of PyRuntime itself; set before any method can be called.
 PyTypeObject* runtime_type = nullptr;
 
-/// What a method is called on; without pybind11's search for the type, which took a tenth of a call, where it is that.
-const PyRuntime& runtime_of(PyObject* self) {
-  if (Py_TYPE(self) != runtime_type) return py::cast<const PyRuntime&>(py::handle(self));
-  const void* value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr();
-  if (value == nullptr) throw py::type_error("Runtime.__init__() was not called");
-  return *static_cast<const PyRuntime*>(value);
-}
+const PyRuntime& runtime_of(PyObject* self) { return native_of<PyRuntime>(self, runtime_type); }
 
 /// None: the operation goes by the order of calls.
 std::optional<std::string> name_of(py::handle name) {
@@ -159,33 +157,43 @@ void run(PyObject* self, std::span<PyObject* const> arguments) {
   if (arguments[6] != Py_None) given.timeout = py::cast<double>(py::handle(arguments[6]));
   given.is_waited_for = true;
   given.has_backup = arguments[7] == Py_True;
-  run(*runtime.owned.get(), given, runtime.timeout_s);
+  run(runtime, given);
 }
 
 /// A method as the interpreter has its own: for small arrays a third of a call's time went into the arguments.
 PyObject* run_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
-  try {
+  return guarded([&] {
     run(self, {arguments, static_cast<std::size_t>(count)});
-    Py_RETURN_NONE;
-  } catch (py::error_already_set& raised) {
-    raised.restore();
-  } catch (const py::builtin_exception& raised) {
-    raised.set_error();
-  } catch (const Error& error) {
-    raise(error);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+    return py::none().release().ptr();
+  });
 }
 
-void bind_run(py::class_<PyRuntime>& type) {
+/// Runtime.start(input, output, op, name, group, /): an all_reduce by name that may travel with others.
+py::object start(PyObject* self, std::span<PyObject* const> arguments) {
+  if (arguments.size() != 5) throw py::type_error("start() takes 5 arguments, not " + std::to_string(arguments.size()));
+  SubmitArguments given;
+  given.collective = name(Collective::kAllReduce);
+  given.input = arguments[0];
+  given.output = arguments[1];
+  given.op = arguments[2];
+  given.name = name_of(arguments[3]);
+  given.group = py::cast<std::uint32_t>(py::handle(arguments[4]));
+  given.may_travel = true;
+  return py::cast(submit(runtime_of(self), given));
+}
+
+PyObject* start_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
+  return guarded([&] { return start(self, {arguments, static_cast<std::size_t>(count)}).release().ptr(); });
+}
+
+void bind_fast(py::class_<PyRuntime>& type) {
   runtime_type = reinterpret_cast<PyTypeObject*>(type.ptr());
-  static PyMethodDef definition = {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_method)),
-                                   METH_FASTCALL, nullptr};
-  PyObject* method = PyDescr_NewMethod(runtime_type, &definition);
-  if (method == nullptr) throw py::error_already_set();
-  type.attr("run") = py::reinterpret_steal<py::object>(method);
+  static std::array<PyMethodDef, 2> definitions = {
+      PyMethodDef{"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run_method)), METH_FASTCALL,
+                  nullptr},
+      PyMethodDef{"start", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&start_method)), METH_FASTCALL,
+                  nullptr}};
+  for (PyMethodDef& definition : definitions) add_method(type, definition);
 }
 
 void bind_operations(py::class_<PyRuntime>& type) {
@@ -193,14 +201,14 @@ void bind_operations(py::class_<PyRuntime>& type) {
           "submit",
           [](const PyRuntime& self, const std::string& collective, const py::object& input, const py::object& output,
              const py::object& op, std::uint32_t root, std::uint32_t group, const py::object& name,
-             std::optional<double> timeout, bool is_waited_for, bool backup, std::uint64_t digest) {
-            return submit(self.owned.get(), {collective, input, output, op, root, group, name_of(name), timeout,
-                                             is_waited_for, backup, digest});
+             std::optional<double> timeout, bool is_waited_for, bool backup, std::uint64_t digest, bool may_travel) {
+            return submit(self, {collective, input, output, op, root, group, name_of(name), timeout, is_waited_for,
+                                 backup, digest, may_travel});
           },
           py::arg("collective"), py::arg("input") = py::none(), py::arg("output") = py::none(), py::kw_only(),
           py::arg("op") = "sum", py::arg("root") = 0, py::arg("group") = 0, py::arg("name") = py::none(),
           py::arg("timeout") = py::none(), py::arg("is_waited_for") = false, py::arg("backup") = false,
-          py::arg("digest") = 0)
+          py::arg("digest") = 0, py::arg("may_travel") = false)
       .def(
           "send",
           [](const PyRuntime& self, const py::object& data, std::uint32_t to, std::uint64_t tag, std::uint32_t group,
@@ -231,18 +239,20 @@ void bind_runtime_class(py::module_& module) {
       .def("description", [](const PyRuntime& self) { return self.owned.get()->description(); })
       .def(
           "add_group",
-          [](const PyRuntime& self, std::uint32_t id, const std::vector<std::uint32_t>& ranks) {
-            const auto runtime = self.owned.get();
+          [](const PyRuntime& self, std::uint32_t id, const std::vector<std::uint32_t>& ranks, bool may_travel) {
+            const auto operations = self.operations.get();
             py::gil_scoped_release unlocked;
-            runtime->add_group(GroupId{id}, ranks);
+            operations->runtime()->add_group(GroupId{id}, ranks);
+            if (may_travel) operations->open(GroupId{id}, ranks);
           },
-          py::arg("group"), py::arg("ranks"))
+          py::arg("group"), py::arg("ranks"), py::arg("may_travel") = false)
       .def(
           "remove_group",
           [](const PyRuntime& self, std::uint32_t id) {
-            const auto runtime = self.owned.get();
+            const auto operations = self.operations.get();
             py::gil_scoped_release unlocked;
-            runtime->remove_group(GroupId{id});
+            operations->close(GroupId{id}, deadline_after(kLongestClose));
+            operations->runtime()->remove_group(GroupId{id});
           },
           py::arg("group"))
       .def("allocate", &allocate, py::arg("bytes"))
@@ -255,13 +265,18 @@ void bind_runtime_class(py::module_& module) {
           },
           py::arg("reason"))
       .def("shutdown",
-           [](const PyRuntime& self) { call_interruptibly([runtime = self.owned.get()] { runtime->shutdown(); }); })
+           [](const PyRuntime& self) {
+             call_interruptibly([operations = self.operations.get()] {
+               operations->close(deadline_after(kLongestClose));
+               operations->runtime()->shutdown();
+             });
+           })
       .def("stats", &stats)
       .def("server_counters", &server_counters)
       .def("stragglers", &stragglers)
       .def("capsule", &make_capsule);
   bind_operations(type);
-  bind_run(type);
+  bind_fast(type);
 }
 
 }  // namespace

@@ -120,6 +120,9 @@ bool wait_interruptibly(Work& work, Instant deadline, bool blocks) {
   return true;
 }
 
+/// Above this an operation's own time is the larger part.
+constexpr std::size_t kSmallBytes = 1 << 20;
+
 /// What a request borrows its memory from: Buffers or Loans.
 template <class Array>
 struct Arrays {
@@ -164,36 +167,52 @@ void finish(Work& work, const SubmitArguments& arguments, double default_timeout
   throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
 }
 
+PyTypeObject* work_type = nullptr;
+
+/// Work.finish(): whether it has ended; raises why it failed.
+PyObject* finish_method(PyObject* self, PyObject*) noexcept {
+  return guarded([&] {
+    const std::shared_ptr<Work> work = native_of<PyWork>(self, work_type).owned.get();
+    if (!work->is_done()) return py::bool_(false).release().ptr();
+    work->status().or_throw();
+    return py::bool_(true).release().ptr();
+  });
+}
+
 }  // namespace
 
-std::unique_ptr<PyWork> submit(const std::shared_ptr<Communicator>& runtime, const SubmitArguments& arguments) {
+std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& arguments) {
   Arrays<Buffer> arrays;
   const runtime::Request request = make_request(arguments, arrays);
+  // Its Work keeps the arrays where somebody is going to wait: a callback costs more than a small operation.
+  const bool is_kept_by_work = request.is_waited_for || arguments.may_travel;
   std::shared_ptr<Work> work;
-  {
+  if (arguments.may_travel && request.output.size() <= kSmallBytes) {
+    work = runtime.operations.get()->submit(request);  // It never blocks; to let go of the lock costs as much.
+  } else {
     py::gil_scoped_release unlocked;
-    work = runtime->submit(request);
+    work = arguments.may_travel ? runtime.operations.get()->submit(request) : runtime.owned.get()->submit(request);
     // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
-    if (!request.is_waited_for) work->on_done([arrays](const Status&) {});
+    if (!is_kept_by_work) work->on_done([arrays](const Status&) {});
   }
   auto result = std::make_unique<PyWork>(std::move(work));
-  if (request.is_waited_for) result->arrays = {std::move(arrays.input.owner), std::move(arrays.output.owner)};
+  if (is_kept_by_work) result->arrays = {std::move(arrays.input.owner), std::move(arrays.output.owner)};
   return result;
 }
 
-void run(Communicator& runtime, const SubmitArguments& arguments, double default_timeout) {
+void run(const PyRuntime& runtime, const SubmitArguments& arguments) {
   Arrays<Loan> arrays;
   const runtime::Request request = make_request(arguments, arrays);
   std::shared_ptr<Work> work;
   Status status;
   {
     py::gil_scoped_release unlocked;
-    work = runtime.run(request, status);
+    work = runtime.operations.get()->run(request, status);
     if (work) work->wait(std::chrono::steady_clock::now() + kSignalPeriod);
   }
   if (work) {
     try {
-      finish(*work, arguments, default_timeout);
+      finish(*work, arguments, runtime.timeout_s);
     } catch (...) {
       // It was left early (ctrl-C): the runtime still uses the arrays.
       const std::array kept = {arrays.input.prolong(), arrays.output.prolong()};
@@ -239,7 +258,7 @@ std::unique_ptr<PyWork> receive(const std::shared_ptr<Communicator>& runtime, co
 }
 
 PyWork::~PyWork() {
-  if (arrays.empty()) return;
+  if (!arrays[0] && !arrays[1]) return;
   try {
     // A wait that was left early (ctrl-C): the runtime still uses the arrays.
     if (!owned.get()->is_done()) owned.get()->on_done([kept = std::move(arrays)](const Status&) {});
@@ -249,8 +268,8 @@ PyWork::~PyWork() {
 }
 
 void bind_work(py::module_& module) {
-  py::class_<PyWork>(module, "Work")
-      .def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
+  py::class_<PyWork> type(module, "Work");
+  type.def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
       .def(
           "wait",
           [](const PyWork& self, double timeout, bool blocks) {
@@ -261,6 +280,9 @@ void bind_work(py::module_& module) {
       .def_property_readonly("source", &source_of)
       .def_property_readonly("contributors", [](const PyWork& self) { return self.owned.get()->contributors(); })
       .def("check", [](const PyWork& self) { self.owned.get()->status().or_throw(); });
+  work_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  static PyMethodDef definition = {"finish", &finish_method, METH_NOARGS, nullptr};
+  add_method(type, definition);
 }
 
 }  // namespace herring::python

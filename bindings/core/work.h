@@ -1,11 +1,13 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "runtime/runtime.h"
 
@@ -19,8 +21,9 @@ struct PyWork {
   PyWork& operator=(const PyWork&) = delete;
 
   ProcessOwned<runtime::Work> owned;
-  /// The arrays of a call that is waited for at once. Those of others are held by a callback.
-  std::vector<std::shared_ptr<void>> arrays;
+  /// The arrays of a call that is waited for at once, or may travel with others. Those of the rest are held by a
+  /// callback.
+  std::array<std::shared_ptr<void>, 2> arrays;
 };
 
 /// What Python says in Runtime.submit() and Runtime.run(), before it is checked. Borrowed for the time of the call.
@@ -36,6 +39,7 @@ struct SubmitArguments {
   bool is_waited_for = false;
   bool has_backup = false;
   std::uint64_t digest = 0;  ///< Of something else that ranks must agree about; 0: nothing.
+  bool may_travel = false;   ///< A call of the program's own, by whose name others may know it.
 };
 
 /// A message to or from one rank of a group; see runtime::Send and runtime::Receive.
@@ -49,10 +53,10 @@ struct MessageArguments {
 
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
-std::unique_ptr<PyWork> submit(const std::shared_ptr<runtime::Communicator>& runtime, const SubmitArguments& arguments);
+std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& arguments);
 /// submit() and wait in one, without what only a call that goes on needs: for small arrays that is most of the time.
-/// Throws what the operation failed with. `default_timeout` in seconds, where the arguments have none.
-void run(runtime::Communicator& runtime, const SubmitArguments& arguments, double default_timeout);
+/// Throws what the operation failed with.
+void run(const PyRuntime& runtime, const SubmitArguments& arguments);
 /// Likewise.
 std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
 std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,

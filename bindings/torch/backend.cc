@@ -49,16 +49,18 @@ struct Backend::Pending {
 };
 
 Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime)
-    : runtime(std::move(shared_runtime)), pid(getpid()) {}
+    : runtime(std::move(shared_runtime)), stager(std::make_unique<Stager>()), pid(getpid()) {}
 
 Process::~Process() {
   const GilRelease no_gil;
   if (getpid() == pid) {
+    stager.reset();
     runtime.reset();
     return;
   }
   // A forked child: the threads that destructors would wait for exist in the parent only. Leaked on purpose.
   static_cast<void>(new std::shared_ptr<runtime::Communicator>(std::move(runtime)));
+  static_cast<void>(stager.release());
 }
 
 void append(Step& step, std::function<void()> then) {
@@ -144,6 +146,8 @@ void Backend::check_open(const char* title) const {
 template <class CallOptions>
 WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
   check_open(title);
+  // All ranks count a group's operations alike: what is still being copied from an accelerator was called before.
+  process_->stager->wait_until_started();
   WorkInfo info;
   info.rank = rank_;
   info.op_type = type;
@@ -154,10 +158,12 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& 
   return info;
 }
 
+std::shared_ptr<void> Backend::take_ticket() { return std::make_shared<Pending::Ticket>(pending_); }
+
 Backend::WorkPtr Backend::start(WorkInfo info, Step step) {
   // A receive that nobody waits for has no end that shutdown() could wait for.
   const bool receives = info.op_type == c10d::OpType::RECV || info.op_type == c10d::OpType::RECVANYSOURCE;
-  if (!receives) info.ticket = std::make_shared<Pending::Ticket>(pending_);
+  if (!receives) info.ticket = take_ticket();
   const c10::intrusive_ptr<Work> work = Work::start(std::move(info), std::move(step), process_->runtime);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalescing_->push_back(work);
@@ -223,6 +229,7 @@ std::string Backend::describe_rank(int member) const {
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (!tensors.empty() && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
+  if (const auto device = accelerator_of(tensors)) return staged_allreduce(*device, tensors, options);
   WorkInfo info = open(c10d::OpType::ALLREDUCE, "herring:all_reduce", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;
@@ -251,6 +258,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
 }
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (const auto device = accelerator_of(tensors)) return staged_allreduce_coalesced(*device, tensors, options);
   WorkInfo info = open(c10d::OpType::ALLREDUCE_COALESCED, "herring:all_reduce_coalesced", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;
@@ -269,6 +277,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allr
 }
 
 Backend::WorkPtr Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  if (const auto device = accelerator_of(tensors)) return staged_broadcast(*device, tensors, options);
   WorkInfo info = open(c10d::OpType::BROADCAST, "herring:broadcast", options);
   check_tensors(tensors, 0, info.title);
   check_root(options.rootRank, info.title);
@@ -327,6 +336,7 @@ void Backend::add_all_gather(const WorkInfo& info, const Tensors& outputs, const
 
 Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                     const c10d::AllgatherOptions& options) {
+  if (const auto device = accelerator_of(inputs)) return staged_allgather(*device, outputs, inputs, options, false);
   WorkInfo info = open(c10d::OpType::ALLGATHER, "herring:all_gather", options);
   check_tensors(inputs, 1, info.title);
   TORCH_CHECK_VALUE(outputs.size() == 1, info.title, ": needs one list of outputs, got ", outputs.size());
@@ -339,6 +349,7 @@ Backend::WorkPtr Backend::allgather(std::vector<Tensors>& outputs, Tensors& inpu
 
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
+  if (const auto device = accelerator_of(inputs)) return staged_allgather(*device, outputs, inputs, options, true);
   WorkInfo info = open(c10d::OpType::ALLGATHER_COALESCED, "herring:all_gather_coalesced", options);
   check_tensors(inputs, 0, info.title);
   TORCH_CHECK_VALUE(outputs.size() == static_cast<std::size_t>(size_), info.title, ": needs ", size_,
@@ -373,6 +384,8 @@ void Backend::add_all_gather_into(const WorkInfo& info, const at::Tensor& output
 
 Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions& options) {
+  if (const auto device = accelerator_of(input))
+    return staged_allgather_into(*device, {output}, {input}, options, false);
   WorkInfo info = open(c10d::OpType::_ALLGATHER_BASE, "herring:_all_gather_base", options);
   info.inputs = {input};
   info.outputs = {output};
@@ -383,6 +396,7 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
+  if (const auto device = accelerator_of(inputs)) return staged_allgather_into(*device, outputs, inputs, options, true);
   WorkInfo info = open(c10d::OpType::COALESCED, "herring:all_gather_into_tensor_coalesced", options);
   check_tensors(inputs, 0, info.title);
   check_tensors(outputs, inputs.size(), info.title);

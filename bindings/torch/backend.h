@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "device.h"
 #include "runtime/communicator.h"
 #include "tensors.h"
 #include "work.h"
@@ -28,6 +29,7 @@ struct Process {
   Process& operator=(const Process&) = delete;
 
   std::shared_ptr<runtime::Communicator> runtime;
+  std::unique_ptr<Stager> stager;  ///< For tensors on accelerators.
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 
@@ -62,9 +64,9 @@ struct Exchange {
   void add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const;
 };
 
-/// torch.distributed's backend "herring" for CPU tensors: turns each call into runtime operations. One per process
-/// group. As c10d asks, every member calls the collectives of a group in the same order; calls never block on other
-/// ranks.
+/// torch.distributed's backend "herring": turns each call into runtime operations; tensors on an accelerator go through
+/// host memory (staged.cc). One per process group. As c10d asks, every member calls the collectives of a group in the
+/// same order; calls never block on other ranks.
 class Backend final : public c10d::Backend {
  public:
   /// Throws herring::Error where the runtime does not take the group.
@@ -80,7 +82,8 @@ class Backend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   /// Buckets that DDP allocates here are shared, registered memory: no copy between autograd and the wire.
-  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  /// For the CPU alone, whose index is -1: a bucket on a GPU is torch's own memory.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override { return index < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   /// What is started between the two is waited for through the Work that the second gives. Nothing is held back: calls
   /// on the same thread go out at once, together.
@@ -172,6 +175,36 @@ class Backend final : public c10d::Backend {
   void report_to_first(const WorkInfo& info, std::uint64_t tag);
   /// all_gather where the ranks bring different sizes.
   void add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step);
+  /// Held until an operation's end: shutdown() waits for it.
+  std::shared_ptr<void> take_ticket();
+  /// staged.cc: the same calls on tensors of `device`.
+  template <class Prepare>
+  WorkPtr stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout, Tensors outputs,
+                Prepare prepare);
+  WorkPtr staged_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
+  WorkPtr staged_allreduce_coalesced(c10::Device device, const Tensors& tensors,
+                                     const c10d::AllreduceCoalescedOptions& options);
+  WorkPtr staged_broadcast(c10::Device device, const Tensors& tensors, const c10d::BroadcastOptions& options);
+  WorkPtr staged_allgather(c10::Device device, const std::vector<Tensors>& outputs, const Tensors& inputs,
+                           const c10d::AllgatherOptions& options, bool is_coalesced);
+  WorkPtr staged_allgather_into(c10::Device device, const Tensors& outputs, const Tensors& inputs,
+                                const c10d::AllgatherOptions& options, bool is_coalesced);
+  WorkPtr staged_reduce(c10::Device device, const Tensors& tensors, const c10d::ReduceOptions& options);
+  WorkPtr staged_reduce_scatter(c10::Device device, const Tensors& outputs, const std::vector<Tensors>& inputs,
+                                const c10d::ReduceScatterOptions& options);
+  WorkPtr staged_reduce_scatter_tensor(c10::Device device, const Tensors& outputs, const Tensors& inputs,
+                                       const c10d::ReduceScatterOptions& options, bool is_coalesced);
+  WorkPtr staged_gather(c10::Device device, const std::vector<Tensors>& outputs, const Tensors& inputs,
+                        const c10d::GatherOptions& options);
+  WorkPtr staged_scatter(c10::Device device, const Tensors& outputs, const std::vector<Tensors>& inputs,
+                         const c10d::ScatterOptions& options);
+  WorkPtr staged_alltoall_base(c10::Device device, const at::Tensor& output, const at::Tensor& input,
+                               const std::vector<std::int64_t>& output_splits,
+                               const std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options);
+  WorkPtr staged_alltoall(c10::Device device, const Tensors& outputs, const Tensors& inputs,
+                          const c10d::AllToAllOptions& options);
+  WorkPtr staged_send(c10::Device device, const Tensors& tensors, int destination, int tag);
+  WorkPtr staged_receive(c10::Device device, const Tensors& tensors, std::optional<int> source, int tag);
   void check_message(const Tensors& tensors, int peer, int tag, const char* title) const;
   void check_root(std::int64_t root, const char* title) const;
   /// `member` of this group, as messages call it: "rank 2" (its worker rank where that differs).

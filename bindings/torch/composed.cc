@@ -23,6 +23,7 @@ constexpr Type coalesced_reduce_scatter() {
 }  // namespace
 
 Backend::WorkPtr Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  if (const auto device = accelerator_of(tensors)) return staged_reduce(*device, tensors, options);
   WorkInfo info = open(c10d::OpType::REDUCE, "herring:reduce", options);
   check_tensors(tensors, 1, info.title);
   check_root(options.rootRank, info.title);
@@ -60,6 +61,7 @@ void Backend::add_reduce_scatter(const WorkInfo& info, const at::Tensor& output,
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
+  if (const auto device = accelerator_of(outputs)) return staged_reduce_scatter(*device, outputs, inputs, options);
   WorkInfo info = open(c10d::OpType::REDUCE_SCATTER, "herring:reduce_scatter", options);
   check_tensors(outputs, 1, info.title);
   TORCH_CHECK_VALUE(inputs.size() == 1, info.title, ": needs one list of inputs, got ", inputs.size());
@@ -92,6 +94,9 @@ Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
 
 Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
+  if (const auto device = accelerator_of(output)) {
+    return staged_reduce_scatter_tensor(*device, {output}, {input}, options, false);
+  }
   WorkInfo info = open(c10d::OpType::_REDUCE_SCATTER_BASE, "herring:_reduce_scatter_base", options);
   info.inputs = {input};
   info.outputs = {output};
@@ -102,6 +107,9 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::ReduceScatterOptions& options) {
+  if (const auto device = accelerator_of(outputs)) {
+    return staged_reduce_scatter_tensor(*device, outputs, inputs, options, true);
+  }
   WorkInfo info = open(coalesced_reduce_scatter<c10d::OpType>(), "herring:reduce_scatter_tensor_coalesced", options);
   check_tensors(inputs, 0, info.title);
   check_tensors(outputs, inputs.size(), info.title);

@@ -98,6 +98,7 @@ runtime::Receive message_from(GroupId group, std::optional<int> member, std::uin
 
 WorkInfo Backend::open_message(c10d::OpType type, const char* title) const {
   check_open(title);
+  process_->stager->wait_until_started();
   WorkInfo info;
   info.rank = rank_;
   info.op_type = type;
@@ -140,6 +141,7 @@ void Backend::check_message(const Tensors& tensors, int peer, int tag, const cha
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
+  if (const auto device = accelerator_of(tensors)) return staged_send(*device, tensors, destination, tag);
   WorkInfo info = open_message(c10d::OpType::SEND, "herring:send");
   check_message(tensors, destination, tag, info.title);
   Dense dense = dense_for_move(tensors[0], info.title);
@@ -152,10 +154,12 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
+  if (const auto device = accelerator_of(tensors)) return staged_receive(*device, tensors, source, tag);
   return receive(open_message(c10d::OpType::RECV, "herring:recv"), tensors, source, tag);
 }
 
 Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
+  if (const auto device = accelerator_of(tensors)) return staged_receive(*device, tensors, std::nullopt, tag);
   return receive(open_message(c10d::OpType::RECVANYSOURCE, "herring:recvAnySource"), tensors, std::nullopt, tag);
 }
 
@@ -171,6 +175,7 @@ Backend::WorkPtr Backend::receive(WorkInfo info, const Tensors& tensors, std::op
 }
 
 Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  if (const auto device = accelerator_of(inputs)) return staged_gather(*device, outputs, inputs, options);
   WorkInfo info = open(c10d::OpType::GATHER, "herring:gather", options);
   check_tensors(inputs, 1, info.title);
   check_root(options.rootRank, info.title);
@@ -207,6 +212,7 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
 }
 
 Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+  if (const auto device = accelerator_of(outputs)) return staged_scatter(*device, outputs, inputs, options);
   WorkInfo info = open(c10d::OpType::SCATTER, "herring:scatter", options);
   check_tensors(outputs, 1, info.title);
   check_root(options.rootRank, info.title);
@@ -282,6 +288,9 @@ void Backend::add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                         std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  if (const auto device = accelerator_of(input)) {
+    return staged_alltoall_base(*device, output, input, output_splits, input_splits, options);
+  }
   WorkInfo info = open(c10d::OpType::ALLTOALL_BASE, "herring:all_to_all", options);
   check_tensor(output, info.title);
   check_tensor(input, info.title);
@@ -303,6 +312,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
 }
 
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  if (const auto device = accelerator_of(inputs)) return staged_alltoall(*device, outputs, inputs, options);
   WorkInfo info = open(c10d::OpType::ALLTOALL, "herring:all_to_all", options);
   check_tensors(inputs, static_cast<std::size_t>(size_), info.title);
   check_tensors(outputs, static_cast<std::size_t>(size_), info.title);

@@ -5,9 +5,11 @@
 
 #include "backend.cc"
 #include "composed.cc"
+#include "device.cc"
 #include "messages.cc"
 #include "monitored.cc"
 #include "sparse.cc"
+#include "staged.cc"
 #include "tensors.cc"
 #include "work.cc"
 

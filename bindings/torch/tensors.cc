@@ -77,7 +77,9 @@ void check_tensor(const at::Tensor& tensor, const char* call) {
   TORCH_CHECK_VALUE(tensor.defined(), call, ": got an undefined tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, call, ": takes dense tensors, got layout ",
                               tensor.layout(), "; pass tensor.to_dense()");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), call, ": takes CPU tensors, got one on ", tensor.device(),
+  TORCH_CHECK_VALUE(!tensor.device().is_cuda(), call, ": all tensors of a call must be on one device, got one on ",
+                    tensor.device(), " beside one on the CPU");
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(), call, ": takes CPU and CUDA tensors, got one on ", tensor.device(),
                     "; pass tensor.cpu()");
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(), call, ": quantized tensors are not supported; pass int_repr()");
 }
@@ -190,7 +192,7 @@ void prescale(const at::Tensor& memory, const c10d::ReduceOp& op) {
   const PreMulSumSupplement* const supplement = premul_supplement(op);
   TORCH_INTERNAL_ASSERT(supplement != nullptr, "herring: PREMUL_SUM was not checked");
   if (supplement->tensor_factor.defined()) {
-    memory.mul_(supplement->tensor_factor.to(memory.scalar_type()).reshape({}));
+    memory.mul_(supplement->tensor_factor.to(memory.options()).reshape({}));
   } else {
     memory.mul_(supplement->double_factor);
   }

@@ -31,7 +31,12 @@ Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, st
 Fusion::~Fusion() { impl_->close(now()); }
 bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
 std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
+std::optional<Ticket> Fusion::queue_outside(std::string_view name, std::shared_ptr<void> owner) {
+  return impl_->queue_outside(name, std::move(owner));
+}
+bool Fusion::go_outside(std::string_view name) { return impl_->go_outside(name); }
 Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
+Status Fusion::status(Ticket ticket) const { return impl_->status(ticket); }
 Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
 Status Fusion::forget(Ticket ticket) { return impl_->forget(ticket); }
@@ -65,12 +70,18 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   Lock lock(mutex_);
   if (is_closed_ || !takes(tensor.spec)) return std::nullopt;
   const auto [name, is_new] = names_.try_emplace(std::string(tensor.name), next_ticket_);
-  if (!is_new) throw in_flight(tensor.name);
-  const bool is_in_place = tensor.source.data() == tensor.result.data();
-  std::shared_ptr<void> lease;
-  const Status status =
-      runtime_->lend("allreduce '" + name->first + "'", is_in_place ? std::span<const std::byte>() : tensor.source,
-                     tensor.result, lease);
+  Record record;
+  record.name = name->first;
+  record.spec = tensor.spec;
+  record.source = tensor.source;
+  record.result = tensor.result;
+  record.owner = tensor.owner;
+  if (!is_new) {
+    if (!settings_.queues_names) throw in_flight(tensor.name);
+    return enqueue(name->second, std::move(record));
+  }
+  // What is under way outside already has its place there, also where it shares this memory.
+  const Status status = engine_.is_outside(tensor.name) ? Status::ok() : lend(record);
   if (!status.is_ok()) {
     names_.erase(name);
     throw Error(status);
@@ -78,12 +89,82 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   const Ticket ticket = next_ticket_++;
   if (!engine_.submit(ticket, tensor.name, tensor.spec, now())) {
     names_.erase(name);
+    if (settings_.queues_names) engine_.went_outside(tensor.name, now());
     return std::nullopt;
   }
-  records_.emplace(ticket,
-                   Record{name->first, true, tensor.spec, tensor.source, tensor.result, std::move(lease), {}, {}, {}});
+  record.has_name = true;
+  records_.emplace(ticket, std::move(record));
   wake_background(lock);
   return ticket;
+}
+
+Status Fusion::Impl::lend(Record& record) const {
+  const bool is_in_place = record.source.data() == record.result.data();
+  return runtime_->lend("allreduce '" + record.name + "'", is_in_place ? std::span<const std::byte>() : record.source,
+                        record.result, record.lease);
+}
+
+// --- uses of a name that follow each other
+// ----------------------------------------------------------------------------
+
+std::optional<Ticket> Fusion::Impl::queue_outside(std::string_view name, std::shared_ptr<void> owner) {
+  Lock lock(mutex_);
+  const auto found = names_.find(std::string(name));
+  if (found == names_.end()) {
+    engine_.went_outside(name, now());
+    wake_background(lock);
+    return std::nullopt;
+  }
+  Record record;
+  record.name = name;
+  record.owner = std::move(owner);
+  record.is_outside = true;
+  return enqueue(found->second, std::move(record));
+}
+
+bool Fusion::Impl::go_outside(std::string_view name) {
+  Lock lock(mutex_);
+  if (names_.contains(std::string(name))) return false;
+  engine_.went_outside(name, now());
+  wake_background(lock);
+  return true;
+}
+
+Ticket Fusion::Impl::enqueue(Ticket& latest, Record record) {
+  record.has_name = true;
+  const Ticket ticket = next_ticket_++;
+  records_.at(latest).next = ticket;
+  latest = ticket;
+  records_.emplace(ticket, std::move(record));
+  return ticket;
+}
+
+/// In turn, not one inside of the other: a name may have thousands of uses.
+void Fusion::Impl::begin_next(Lock& lock) {
+  if (next_ones_.empty() || std::exchange(is_beginning_, true)) return;
+  while (!next_ones_.empty()) {
+    const Ticket ticket = next_ones_.back();
+    next_ones_.pop_back();
+    begin_queued(lock, ticket);
+  }
+  is_beginning_ = false;
+}
+
+void Fusion::Impl::begin_queued(Lock& lock, Ticket ticket) {
+  Record& record = records_.at(ticket);
+  if (is_closed_) return end(lock, {&ticket, 1}, State::kDone, shut_down());
+  if (!record.is_outside && !engine_.is_outside(record.name)) {
+    const Status status = lend(record);
+    if (!status.is_ok()) return end(lock, {&ticket, 1}, State::kDone, status);
+    if (engine_.submit(ticket, record.name, record.spec, now())) return wake_background(lock);
+  }
+  go_alone(lock, {&ticket, 1});
+}
+
+Status Fusion::Impl::status(Ticket ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  return found == records_.end() ? Status::ok() : found->second.status;
 }
 
 Fusion::State Fusion::Impl::state(Ticket ticket) const {
@@ -101,8 +182,8 @@ Fusion::State Fusion::Impl::poll(Ticket ticket) {
 }
 
 void Fusion::Impl::free_name(Record& record) {
-  if (record.has_name) names_.erase(record.name);
-  record.has_name = false;
+  if (settings_.queues_names || !std::exchange(record.has_name, false)) return;  // Where they queue up, end() does it.
+  names_.erase(record.name);
 }
 
 Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
@@ -155,10 +236,10 @@ Status Fusion::Impl::forget(Ticket ticket) {
   if (found->second.state == State::kPending) {
     return {Code::kInvalidArgument, "allreduce '" + found->second.name + "' has not ended"};
   }
-  const Status status = found->second.status;
-  free_name(found->second);
+  Record record = std::move(found->second);
+  free_name(record);
   records_.erase(found);
-  return status;
+  return record.status;
 }
 
 void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
@@ -212,7 +293,7 @@ void Fusion::Impl::close(Instant deadline) {
   if (is_under_way) runtime_->abort_group(group_, "small reductions by name have ended on this rank");
   if (thread.joinable()) thread.join();
   lock.lock();
-  break_down(lock, Status(Code::kShutdown, "herring has been shut down"));
+  break_down(lock, shut_down());
   exchange_.reset();
 }
 

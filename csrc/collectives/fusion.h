@@ -19,6 +19,9 @@ struct FusionSettings {
   std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here.
   Duration timeout{};                    ///< Of each round and each batch.
   std::uint64_t series = 0;              ///< Tells its tickets from those of one before it with the same group.
+  /// A name that is in flight may be used again: its uses follow each other. Else that is refused, also after its end
+  /// until somebody has seen that.
+  bool queues_names = false;
 };
 
 /// Small reductions by name of one group, in any order on each rank: FusionEngine over a Communicator. Tensors are
@@ -31,13 +34,14 @@ class Fusion final {
     TensorSpec spec;
     std::span<const std::byte> source;  ///< Borrowed until the ticket is no longer pending.
     std::span<std::byte> result;        ///< May be the source.
+    std::shared_ptr<void> owner = {};   ///< Kept until the ticket is no longer pending, and given to GoAlone.
   };
   enum class State : std::uint8_t { kPending, kDone, kAlone };
   /// Tickets are from here on, unlike those of other groups.
   static constexpr Ticket kFirstTicket = Ticket{1} << 60;
   /// Has to reduce the ticket's tensor by an operation of its own, the same on all ranks, which calls went_outside()
-  /// and came_back(). Called on any thread. Not Ok: the ticket fails.
-  using GoAlone = std::function<Status(Ticket)>;
+  /// (not where names queue up: that has been done) and came_back(). Called on any thread. Not Ok: the ticket fails.
+  using GoAlone = std::function<Status(Ticket, const std::shared_ptr<void>& owner)>;
 
   /// `group` is a new one of the runtime's with these ranks, for this alone. Every rank of it makes one.
   Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
@@ -51,7 +55,14 @@ class Fusion final {
   /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name
   /// has a ticket that nobody has forgotten yet, or the memory is in use.
   std::optional<Ticket> submit(const Tensor& tensor);
+  /// Where names queue up: an operation outside of this name may begin, and went_outside() has been done (none); or it
+  /// begins by GoAlone when the uses before it have ended.
+  std::optional<Ticket> queue_outside(std::string_view name, std::shared_ptr<void> owner);
+  /// The first half of it: false where it is in flight, and nothing has been done.
+  bool go_outside(std::string_view name);
   State state(Ticket ticket) const;
+  /// How it ended, where done.
+  Status status(Ticket ticket) const;
   /// The same; where it is done, its name is free.
   State poll(Ticket ticket);
   /// Blocks until it is not pending, or the deadline.

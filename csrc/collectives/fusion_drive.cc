@@ -1,6 +1,7 @@
 // What a driver of Fusion does: rounds, buckets and their ends.
 
 #include <algorithm>
+#include <utility>
 
 #include "collectives/fusion_impl.h"
 #include "collectives/scale.h"
@@ -183,9 +184,10 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   engine_.batch_ended();
   if (status.is_ok()) {
     end(lock, tickets, State::kDone, status);
-  } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch) {
-    go_alone(lock,
-             tickets);  // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
+  } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch ||
+             status.code() == Code::kInvalidArgument) {
+    // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
+    go_alone(lock, tickets);
   } else {
     end(lock, tickets, State::kDone, explained(status, tickets));
   }
@@ -214,8 +216,10 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
     if (found == records_.end() || found->second.state != State::kPending) continue;
     free_name(found->second);
     found->second.lease.reset();
+    if (settings_.queues_names) engine_.went_outside(found->second.name, now());
+    const std::shared_ptr<void> owner = found->second.owner;
     lock.unlock();
-    const Status status = go_alone_(ticket);
+    const Status status = go_alone_(ticket, owner);
     lock.lock();
     end(lock, {&ticket, 1}, status.is_ok() ? State::kAlone : State::kDone, status);
   }
@@ -223,6 +227,7 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
 
 void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status) {
   std::vector<std::function<void(State)>> callbacks;
+  std::vector<std::shared_ptr<void>> owners;
   for (const Ticket ticket : tickets) {
     const auto found = records_.find(ticket);
     if (found == records_.end() || found->second.state != State::kPending) continue;
@@ -230,14 +235,26 @@ void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state,
     record.state = state;
     record.status = status;
     record.lease.reset();
+    if (record.owner) owners.push_back(std::move(record.owner));
     std::ranges::move(record.on_end, std::back_inserter(callbacks));
     record.on_end.clear();
+    if (!settings_.queues_names || !std::exchange(record.has_name, false)) continue;
+    if (record.next == 0) {
+      names_.erase(record.name);
+    } else {
+      next_ones_.push_back(record.next);
+    }
   }
   ended_.notify_all();
-  if (callbacks.empty()) return;
-  lock.unlock();
-  for (const auto& callback : callbacks) callback(state);
-  lock.lock();
+  if (!callbacks.empty() || !owners.empty()) {
+    // Owners go here, where they may ask for what is theirs.
+    lock.unlock();
+    for (const auto& callback : callbacks) callback(state);
+    callbacks.clear();
+    owners.clear();
+    lock.lock();
+  }
+  begin_next(lock);
 }
 
 /// Rounds have ended for this rank: what waits for one fails (nobody knows what others make of it), and later tensors

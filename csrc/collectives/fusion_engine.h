@@ -80,6 +80,7 @@ class FusionEngine final {
   /// for it here learn of it.
   void went_outside(std::string_view name, Instant now);
   void came_back(std::string_view name);
+  bool is_outside(std::string_view name) const { return outside_.contains(name); }
   /// Somebody waits: what is there need not wait for more.
   void flush() noexcept { flush_ = true; }
   /// From a round on that is the same for all ranks everything goes alone, until resume(), which all ranks call when

@@ -15,6 +15,8 @@
 
 namespace herring::collectives {
 
+inline Status shut_down() { return {Code::kShutdown, "herring has been shut down"}; }
+
 /// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets
 /// go of it while it waits, copies, or calls out.
 class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
@@ -25,6 +27,9 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
 
   bool takes(const TensorSpec& spec) const;
   std::optional<Ticket> submit(const Tensor& tensor);
+  std::optional<Ticket> queue_outside(std::string_view name, std::shared_ptr<void> owner);
+  bool go_outside(std::string_view name);
+  Status status(Ticket ticket) const;
   State state(Ticket ticket) const;
   State poll(Ticket ticket);
   State wait(Ticket ticket, Instant deadline);
@@ -46,6 +51,9 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
     std::span<const std::byte> source;
     std::span<std::byte> result;
     std::shared_ptr<void> lease;  // of both
+    std::shared_ptr<void> owner;
+    bool is_outside = false;  // It was never for a bucket.
+    Ticket next = 0;          // The use of the name after this one; 0: none.
     State state = State::kPending;
     Status status;
     std::vector<std::function<void(State)>> on_end;
@@ -88,6 +96,10 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   void break_down(Lock& lock, const Status& status);
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
   void free_name(Record& record);
+  Status lend(Record& record) const;
+  Ticket enqueue(Ticket& latest, Record record);
+  void begin_next(Lock& lock);
+  void begin_queued(Lock& lock, Ticket ticket);
   void stop_driving(Lock& lock);
 
   const std::shared_ptr<runtime::Communicator> runtime_;
@@ -102,7 +114,9 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   // Guarded by mutex_, all below.
   FusionEngine engine_;
   std::unordered_map<Ticket, Record> records_;
-  std::unordered_map<std::string, Ticket> names_;
+  std::unordered_map<std::string, Ticket> names_;  // The latest use.
+  std::vector<Ticket> next_ones_;                  // Their turn has come.
+  bool is_beginning_ = false;                      // Somebody goes through them.
   std::optional<Exchange> exchange_;
   std::vector<std::shared_ptr<Flight>> flights_;
   std::thread thread_;

@@ -1,7 +1,4 @@
-#include <poll.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <iterator>
@@ -13,6 +10,7 @@
 
 #include "control/connect.h"
 #include "control/hub.h"
+#include "control/line.h"
 #include "control/protocol.h"
 #include "control/socket.h"
 #include "core/process.h"
@@ -38,10 +36,12 @@ struct Pending {
 
 }  // namespace
 
-class HubClient::Impl final {
+class HubClient::Impl final : private Ear {
  public:
   explicit Impl(const HubClientOptions& options) : options_(options) {}
-  ~Impl() { stop(); }
+  ~Impl() override {
+    if (line_) leave();
+  }
   /// Once, before anything else.
   void join(Instant deadline);
 
@@ -64,38 +64,29 @@ class HubClient::Impl final {
  private:
   enum class End : std::uint8_t { kNone, kLeft, kHubLost };
 
-  bool join_once(HubSearch& search, Instant deadline);
+  bool join_once(HubSearch& search, Session session, Instant deadline);
   /// Guarded by mutex_.
   std::string lost_text() const { return options_.holder + ", which holds the job together, is lost: " + end_reason_; }
-  void stop();
-  void run();
-  void poll_once();
-  void handle_frames();
-  bool hub_is_silent(Instant now) const;
-  bool handle(const Frame& frame);
+  bool hear(const Frame& frame) override;
+  void ended(const LineEnd& end) override;
+  std::string words_of(const LineEnd& end) const;
   bool on_roster(const Frame& frame);
   bool on_event(const Frame& frame);
   bool on_gathered(const Frame& frame);
   bool on_exchange_failed(const Frame& frame);
   bool on_missing(const Frame& frame);
-  void end(const std::string& reason);
-  void post(FrameType type, std::vector<std::byte> body);  // mutex_ held.
-  void check_usable() const;                               // mutex_ held.
+  void check_usable() const;  // mutex_ held.
   const Member& member(std::size_t index) const {
     return index < workers_.size() ? workers_[index] : servers_[index - workers_.size()];
   }
 
   const HubClientOptions options_;
   const ForkGuard guard_;
-  Signal wake_;
   Signal events_waiting_;
-
-  // The thread's own.
-  std::optional<Session> session_;
-  Instant heard_{};
   Duration dead_after_{};
-  bool half_closed_ = false;
-  bool connected_ = false;
+  Instant heard_{};  // The hub, before it went away.
+
+  // The line's thread's own.
   std::string closing_reason_;
   std::vector<Member> roster_;
   std::uint32_t roster_total_ = 0;
@@ -110,16 +101,14 @@ class HubClient::Impl final {
   // Guarded by mutex_.
   bool started_ = false;
   bool leaving_ = false;
-  Instant leave_deadline_ = Instant::max();
   End end_ = End::kNone;
   std::string end_reason_;
-  std::deque<std::pair<FrameType, SharedBody>> outgoing_;
   std::deque<HubEvent> events_;
   std::map<std::string, std::shared_ptr<Pending>> exchanges_;
   std::optional<std::string> join_missing_;
   Status start_failure_;  // The job will never start.
 
-  std::thread thread_;
+  std::optional<Line> line_;  // Last: its thread uses all of the above.
 };
 
 void HubClient::Impl::join(Instant deadline) {
@@ -127,9 +116,8 @@ void HubClient::Impl::join(Instant deadline) {
   HubSearch search(options_);
   Instant back_until = Instant::max();  // A hub that went away may come back for so long.
   while (Clock::now() < deadline) {
-    session_ = search.try_ports(std::min(deadline, back_until));
-    if (session_) {
-      if (join_once(search, deadline)) return;
+    if (auto session = search.try_ports(std::min(deadline, back_until))) {
+      if (join_once(search, std::move(*session), deadline)) return;
       back_until = std::min(back_until, heard_ + dead_after_);
     }
     const Instant now = Clock::now();
@@ -143,23 +131,19 @@ void HubClient::Impl::join(Instant deadline) {
 }
 
 /// True when the job has started; false where the hub went away before. Throws at the deadline, naming who is missing.
-bool HubClient::Impl::join_once(HubSearch& search, Instant deadline) {
+bool HubClient::Impl::join_once(HubSearch& search, Session session, Instant deadline) {
   {
     const std::lock_guard lock(mutex_);
     end_ = End::kNone;
-    outgoing_.clear();
   }
-  heard_ = Clock::now();
-  dead_after_ = session_->welcome.dead_after;
-  half_closed_ = false;
-  connected_ = true;
+  dead_after_ = session.welcome.dead_after;
   closing_reason_.clear();
   roster_.clear();
-  thread_ = start_thread("herring-member", [this] { run(); });
+  line_.emplace(std::move(session.socket), Line::Options{"herring-member", dead_after_}, static_cast<Ear&>(*this));
   std::unique_lock lock(mutex_);
   const auto settled = [this] { return started_ || end_ != End::kNone || !start_failure_.is_ok(); };
   if (!changed_.wait_until(lock, deadline, settled)) {
-    post(FrameType::kQuery, encode_text(""));
+    line_->post(FrameType::kQuery, encode_text(""));
     changed_.wait_until(lock, Clock::now() + kQueryPatience, [&] { return settled() || join_missing_; });
     if (!settled()) {
       const std::string missing = join_missing_.value_or("the hub did not say who is missing");
@@ -172,100 +156,17 @@ bool HubClient::Impl::join_once(HubSearch& search, Instant deadline) {
   start_failure_.or_throw();
   search.note_lost(end_reason_);
   lock.unlock();
-  thread_.join();
+  line_.reset();
   return false;
 }
 
-void HubClient::Impl::stop() {
-  if (!thread_.joinable()) return;
-  leave();
-  thread_.join();
-}
-
 void HubClient::Impl::abandon() {
-  session_.reset();
-  wake_.close();
+  line_.reset();
   events_waiting_.close();
-  if (thread_.joinable()) thread_.detach();
 }
 
-void HubClient::Impl::run() {
-  try {
-    handle_frames();  // The roster may have come together with the welcome.
-    while (connected_) poll_once();
-  } catch (const std::exception& error) {
-    end(error.what());
-  }
-  session_.reset();
-}
-
-void HubClient::Impl::poll_once() {
-  FrameSocket& socket = session_->socket;
-  std::deque<std::pair<FrameType, SharedBody>> outgoing;
-  Instant leave_deadline;
-  bool leaving = false;
-  {
-    const std::lock_guard lock(mutex_);
-    outgoing.swap(outgoing_);
-    leaving = leaving_;
-    leave_deadline = leave_deadline_;
-  }
-  for (const auto& [type, body] : outgoing) socket.send(type, body);
-  // A broken connection may still hold what the hub said last: reading finds the end.
-  const bool writable = socket.flush();
-  if (leaving && !half_closed_ && !socket.has_output()) {
-    half_closed_ = true;
-    socket.half_close();
-  }
-  const bool waits_for_room = writable && socket.has_output();
-  std::array<pollfd, 2> items = {pollfd{socket.fd(), static_cast<short>(waits_for_room ? POLLIN | POLLOUT : POLLIN), 0},
-                                 pollfd{wake_.fd(), POLLIN, 0}};
-  const Instant until = std::min(leave_deadline, heard_ + session_->welcome.dead_after);
-  if (::poll(items.data(), items.size(), wait_ms(until, Clock::now())) < 0 && errno != EINTR) {
-    return end("poll failed: " + errno_text(errno));
-  }
-  if (items[1].revents != 0) wake_.clear();
-  const bool readable = (items[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
-  const bool open = !readable || socket.receive();
-  if (readable && open) heard_ = Clock::now();
-  handle_frames();
-  if (!connected_) return;
-  if (!open) {
-    const bool died = closing_reason_.empty();
-    return end(died ? socket.ending() + ": worker 0's process died, or the network to it; last heard from " +
-                          seconds_text(Clock::now() - heard_) + " before"
-                    : closing_reason_);
-  }
-  const Instant now = Clock::now();
-  if (now >= leave_deadline) return end("left");
-  if (hub_is_silent(now)) end("the hub was silent for " + seconds_text(now - heard_));
-}
-
-void HubClient::Impl::handle_frames() {
-  FrameSocket& socket = session_->socket;
-  Frame frame;
-  for (;;) {
-    const FrameReader::Result result = socket.next(frame);
-    if (result == FrameReader::Result::kNeedMore) return;
-    if (result == FrameReader::Result::kBad) return end("the hub's connection carried " + socket.ending());
-    if (!handle(frame)) return end("the hub broke the protocol");
-  }
-}
-
-bool HubClient::Impl::hub_is_silent(Instant now) const {
-  if (now - heard_ < session_->welcome.dead_after) return false;
-  // This thread may be the one that did not run: what came meanwhile counts.
-  pollfd item{session_->socket.fd(), POLLIN, 0};
-  return ::poll(&item, 1, 0) == 0;
-}
-
-bool HubClient::Impl::handle(const Frame& frame) {
+bool HubClient::Impl::hear(const Frame& frame) {
   switch (frame.type) {
-    case FrameType::kPing: {
-      const auto serial = decode_serial(frame.body);
-      if (serial) session_->socket.send(FrameType::kPong, make_body(encode_serial(*serial)));
-      return serial.has_value();
-    }
     case FrameType::kRoster:
       return on_roster(frame);
     case FrameType::kEvent:
@@ -370,22 +271,33 @@ bool HubClient::Impl::on_missing(const Frame& frame) {
   return true;
 }
 
-void HubClient::Impl::end(const std::string& reason) {
-  connected_ = false;
+std::string HubClient::Impl::words_of(const LineEnd& end) const {
+  if (!closing_reason_.empty()) return closing_reason_;
+  switch (end.kind) {
+    case LineEnd::Kind::kClosed:
+      return end.text + ": worker 0's process died, or the network to it; last heard from " + seconds_text(end.silent) +
+             " before";
+    case LineEnd::Kind::kSilent:
+      return "the hub was silent for " + seconds_text(end.silent);
+    case LineEnd::Kind::kProtocol:
+      return "the hub's connection carried " + end.text;
+    case LineEnd::Kind::kGoodbye:
+    case LineEnd::Kind::kFailed:
+      break;
+  }
+  return end.text;
+}
+
+void HubClient::Impl::ended(const LineEnd& end) {
   const std::lock_guard lock(mutex_);
-  if (end_ != End::kNone) return;
   end_ = leaving_ ? End::kLeft : End::kHubLost;
-  end_reason_ = reason;
+  end_reason_ = words_of(end);
+  heard_ = Clock::now() - end.silent;
   if (!leaving_ && started_) {
-    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], reason, options_.holder});
+    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], end_reason_, options_.holder});
     events_waiting_.raise();
   }
   changed_.notify_all();
-}
-
-void HubClient::Impl::post(FrameType type, std::vector<std::byte> body) {
-  outgoing_.emplace_back(type, make_body(std::move(body)));
-  wake_.raise();
 }
 
 void HubClient::Impl::check_usable() const {
@@ -413,10 +325,10 @@ std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string&
                                             "\" is under way or has timed out in this process; "
                                             "use another name");
   }
-  post(FrameType::kExchange, std::move(body));
+  line_->post(FrameType::kExchange, std::move(body));
   const auto settled = [&] { return pending->done || !pending->failed.is_ok() || leaving_ || end_ != End::kNone; };
   if (!changed_.wait_until(lock, deadline, settled)) {
-    post(FrameType::kQuery, encode_text(name));
+    line_->post(FrameType::kQuery, encode_text(name));
     changed_.wait_until(lock, Clock::now() + kQueryPatience, [&] { return settled() || pending->missing; });
   }
   if (!settled()) {
@@ -443,7 +355,7 @@ bool HubClient::Impl::next_event(HubEvent& event) {
 void HubClient::Impl::report_failure(const std::string& reason) {
   const std::lock_guard lock(mutex_);
   if (leaving_ || end_ != End::kNone) return;
-  post(FrameType::kFail, encode_text(reason));
+  line_->post(FrameType::kFail, encode_text(reason));
   if (!started_) return;
   events_.push_back({HubEvent::Kind::kFailed, options_.self, reason, options_.holder});
   events_waiting_.raise();
@@ -452,27 +364,27 @@ void HubClient::Impl::report_failure(const std::string& reason) {
 void HubClient::Impl::report_unreachable(const Unreachable& unreachable) {
   const std::lock_guard lock(mutex_);
   if (leaving_ || end_ != End::kNone) return;
-  post(FrameType::kUnreachable, encode(unreachable));
+  line_->post(FrameType::kUnreachable, encode(unreachable));
 }
 
 void HubClient::Impl::report_group_abort(const AbortGroup& abort) {
   const std::lock_guard lock(mutex_);
   if (leaving_ || end_ != End::kNone) return;
-  post(FrameType::kAbortGroup, encode(abort));
+  line_->post(FrameType::kAbortGroup, encode(abort));
 }
 
 void HubClient::Impl::report_group_left(const LeaveGroup& leave) {
   const std::lock_guard lock(mutex_);
   if (leaving_ || end_ != End::kNone) return;
-  post(FrameType::kLeaveGroup, encode(leave));
+  line_->post(FrameType::kLeaveGroup, encode(leave));
 }
 
 void HubClient::Impl::leave() {
   std::unique_lock lock(mutex_);
   if (!leaving_ && end_ == End::kNone) {
     leaving_ = true;
-    leave_deadline_ = Clock::now() + kLeavePatience;
-    post(FrameType::kLeave, {});
+    line_->post(FrameType::kLeave, {});
+    line_->hang_up(kLeavePatience);
     changed_.notify_all();
   }
   changed_.wait_until(lock, Clock::now() + kThreadPatience, [this] { return end_ != End::kNone; });

@@ -1,12 +1,8 @@
 #include "control/connect.h"
 
-#include <poll.h>
-
 #include <algorithm>
-#include <array>
 #include <utility>
 
-#include "core/hmac.h"
 #include "core/status.h"
 
 namespace herring::control {
@@ -94,33 +90,6 @@ std::optional<Session> HubSearch::try_port(std::uint16_t port, Instant deadline)
   return shake_hands(port, FrameSocket(std::move(fd)), until);
 }
 
-std::optional<Frame> HubSearch::await_frame(FrameSocket& socket, Instant deadline, Answer& answer) const {
-  Frame frame;
-  bool open = socket.flush();
-  for (;;) {
-    switch (socket.next(frame)) {
-      case FrameReader::Result::kFrame:
-        return frame;
-      case FrameReader::Result::kBad:
-        answer.text = "another program answered (" + socket.ending() + ")";
-        return std::nullopt;
-      case FrameReader::Result::kNeedMore:
-        break;
-    }
-    if (!open) {
-      answer.text = "something closed the connection during the handshake (" + socket.ending() + ")";
-      return std::nullopt;
-    }
-    // Handshake frames fit any socket's buffer, so waiting to write is not needed.
-    if (!wait_for(socket.fd(), POLLIN, deadline)) {
-      answer.text = "something accepted the connection but did not answer as a hub does";
-      answer.is_silent = true;
-      return std::nullopt;
-    }
-    open = socket.receive();
-  }
-}
-
 void HubSearch::refused(std::uint16_t port, const Refuse& refuse) {
   Answer answer;
   answer.text = refuse.text;
@@ -137,40 +106,35 @@ Error HubSearch::refusal(std::uint16_t port, const std::string& text) const {
 }
 
 std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket socket, Instant deadline) {
+  Meeting meeting = meet(socket, options_.secret, deadline);
+  switch (meeting.verdict) {
+    case Guest::Verdict::kProven:
+      return ask_in(port, std::move(socket), deadline);
+    case Guest::Verdict::kRefused:
+      refused(port, meeting.refusal);
+      return std::nullopt;
+    case Guest::Verdict::kNoHost:
+      answers_[port] = Answer::of(meeting);
+      return std::nullopt;
+    case Guest::Verdict::kOtherSecret:
+      break;
+  }
   Answer answer;
-  Hello hello;
-  random_bytes(hello.nonce);
-  socket.send(FrameType::kHello, make_body(encode(hello)));
-  auto frame = await_frame(socket, deadline, answer);
-  if (frame && frame->type == FrameType::kRefuse) {
-    // Not authenticated: only what is said before there are keys is believed.
-    const auto refuse = decode_refuse(frame->body);
-    if (refuse && (refuse->code == RefuseCode::kVersion || refuse->code == RefuseCode::kFeatures)) {
-      refused(port, *refuse);
-    }
-  }
-  const auto challenge = frame && frame->type == FrameType::kChallenge ? decode_challenge(frame->body) : std::nullopt;
-  if (!challenge) {
-    if (answer.text.empty()) answer.text = "another program answered";
-    answers_[port] = std::move(answer);
-    return std::nullopt;
-  }
-  const Digest said = transcript(hello, *challenge);
-  if (!equal_constant_time(hub_proof(options_.secret, said), challenge->proof)) {
-    answer.text = "a hub with another secret (HERRING_SECRET)";
-    answer.other_secret = true;
-    // Else another job's hub may sit on a port that ours would have had, and ours is still to come on another.
-    answer.is_ours =
-        options_.ports.size() == 1 ||
-        (challenge->master_port != 0 && challenge->master_port == options_.master_port && !challenge->started);
-    answers_[port] = std::move(answer);
-    return std::nullopt;
-  }
-  const SessionKeys keys = session_keys(options_.secret, said);
-  socket.seal_with(keys.to_hub, keys.to_member);
-  socket.trust();
+  answer.text = "a hub with another secret (HERRING_SECRET)";
+  answer.other_secret = true;
+  // Else another job's hub may sit on a port that ours would have had, and ours is still to come on another.
+  const Challenge& challenge = meeting.challenge;
+  answer.is_ours = options_.ports.size() == 1 ||
+                   (challenge.master_port != 0 && challenge.master_port == options_.master_port && !challenge.started);
+  answers_[port] = std::move(answer);
+  return std::nullopt;
+}
+
+/// For its place, of a hub that has the secret.
+std::optional<Session> HubSearch::ask_in(std::uint16_t port, FrameSocket socket, Instant deadline) {
+  Meeting meeting;
   socket.send(FrameType::kJoin, make_body(encode(Join{options_.self, options_.workers, options_.servers})));
-  frame = await_frame(socket, deadline, answer);
+  const auto frame = await_frame(socket, deadline, meeting);
   if (frame && frame->type == FrameType::kRefuse) {
     if (const auto refuse = decode_refuse(frame->body)) {
       refused(port, *refuse);
@@ -178,13 +142,10 @@ std::optional<Session> HubSearch::shake_hands(std::uint16_t port, FrameSocket so
     }
   }
   const auto welcome = frame && frame->type == FrameType::kWelcome ? decode_welcome(frame->body) : std::nullopt;
-  if (!welcome) {
-    if (answer.text.empty()) answer.text = "the hub broke the protocol in the handshake";
-    answers_[port] = std::move(answer);
-    return std::nullopt;
-  }
-  socket.set_user_timeout(welcome->dead_after);
-  return Session{std::move(socket), *welcome};
+  if (welcome) return Session{std::move(socket), *welcome};
+  if (meeting.why.empty()) meeting.why = "the hub broke the protocol in the handshake";
+  answers_[port] = Answer::of(meeting);
+  return std::nullopt;
 }
 
 void HubSearch::note_lost(const std::string& reason) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "control/hub.h"
+#include "control/meet.h"
 #include "control/protocol.h"
 #include "control/socket.h"
 #include "core/types.h"
@@ -48,10 +49,11 @@ class HubSearch final {
     bool is_ours = false;  // Other secret: it can only be the hub of our job.
     bool is_silent = false;
     bool other_job = false;  // Our secret, and our place there is another process's.
+    static Answer of(const Meeting& meeting) { return {meeting.why, false, false, false, meeting.is_silent, false}; }
   };
   std::optional<Session> try_port(std::uint16_t port, Instant deadline);
   std::optional<Session> shake_hands(std::uint16_t port, FrameSocket socket, Instant deadline);
-  std::optional<Frame> await_frame(FrameSocket& socket, Instant deadline, Answer& answer) const;
+  std::optional<Session> ask_in(std::uint16_t port, FrameSocket socket, Instant deadline);
   void refused(std::uint16_t port, const Refuse& refuse);
   void check_patience();
   Error other_secret(std::uint16_t port) const;

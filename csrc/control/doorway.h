@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "control/membership.h"
+#include "control/lobby.h"
 #include "control/socket.h"
 #include "core/types.h"
 
@@ -32,6 +32,9 @@ class Doorway final {
   /// before the one that needs it is accepted.
   void accept_some(Instant now, const std::function<ConnectionId(UniqueFd)>& take,
                    const std::function<void(ConnectionId)>& evict);
+  /// So many members are still to come: that many more may be in the lobby, so that members who come all at once do not
+  /// push each other out. No more descriptors are needed than the whole job needs.
+  void expect(std::size_t members) { lobby_.set_capacity(kMaxStrangers + members); }
   /// It has authenticated, or is gone.
   void leave(ConnectionId connection) { lobby_.leave(connection); }
   /// Removes and returns those whose time is up; looks at the door again where that is due.

@@ -14,6 +14,9 @@
 /// Frames of the control plane, without a socket: docs/wire-control.md, "Frames".
 namespace herring::control {
 
+/// Names one connection of a hub or a rendezvous; never used again for another. 0 names none.
+using ConnectionId = std::uint64_t;
+
 inline constexpr std::size_t kFrameHeaderBytes = 32;
 inline constexpr std::size_t kFrameHeadBytes = 16;  ///< The part of the header that the mac covers.
 inline constexpr std::size_t kMacBytes = 16;

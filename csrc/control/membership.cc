@@ -50,7 +50,9 @@ std::string waiting_text(const std::vector<bool>& here, std::uint32_t workers, s
 }
 
 Membership::Membership(const Options& options)
-    : options_(options), slots_(std::size_t{options.workers} + options.servers) {}
+    : options_(options),
+      slots_(std::size_t{options.workers} + options.servers),
+      heartbeats_(options.heartbeat, options.dead_after) {}
 
 std::vector<Membership::Action> Membership::take_actions() { return std::exchange(actions_, {}); }
 
@@ -65,8 +67,14 @@ void Membership::send_all(FrameType type, const SharedBody& body) {
 }
 
 void Membership::close_connection(Slot& slot) {
-  index_of_.erase(slot.connection);
   actions_.push_back({Action::Kind::kClose, slot.connection, FrameType::kClosing, nullptr});
+  unwatch(slot);
+}
+
+void Membership::unwatch(Slot& slot) {
+  slot.heard = heartbeats_.last_heard(slot.connection);
+  heartbeats_.forget(slot.connection);
+  index_of_.erase(slot.connection);
   slot.connection = 0;
 }
 
@@ -98,15 +106,10 @@ void Membership::join(ConnectionId connection, const Join& join, Instant now) {
     actions_.push_back({Action::Kind::kClose, connection, FrameType::kClosing, nullptr});
     return;
   }
-  if (index_of_.empty()) {
-    // The first one starts the clock: nobody was watched until now.
-    last_tick_ = now;
-    next_ping_ = now + options_.heartbeat;
-  }
   const std::size_t index = index_of(join.member);
-  slots_[index] = Slot{join.member, State::kHere, connection, now, {}, {}, false};
+  slots_[index] = Slot{join.member, State::kHere, connection, {}, {}, {}, false};
   index_of_[connection] = index;
-  next_silence_ = std::min(next_silence_, now + options_.dead_after);
+  heartbeats_.watch(connection, now);
   ++counters_.joined;
   send(connection, FrameType::kWelcome, make_body(encode(Welcome{options_.heartbeat, options_.dead_after})));
   start_when_complete(now);
@@ -128,7 +131,7 @@ void Membership::receive(ConnectionId connection, const Frame& frame, Instant no
   const auto found = index_of_.find(connection);
   if (found == index_of_.end()) return;
   const std::size_t index = found->second;
-  slots_[index].heard = now;
+  heartbeats_.heard(connection, now);
   switch (frame.type) {
     case FrameType::kPong:
       if (!decode_serial(frame.body)) violation(index, "a bad Pong");
@@ -176,8 +179,7 @@ void Membership::disconnected(ConnectionId connection, const std::string& reason
   const auto found = index_of_.find(connection);
   if (found == index_of_.end()) return;
   const std::size_t index = found->second;
-  index_of_.erase(found);
-  slots_[index].connection = 0;
+  unwatch(slots_[index]);
   ++counters_.lost;
   const std::string heard = "last heard from " + seconds_text(std::max(now - slots_[index].heard, Duration::zero()));
   gone(index, State::kLost, HubEvent::Kind::kLost, reason + "; " + heard + " before");
@@ -409,49 +411,39 @@ void Membership::find_lost_before_start(Instant now) {
   }
 }
 
+void Membership::watch_silence(Instant now) {
+  const Heartbeats::Due due = heartbeats_.tick(now);
+  if (due.stalled) {
+    // The hub itself did not run: who is to come back may have tried.
+    for (Slot& slot : slots_) slot.back_until = now + options_.dead_after;
+    if (next_return_ != Instant::max()) next_return_ = now + options_.dead_after;
+  }
+  for (const ConnectionId connection : due.silent) {
+    const auto found = index_of_.find(connection);
+    if (found == index_of_.end()) continue;
+    const std::size_t index = found->second;
+    const std::string reason = "silent for " + seconds_text(now - heartbeats_.last_heard(connection));
+    ++counters_.lost;
+    send(connection, FrameType::kClosing, make_body(encode_text("this process was " + reason + " and counts as lost")));
+    close_connection(slots_[index]);
+    gone(index, State::kLost, HubEvent::Kind::kLost, reason);
+  }
+  if (due.ping) send_all(FrameType::kPing, make_body(encode_serial(++ping_serial_)));
+}
+
 void Membership::tick(Instant now) {
   if (index_of_.empty()) return;
-  if (now - last_tick_ > options_.heartbeat + options_.dead_after / 2) {
-    // The hub itself did not run: nobody's silence can be told from its own.
-    for (Slot& slot : slots_) {
-      slot.heard = now;
-      slot.back_until = now + options_.dead_after;
-    }
-    next_silence_ = now + options_.dead_after;
-    if (next_return_ != Instant::max()) next_return_ = next_silence_;
-  }
-  last_tick_ = now;
-  if (now >= next_silence_) {
-    next_silence_ = Instant::max();
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      Slot& slot = slots_[i];
-      if (slot.connection == 0) continue;
-      if (now - slot.heard < options_.dead_after) {
-        next_silence_ = std::min(next_silence_, slot.heard + options_.dead_after);
-        continue;
-      }
-      const std::string reason = "silent for " + seconds_text(now - slot.heard);
-      ++counters_.lost;
-      send(slot.connection, FrameType::kClosing,
-           make_body(encode_text("this process was " + reason + " and counts as lost")));
-      close_connection(slot);
-      gone(i, State::kLost, HubEvent::Kind::kLost, reason);
-    }
-  }
+  watch_silence(now);
   find_lost_before_start(now);
   start_when_complete(now);
   tell_finished(now);
-  if (now >= next_ping_) {
-    send_all(FrameType::kPing, make_body(encode_serial(++ping_serial_)));
-    next_ping_ = now + options_.heartbeat;
-  }
 }
 
 Instant Membership::next_wakeup() const {
   if (index_of_.empty()) return Instant::max();
   const bool settles = !started_ && index_of_.size() == slots_.size() && doubt_.empty();
   const Instant start = settles ? options_.opened + options_.settle : Instant::max();
-  return std::min({next_ping_, next_silence_, next_return_, next_finished_, start});
+  return std::min({heartbeats_.next_wakeup(), next_return_, next_finished_, start});
 }
 
 void Membership::close() {
@@ -466,39 +458,6 @@ void Membership::close() {
     send(slot.connection, FrameType::kClosing, body);
     close_connection(slot);
   }
-}
-
-void Lobby::enter(ConnectionId connection, Instant now) {
-  ticket_of_[connection] = next_ticket_;
-  guests_[next_ticket_++] = Guest{connection, now};
-}
-
-std::optional<ConnectionId> Lobby::evict() {
-  if (guests_.empty()) return std::nullopt;
-  const auto chosen = std::next(guests_.begin(), static_cast<std::ptrdiff_t>(random_() % guests_.size()));
-  const ConnectionId connection = chosen->second.connection;
-  leave(connection);
-  return connection;
-}
-
-void Lobby::leave(ConnectionId connection) {
-  const auto found = ticket_of_.find(connection);
-  if (found == ticket_of_.end()) return;
-  guests_.erase(found->second);
-  ticket_of_.erase(found);
-}
-
-std::vector<ConnectionId> Lobby::overdue(Instant now) {
-  std::vector<ConnectionId> result;
-  while (!guests_.empty() && now - guests_.begin()->second.since >= patience_) {
-    result.push_back(guests_.begin()->second.connection);
-    leave(result.back());
-  }
-  return result;
-}
-
-Instant Lobby::next_wakeup() const {
-  return guests_.empty() ? Instant::max() : guests_.begin()->second.since + patience_;
 }
 
 }  // namespace herring::control

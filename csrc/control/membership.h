@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <random>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "control/frame.h"
+#include "control/heartbeats.h"
 #include "control/hub.h"
 #include "control/protocol.h"
 #include "core/types.h"
@@ -18,9 +18,6 @@
 /// What the hub decides, without a socket, a clock or a thread: (event, now) -> actions. docs/wire-control.md, "Life of
 /// a job". The caller carries out the actions in their order.
 namespace herring::control {
-
-/// Names one connection; chosen by the caller, never reused. 0 names none.
-using ConnectionId = std::uint64_t;
 
 /// "waiting for worker 3 and servers 0-2; 6 of 10 are here". `here` is by index. `verb`: "are here".
 std::string waiting_text(const std::vector<bool>& here, std::uint32_t workers, std::string_view verb);
@@ -68,6 +65,8 @@ class Membership final {
   void join(ConnectionId connection, const Join& join, Instant now);
   /// An authenticated frame of a member.
   void receive(ConnectionId connection, const Frame& frame, Instant now);
+  /// A sign of life that is no whole frame: bytes that came, or that a full connection took.
+  void alive(ConnectionId connection, Instant now) { heartbeats_.heard(connection, now); }
   /// The connection ended by itself, or its bytes were not frames (`reason` says so).
   void disconnected(ConnectionId connection, const std::string& reason, Instant now);
   /// Sends what is due and finds who is silent. Call it when next_wakeup() has come; earlier does no harm. Deliver what
@@ -95,7 +94,7 @@ class Membership final {
     Member member;
     State state = State::kAbsent;
     ConnectionId connection = 0;
-    Instant heard{};
+    Instant heard{};       // When last, for who is not connected any more.
     std::string lost;      // Why it is absent again, before the start.
     Instant back_until{};  // By then another process has to take its place.
     bool gave_up = false;  // It left before the start, because it waited for others as well.
@@ -116,6 +115,7 @@ class Membership final {
   bool is_over() const;
   void start_when_complete(Instant now);
   void find_lost_before_start(Instant now);
+  void watch_silence(Instant now);
   void exchange(std::size_t index, const Exchange& exchange, Instant now);
   void tell_finished(Instant now);
   void complete(const std::string& name, const Round& round);
@@ -131,6 +131,7 @@ class Membership final {
   void send(ConnectionId connection, FrameType type, SharedBody body);
   void send_all(FrameType type, const SharedBody& body);
   void close_connection(Slot& slot);
+  void unwatch(Slot& slot);
   std::size_t index_of(const Member& member) const;
   std::string gone_text(std::size_t index) const;
 
@@ -148,45 +149,11 @@ class Membership final {
   bool closing_ = false;
   std::uint64_t ping_serial_ = 0;
   std::uint64_t failed_handshakes_ = 0;
-  Instant last_tick_{};
-  Instant next_ping_{};
-  Instant next_silence_ = Instant::max();  // No member can be overdue before.
-  Instant next_return_ = Instant::max();   // No place that was lost before the start has to be taken again before.
-  std::vector<std::uint32_t> finished_;    // Workers that wait in the goodbye round, not announced.
+  Heartbeats heartbeats_;
+  Instant next_return_ = Instant::max();  // No place that was lost before the start has to be taken again before.
+  std::vector<std::uint32_t> finished_;   // Workers that wait in the goodbye round, not announced.
   Instant next_finished_ = Instant::max();
   Counters counters_;
-};
-
-/// Connections that have not authenticated yet: few, and not for long. Who has to make room is chosen by chance: a
-/// flood then cannot know whom it pushes out, and who tries again comes through it.
-class Lobby final {
- public:
-  Lobby(std::size_t capacity, Duration patience, std::uint64_t seed)
-      : capacity_(capacity), patience_(patience), random_(seed) {}
-  void enter(ConnectionId connection, Instant now);
-  /// Before enter(): somebody leaves and is returned where it is full.
-  std::optional<ConnectionId> make_room() { return size() >= capacity_ ? evict() : std::nullopt; }
-  /// Somebody leaves and is returned; nothing where nobody is inside.
-  std::optional<ConnectionId> evict();
-  void leave(ConnectionId connection);
-  bool contains(ConnectionId connection) const { return ticket_of_.contains(connection); }
-  /// Removes and returns those whose time is up.
-  std::vector<ConnectionId> overdue(Instant now);
-  /// Instant::max() where it is empty.
-  Instant next_wakeup() const;
-  std::size_t size() const { return ticket_of_.size(); }
-
- private:
-  struct Guest {
-    ConnectionId connection = 0;
-    Instant since{};
-  };
-  std::size_t capacity_;
-  Duration patience_;
-  std::mt19937_64 random_;
-  std::uint64_t next_ticket_ = 0;
-  std::map<std::uint64_t, Guest> guests_;  // By ticket: the oldest first.
-  std::unordered_map<ConnectionId, std::uint64_t> ticket_of_;
 };
 
 }  // namespace herring::control

@@ -155,6 +155,17 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
+    {"HERRING_LANE_THREADS",
+     Type::kChoice,
+     &Config::lane_threads,
+     "Whether server lanes inside a worker have threads of their own. auto: if this process has four processor cores "
+     "or "
+     "more for each worker of its host; else the thread that moves the worker's data runs its lanes too.",
+     0,
+     0,
+     1,
+     {},
+     kSwitchChoices},
     {"HERRING_PROVIDER",
      Type::kChoice,
      &Config::provider,

@@ -38,6 +38,7 @@ struct Config {
   double join_timeout_s = 120;             ///< HERRING_JOIN_TIMEOUT_S: how long to wait for all processes at start.
   double heartbeat_s = 1;                  ///< HERRING_HEARTBEAT_S
   double dead_after_s = 5;                 ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
+  Switch lane_threads = Switch::kAuto;     ///< HERRING_LANE_THREADS: a thread for each lane inside a worker.
   double deadlock_after_s = 5;             ///< HERRING_DEADLOCK_AFTER_S: ranks that wait for each other; 0: never.
   std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
   std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.

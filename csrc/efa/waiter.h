@@ -24,6 +24,8 @@ class Waiter final {
 
   /// True where the next wait() watches the queue's descriptor, which must be armed just before it.
   bool watches_queue() const noexcept { return queue_descriptor_ >= 0 && fruitless_ < kMaxFruitless; }
+  /// The queue has nothing more to tell: naps from here on.
+  void forget_queue() noexcept { queue_descriptor_ = -1; }
   /// Does not block where `ready` says that there is something to poll already.
   void wait(Instant deadline, std::span<const int> also, bool ready);
   /// The same for a caller who blocks by itself, on `descriptors` until `deadline`. False where it must not block.

@@ -125,7 +125,10 @@ void ElasticRuntime::Impl::remove_group(GroupId id) {
   std::vector<std::shared_ptr<runtime::Runtime>> runtimes;
   {
     const std::scoped_lock lock(mutex);
-    if (id.value == 0 || groups.erase(id) == 0) return;
+    const auto found = groups.find(id);
+    if (id.value == 0 || found == groups.end()) return;
+    leaving[id] = found->second.members.size();
+    groups.erase(found);
     end_left_behind(id, removed);
     if (is_stable) runtimes.push_back(present.runtime);
     if (old.runtime) runtimes.push_back(old.runtime);
@@ -140,6 +143,10 @@ void ElasticRuntime::Impl::remove_group(GroupId id) {
   end_left_behind(id, removed);
   journal.remove_group(id.value);
   begin_ready();
+  lock.unlock();
+  report_completed();
+  lock.lock();
+  leaving.erase(id);
 }
 
 /// Of a group that is over: those that run in no generation.
@@ -151,6 +158,7 @@ void ElasticRuntime::Impl::end_left_behind(GroupId id, const Status& why) {
       continue;
     }
     if (!operation.work->is_done()) {
+      if (leaving.contains(id)) unreported.push_back(it->first);  // This one will never ask for it.
       --unfinished;
       may_begin |= order->leave(*operation.call);
       operation.work->complete(why);

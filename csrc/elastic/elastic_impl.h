@@ -171,6 +171,7 @@ class ElasticRuntime::Impl final {
   std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
   std::map<GroupId, Group> groups;
   std::deque<Parting> partings;
+  std::map<GroupId, std::size_t> leaving;  // Groups that are being removed: how many members each has.
   struct Doubt {
     std::uint64_t run;
     Status status;

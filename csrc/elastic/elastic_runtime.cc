@@ -316,6 +316,8 @@ void ElasticRuntime::Impl::end_operation(const OperationId& id, Operation& opera
     if (unreported.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
     unreported.push_back(id);
   } else {
+    if (elastic && group == groups.end())
+      unreported.push_back(id);  // Those who stay in the group keep it until all have it.
     forget(id);
     if (old.runtime) rendezvous->wake();
   }

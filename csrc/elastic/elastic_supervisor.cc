@@ -149,14 +149,16 @@ void ElasticRuntime::Impl::report_completed() {
     if (!is_stable || !ended.is_ok()) return;
     for (const OperationId& id : std::exchange(unreported, {})) {
       const auto group = groups.find(GroupId{id.group});
-      if (group == groups.end()) continue;
+      const auto left = leaving.find(GroupId{id.group});
+      if (group == groups.end() && left == leaving.end()) continue;
+      const std::size_t members = group != groups.end() ? group->second.members.size() : left->second;
       if (reports.empty() || reports.back().operations.size() == kReportSize) {
         reports.emplace_back();
         reports.back().kind = MessageKind::kCompleted;
         reports.back().generation = present.number;
       }
       reports.back().operations.push_back(id);
-      reports.back().counts.push_back(static_cast<std::uint32_t>(group->second.members.size()));
+      reports.back().counts.push_back(static_cast<std::uint32_t>(members));
     }
   }
   for (Message& report : reports) rendezvous->send(std::move(report));

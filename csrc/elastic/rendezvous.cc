@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "control/membership.h"
 #include "control/protocol.h"
 
 namespace herring::elastic {
@@ -35,8 +34,23 @@ Rendezvous::Member* Rendezvous::find(std::uint64_t id) {
   return found == members_.end() ? nullptr : &found->second;
 }
 
-bool Rendezvous::is_in(const std::vector<std::uint64_t>& ids, std::uint64_t id) const {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
+void Rendezvous::count(const Member& member, int sign) {
+  const auto add = static_cast<std::uint32_t>(sign);
+  Census& all = census(member);
+  (member.state == State::kNew ? all.waiting : all.inside) += add;
+  if (member.state == State::kReady) all.ready += add;
+}
+
+void Rendezvous::set_state(Member& member, State state) {
+  count(member, -1);
+  member.state = state;
+  count(member, 1);
+}
+
+void Rendezvous::set_drained(Member& member, bool has_drained) {
+  if (member.has_drained == has_drained) return;
+  member.has_drained = has_drained;
+  undrained_ += has_drained ? static_cast<std::uint32_t>(-1) : 1u;
 }
 
 std::vector<std::uint64_t> Rendezvous::present(const std::vector<std::uint64_t>& ids) const {
@@ -54,12 +68,6 @@ std::vector<std::uint64_t> Rendezvous::all(Role role, State state) const {
   return result;
 }
 
-bool Rendezvous::is_elastic() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& entry) {
-    return entry.second.enter.role == Role::kServer || entry.second.enter.is_elastic;
-  });
-}
-
 void Rendezvous::send(const Member& member, Message message) {
   actions_.push_back({Action::Kind::kSend, member.connection, std::move(message), 0, 0, 0});
 }
@@ -73,7 +81,7 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
   }
   const std::uint64_t id = found->second;
   Member& member = members_.at(id);
-  member.heard = now;
+  heartbeats_.heard(connection, now);
   switch (message.kind) {
     case MessageKind::kReady:
       ready(member, message, now);
@@ -82,8 +90,7 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
       broken(member, message, now);
       break;
     case MessageKind::kCompleted:
-      completed(message);
-      break;
+      return completed(message, now);
     case MessageKind::kLeave:
       leave(id, message.generation, now);
       break;
@@ -94,8 +101,7 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
       switched(member, message);
       break;
     case MessageKind::kQuery:
-      answer(member);
-      break;
+      return answer(member);
     default:
       actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
       remove(id, "dropped: it sent a message that no correct process sends", now);
@@ -103,62 +109,7 @@ void Rendezvous::receive(ConnectionId connection, const Message& message, Instan
   consider(now);
 }
 
-void Rendezvous::enter(ConnectionId connection, const Message& message, Instant now) {
-  Member member{next_id_++, connection, message, State::kNew, 0, false, false, false, now};
-  std::string refusal;
-  if (ended_) refusal = "the job of this rendezvous is over";
-  if (const Member* rival = ended_ ? nullptr : rival_of(message)) {
-    refusal = two_jobs_text(message, *rival);
-    const bool is_young = current_.number == 0 || now - current_.formed < options_.start_within;
-    if (is_young) end(false, refusal + ". This job has ended, because some of its processes may be the other job's");
-  } else if (current_.number > 0 && message.role == Role::kWorker && !(elastic_ && message.is_elastic)) {
-    refusal = "the job has started, and no worker can join: it is not elastic (HERRING_ELASTIC)";
-  }
-  if (!refusal.empty()) return refuse(connection, refusal);
-  if (members_.empty()) {
-    next_ping_ = now + options_.heartbeat;
-    last_tick_ = now;
-    if (current_.number == 0) start_deadline_ = now + options_.start_within;
-  }
-  id_of_[connection] = member.id;
-  members_.emplace(member.id, std::move(member));
-  consider(now);
-}
-
-void Rendezvous::refuse(ConnectionId connection, const std::string& text) {
-  Message answer;
-  answer.kind = MessageKind::kEnd;
-  answer.text = text;
-  actions_.push_back({Action::Kind::kSend, connection, std::move(answer), 0, 0, 0});
-  actions_.push_back({Action::Kind::kClose, connection, {}, 0, 0, 0});
-}
-
-/// Who has the place that this worker was launched for. One of the two is of another job: launchers give each place
-/// once, and who has died is not here any more. Once an elastic job has begun there are no places.
-const Rendezvous::Member* Rendezvous::rival_of(const Message& newcomer) const {
-  const auto has_place = [this](const Message& enter) {
-    return enter.role == Role::kWorker && enter.workers > 1 && enter.workers == options_.workers;
-  };
-  if (!has_place(newcomer) || (current_.number > 0 && elastic_)) return nullptr;
-  for (const auto& [id, member] : members_) {
-    if (has_place(member.enter) && member.enter.rank == newcomer.rank) return &member;
-  }
-  return nullptr;
-}
-
-std::string Rendezvous::two_jobs_text(const Message& newcomer, const Member& rival) const {
-  const auto named = [](const Message& enter) {
-    return "worker " + std::to_string(enter.rank) + " (pid " + std::to_string(enter.pid) + " on " + enter.host + ")";
-  };
-  return "two processes came for one place: " + named(newcomer) + " and " + named(rival.enter) +
-         ", which is here with " + std::to_string(members_.size()) +
-         " processes. Two jobs that have one HERRING_RENDEZVOUS and one secret cannot be told apart: give each a "
-         "HERRING_RENDEZVOUS of its own, and set HERRING_SECRET, another one for each job";
-}
-
-void Rendezvous::heard(ConnectionId connection, Instant now) {
-  if (const auto found = id_of_.find(connection); found != id_of_.end()) members_.at(found->second).heard = now;
-}
+void Rendezvous::heard(ConnectionId connection, Instant now) { heartbeats_.heard(connection, now); }
 
 void Rendezvous::disconnected(ConnectionId connection, const std::string& reason, Instant now) {
   const auto found = id_of_.find(connection);
@@ -172,19 +123,27 @@ void Rendezvous::leave(std::uint64_t id, std::uint64_t generation, Instant now) 
   actions_.push_back({Action::Kind::kClose, gone.connection, {}, 0, 0, 0});
   remove(id, "", now);
   // It never came to the present one, where the others wait for it.
-  const bool is_missed = elastic_ && is_in(current_.workers, id) && generation < current_.number;
+  const bool is_missed =
+      elastic_ && gone.enter.role == Role::kWorker && is_inside(gone) && generation < current_.number;
   if (is_missed) break_current(name(gone) + " has left", now);
 }
 
 /// `lost` is empty where it said goodbye.
 void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) {
+  set_drained(members_.at(id), true);
   const Member gone = members_.at(id);
   members_.erase(id);
   id_of_.erase(gone.connection);
+  heartbeats_.forget(gone.connection);
+  count(gone, -1);
+  if (const auto placed = placed_.find(gone.enter.rank); placed != placed_.end() && placed->second == id) {
+    placed_.erase(placed);
+  }
+  if (gone.enter.role == Role::kWorker && !gone.enter.is_elastic) --fixed_workers_;
   const bool is_worker = gone.enter.role == Role::kWorker;
   const std::string text = name(gone) + (lost.empty() ? " has left" : " is lost: " + lost);
-  if (planned_.number != 0 && (is_in(planned_.workers, id) || is_in(planned_.servers, id))) cancel_planned(text, now);
-  if (!is_in(is_worker ? current_.workers : current_.servers, id)) return;
+  if (gone.is_planned) cancel_planned(text, now);
+  if (!is_inside(gone)) return;
   current_.has_shrunk = true;
   // Where a loss ends the job, those who end because of it are lost after it; a process that had to wait for a core
   // may see several at once.
@@ -211,7 +170,7 @@ void Rendezvous::remove(std::uint64_t id, const std::string& lost, Instant now) 
 
 void Rendezvous::ready(Member& member, const Message& message, Instant now) {
   if (member.state == State::kNew) return;
-  member.state = State::kReady;
+  set_state(member, State::kReady);
   const bool is_current = message.generation == current_.number;
   member.at_boundary = message.at_boundary && is_current;
   cancel_planned(name(member) + " has left the generation before", now);
@@ -242,9 +201,7 @@ void Rendezvous::break_current(const std::string& reason, Instant now) {
   message.generation = current_.number;
   message.text = reason;
   for (const auto& [id, member] : members_) {
-    if (member.state == State::kIn && (is_in(current_.workers, id) || is_in(current_.servers, id))) {
-      send(member, message);
-    }
+    if (member.state == State::kIn) send(member, message);
   }
   // Who is still joining it learns at once that there is nothing to join.
   actions_.push_back({Action::Kind::kCloseHubs, 0, {}, current_.number + 1, 0, 0});
@@ -257,37 +214,53 @@ void Rendezvous::cancel_planned(const std::string& reason, Instant now) {
   message.generation = planned_.number;
   message.is_planned = true;
   message.text = reason;
-  for (const auto& [id, member] : members_) {
-    if (is_in(planned_.workers, id) || is_in(planned_.servers, id)) send(member, message);
+  for (auto& [id, member] : members_) {
+    if (member.is_planned) send(member, message);
+    member.is_planned = false;
   }
   actions_.push_back({Action::Kind::kCloseHub, 0, {}, planned_.number, 0, 0});
   planned_ = {};
   plan_after_ = now + kPlanPause;
 }
 
-void Rendezvous::completed(const Message& message) {
+void Rendezvous::completed(const Message& message, Instant now) {
   // Of a generation that has broken: everybody says it again in the next.
   if (message.generation < tally_since_ || message.counts.size() != message.operations.size()) return;
-  Message settled;
-  settled.kind = MessageKind::kSettled;
   for (std::size_t i = 0; i < message.operations.size(); ++i) {
-    Tally& tally = tally_[message.operations[i]];
-    tally.needed = message.counts[i];
-    if (++tally.complete < tally.needed) continue;
-    settled.operations.push_back(message.operations[i]);
-    tally_.erase(message.operations[i]);
+    const auto found = tally_.try_emplace(message.operations[i]).first;
+    found->second.needed = message.counts[i];
+    if (++found->second.complete < found->second.needed) continue;
+    settled_.push_back(message.operations[i]);
+    tally_.erase(found);
   }
-  if (settled.operations.empty()) return;
-  for (const std::uint64_t id : current_.workers) {
-    if (const Member* member = find(id)) send(*member, settled);
+  tell_settled(now);
+}
+
+/// A word to everybody takes 5 to 10 us for each: no more than a tenth of the time goes into it, so that large jobs
+/// hear of several operations at once. Nobody waits for it: only the journals are longer.
+Duration Rendezvous::settled_pause() const { return std::chrono::microseconds(100) * workers_.inside; }
+
+void Rendezvous::tell_settled(Instant now) {
+  if (settled_.empty() || now < tell_settled_at_) return;
+  tell_settled_at_ = now + settled_pause();
+  for (std::size_t first = 0; first < settled_.size(); first += kMaxOperations) {
+    Message message;
+    message.kind = MessageKind::kSettled;
+    const auto begin = settled_.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(kMaxOperations, settled_.size() - first));
+    message.operations.assign(begin, begin + count);
+    for (const std::uint64_t id : current_.workers) {
+      if (const Member* member = find(id)) send(*member, message);
+    }
   }
+  settled_.clear();
 }
 
 void Rendezvous::built(Member& member, const Message& message, Instant) {
   if (planned_.number == 0 || message.generation != planned_.number) return;
+  if (!member.is_planned || member.enter.role != Role::kWorker || member.built) return;
   member.built = true;
-  const auto is_built = [this](std::uint64_t id) { return members_.at(id).built; };
-  if (!std::all_of(planned_.workers.begin(), planned_.workers.end(), is_built)) return;
+  if (--unbuilt_ > 0) return;
   // From here on there is no way back: everybody is connected, and a death is one in the new generation.
   Generation next = std::exchange(planned_, {});
   next.patience = Instant::max();  // That was for building it.
@@ -298,20 +271,22 @@ void Rendezvous::built(Member& member, const Message& message, Instant) {
   for (std::uint32_t rank = 0; rank < next.workers.size(); ++rank) {
     Member& worker = members_.at(next.workers[rank]);
     worker.rank = rank;
-    worker.has_drained = false;
+    worker.is_planned = false;
+    set_drained(worker, false);
     send(worker, go_over);
   }
   for (std::uint32_t rank = 0; rank < next.servers.size(); ++rank) {
     Member& server = members_.at(next.servers[rank]);
     server.rank = rank;
-    server.state = State::kIn;
+    server.is_planned = false;
+    set_state(server, State::kIn);
     send(server, go_over);
   }
   current_ = std::move(next);
 }
 
 void Rendezvous::switched(Member& member, const Message& message) {
-  if (message.generation == current_.number) member.has_drained = true;
+  if (message.generation == current_.number) set_drained(member, true);
 }
 
 void Rendezvous::answer(const Member& member) {
@@ -322,50 +297,20 @@ void Rendezvous::answer(const Member& member) {
   send(member, std::move(message));
 }
 
-/// By the ranks that they wished for; who wished for one that is taken stands for the first that nobody wished for.
-std::string Rendezvous::missing_text() const {
-  if (current_.number > 0) {
-    return "the job has begun; workers come in where all that are inside call herring.elastic.step(), servers when the "
-           "last switch is over";
-  }
-  std::vector<bool> here(std::size_t{options_.workers} + options_.servers);
-  std::vector<Role> others;
-  const auto first_of = [this](Role role) { return role == Role::kWorker ? std::size_t{0} : options_.workers; };
-  const auto count_of = [this](Role role) { return role == Role::kWorker ? options_.workers : options_.servers; };
-  for (const auto& [id, member] : members_) {
-    const Role role = member.enter.role;
-    const std::size_t wished = first_of(role) + member.enter.rank;
-    if (member.enter.rank < count_of(role) && !here[wished]) {
-      here[wished] = true;
-    } else {
-      others.push_back(role);
-    }
-  }
-  for (const Role role : others) {
-    std::size_t place = first_of(role);
-    const std::size_t end = place + count_of(role);
-    while (place < end && here[place]) ++place;
-    if (place < end) here[place] = true;
-  }
-  return control::waiting_text(here, options_.workers, "are here");
-}
-
 /// What was under way at a planned switch goes through the generation before, whose hub has to live so long.
 void Rendezvous::consider_drained() {
-  if (has_drained_) return;
-  for (const std::uint64_t id : present(current_.workers)) {
-    if (!members_.at(id).has_drained) return;
-  }
+  if (has_drained_ || undrained_ > 0) return;
   has_drained_ = true;
   actions_.push_back({Action::Kind::kCloseHubs, 0, {}, current_.number, 0, 0});
 }
 
 void Rendezvous::consider(Instant now) {
+  considered_ = now;
   if (ended_ || (form_again_ && now < *form_again_)) return;
   form_again_.reset();
   if (current_.number == 0) {
     consider_start(now);
-  } else if (present(current_.workers).empty()) {
+  } else if (workers_.inside == 0) {
     const bool well = elastic_ ? left_any_ : !lost_any_;
     // While a job begins the workers may have ended because of it.
     const std::string before = lost_server_.empty() ? "" : "; before that " + lost_server_;
@@ -378,12 +323,12 @@ void Rendezvous::consider(Instant now) {
 }
 
 void Rendezvous::consider_start(Instant now) {
+  const bool complete = workers_.waiting >= options_.workers && servers_.waiting >= options_.servers;
+  const bool enough = workers_.waiting >= options_.min_workers && is_elastic() && workers_.waiting > 0;
+  if (!complete && !(enough && now >= start_deadline_)) return;
   Generation first;
   first.workers = all(Role::kWorker, State::kNew);
   first.servers = all(Role::kServer, State::kNew);
-  const bool complete = first.workers.size() >= options_.workers && first.servers.size() >= options_.servers;
-  const bool enough = first.workers.size() >= options_.min_workers && is_elastic() && !first.workers.empty();
-  if (!complete && !(enough && now >= start_deadline_)) return;
   const auto by_wish = [this](std::uint64_t a, std::uint64_t b) {
     return std::pair(members_.at(a).enter.rank, a) < std::pair(members_.at(b).enter.rank, b);
   };
@@ -398,17 +343,13 @@ void Rendezvous::consider_start(Instant now) {
 
 /// True where the present generation is on its way out.
 bool Rendezvous::consider_next(Instant now) {
-  const std::vector<std::uint64_t> workers = present(current_.workers);
-  const auto is_ready = [this](std::uint64_t id) { return members_.at(id).state == State::kReady; };
-  const bool any_ready = std::any_of(workers.begin(), workers.end(), is_ready);
-  if (!current_.is_broken && !any_ready) return false;
-  if (!std::all_of(workers.begin(), workers.end(), is_ready)) return true;
-  for (const std::uint64_t id : present(current_.servers)) {
-    if (!is_ready(id)) {
-      current_.patience = std::min(current_.patience, now + kPatience);
-      return true;
-    }
+  if (!current_.is_broken && workers_.ready == 0) return false;
+  if (workers_.ready < workers_.inside) return true;
+  if (servers_.ready < servers_.inside) {
+    current_.patience = std::min(current_.patience, now + kPatience);
+    return true;
   }
+  const std::vector<std::uint64_t> workers = present(current_.workers);
   Generation next;
   next.workers = workers;
   next.at_boundary =
@@ -434,6 +375,7 @@ bool Rendezvous::consider_next(Instant now) {
     return true;
   }
   tally_.clear();
+  settled_.clear();
   form(std::move(next), now);
   tally_since_ = current_.number;
   return true;
@@ -441,11 +383,11 @@ bool Rendezvous::consider_next(Instant now) {
 
 /// Servers that wait are taken in while training goes on.
 void Rendezvous::consider_planned(Instant now) {
-  const std::vector<std::uint64_t> waiting = all(Role::kServer, State::kNew);
-  if (planned_.number != 0 || waiting.empty() || now < plan_after_) return;
+  if (planned_.number != 0 || servers_.waiting == 0 || now < plan_after_) return;
   // A worker keeps two generations at most: the one before the last switch has to be over for all.
   if (!has_drained_) return;
-  if (present(current_.workers).size() != current_.workers.size()) return;  // Some have finished: not worth it.
+  if (workers_.inside != current_.workers.size()) return;  // Some have finished: not worth it.
+  const std::vector<std::uint64_t> waiting = all(Role::kServer, State::kNew);
   Generation next;
   next.is_planned = true;
   next.workers = current_.workers;
@@ -467,6 +409,10 @@ void Rendezvous::form(Generation generation, Instant now) {
                       static_cast<std::uint32_t>(generation.servers.size())});
   if (generation.is_planned) {
     planned_ = std::move(generation);
+    unbuilt_ = static_cast<std::uint32_t>(planned_.workers.size());
+    for (const auto* ids : {&planned_.workers, &planned_.servers}) {
+      for (const std::uint64_t id : *ids) members_.at(id).is_planned = true;
+    }
     return;
   }
   has_drained_ = true;  // All have left what was before.
@@ -506,7 +452,8 @@ void Rendezvous::hub_opened(std::uint64_t generation, std::uint16_t port, Instan
       Member& member = members_.at(ids[rank]);
       member.built = false;
       if (!is_planned) {
-        member.state = State::kIn;
+        set_state(member, State::kIn);
+        set_drained(member, true);
         member.rank = rank;
         member.at_boundary = false;
       }
@@ -522,7 +469,7 @@ void Rendezvous::hub_opened(std::uint64_t generation, std::uint16_t port, Instan
 }
 
 void Rendezvous::announce_newcomers() {
-  const auto waiting = static_cast<std::uint32_t>(all(Role::kWorker, State::kNew).size());
+  const std::uint32_t waiting = workers_.waiting;
   if (ended_ || waiting == announced_ || current_.number == 0) return;
   announced_ = waiting;
   Message message;
@@ -544,7 +491,11 @@ void Rendezvous::end(bool well, const std::string& text) {
   }
   members_.clear();
   id_of_.clear();
-  next_ping_ = Instant::max();
+  placed_.clear();
+  settled_.clear();
+  heartbeats_ = control::Heartbeats(options_.heartbeat, options_.dead_after);
+  workers_ = servers_ = {};
+  fixed_workers_ = undrained_ = 0;
 }
 
 void Rendezvous::close(const std::string& reason) {
@@ -553,44 +504,53 @@ void Rendezvous::close(const std::string& reason) {
 
 void Rendezvous::tick(Instant now) {
   if (ended_ || members_.empty()) return;
-  if (now - last_tick_ > options_.heartbeat + options_.dead_after / 2) {
-    // It did not run itself: nobody's silence can be told from its own.
-    for (auto& [id, member] : members_) member.heard = now;
+  const control::Heartbeats::Due due = heartbeats_.tick(now);
+  for (const ConnectionId connection : due.silent) {
+    const auto found = id_of_.find(connection);
+    if (found == id_of_.end()) continue;
+    give_up(found->second, "silent for " + seconds_text(now - heartbeats_.last_heard(connection)), now);
   }
-  last_tick_ = now;
-  std::vector<std::pair<std::uint64_t, std::string>> lost;
-  const bool out_of_patience = now >= current_.patience;
-  for (const auto& [id, member] : members_) {
-    if (now - member.heard >= options_.dead_after) {
-      lost.emplace_back(id, "silent for " + seconds_text(now - member.heard));
-    } else if (out_of_patience && member.state == State::kIn &&
-               (is_in(current_.workers, id) || is_in(current_.servers, id))) {
-      lost.emplace_back(id, "it did not leave a generation that was over");
-    }
-  }
-  for (const auto& [id, reason] : lost) {
-    const Member member = members_.at(id);
-    Message message;
-    message.kind = MessageKind::kEnd;
-    message.text = "this process was given up by the others: " + reason;
-    send(member, message);
-    actions_.push_back({Action::Kind::kClose, member.connection, {}, 0, 0, 0});
-    remove(id, reason, now);
-  }
+  if (now >= current_.patience) give_up_the_stubborn(now);
   if (planned_.number != 0 && now >= planned_.patience) cancel_planned("it took too long", now);
-  if (now >= next_ping_) {
+  if (due.ping) {
     for (const auto& [id, member] : members_) {
       actions_.push_back({Action::Kind::kPing, member.connection, {}, 0, 0, 0});
     }
-    next_ping_ = now + options_.heartbeat;
   }
-  consider(now);
+  tell_settled(now);
+  // Nothing has happened but time.
+  if (due.ping || !due.silent.empty() || now >= next_deadline()) consider(now);
+}
+
+void Rendezvous::give_up(std::uint64_t id, const std::string& reason, Instant now) {
+  const Member& member = members_.at(id);
+  Message message;
+  message.kind = MessageKind::kEnd;
+  message.text = "this process was given up by the others: " + reason;
+  send(member, message);
+  actions_.push_back({Action::Kind::kClose, member.connection, {}, 0, 0, 0});
+  remove(id, reason, now);
+}
+
+void Rendezvous::give_up_the_stubborn(Instant now) {
+  std::vector<std::uint64_t> stubborn;
+  for (const auto& [id, member] : members_) {
+    if (member.state == State::kIn) stubborn.push_back(id);
+  }
+  for (const std::uint64_t id : stubborn) give_up(id, "it did not leave a generation that was over", now);
+}
+
+/// When something is due that is no message, ping or silence.
+Instant Rendezvous::next_deadline() const {
+  return std::min({start_deadline_, form_again_.value_or(Instant::max()), current_.patience, planned_.patience});
 }
 
 Instant Rendezvous::next_wakeup() const {
-  // Silence is found with the pings, which are more frequent.
   if (members_.empty() || ended_) return Instant::max();
-  return std::min({next_ping_, start_deadline_, form_again_.value_or(Instant::max())});
+  const Instant settled = settled_.empty() ? Instant::max() : tell_settled_at_;
+  // Once it has passed without enough workers, the next one that comes is waited for.
+  const Instant start = start_deadline_ > considered_ ? start_deadline_ : Instant::max();
+  return std::min({heartbeats_.next_wakeup(), start, form_again_.value_or(Instant::max()), settled});
 }
 
 }  // namespace herring::elastic

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "control/heartbeats.h"
 #include "core/types.h"
 #include "elastic/message.h"
 
@@ -13,9 +17,10 @@
 /// docs/adr/0006-elastic.md.
 namespace herring::elastic {
 
-/// Names one connection; chosen by the caller, never reused. 0 names none.
-using ConnectionId = std::uint64_t;
+using control::ConnectionId;
 
+/// What a message costs does not grow with the workers, but where a generation is formed or broken, of which all hear.
+///
 /// Decides who is in which generation of a job. A generation is an ordinary job with a hub of its own; it ends when a
 /// worker is lost, or when all workers ask for others to come in, or servers.
 class Rendezvous final {
@@ -47,11 +52,11 @@ class Rendezvous final {
     std::uint32_t servers = 0;
   };
 
-  explicit Rendezvous(const Options& options) : options_(options) {}
+  explicit Rendezvous(const Options& options) : options_(options), heartbeats_(options.heartbeat, options.dead_after) {}
 
   /// An authenticated message; the first of a connection is kEnter.
   void receive(ConnectionId connection, const Message& message, Instant now);
-  /// The process answered a ping.
+  /// A sign of life that is no message: it answered a ping, or took what it is sent.
   void heard(ConnectionId connection, Instant now);
   void disconnected(ConnectionId connection, const std::string& reason, Instant now);
   void hub_opened(std::uint64_t generation, std::uint16_t port, Instant now);
@@ -80,9 +85,9 @@ class Rendezvous final {
     State state = State::kNew;
     std::uint32_t rank = 0;  // In the generation it is in.
     bool at_boundary = false;
+    bool is_planned = false;   // Is of the planned generation.
     bool built = false;        // Planned switch: is connected.
     bool has_drained = false;  // And has nothing under way any more in the generation before.
-    Instant heard{};
   };
   struct Generation {
     std::uint64_t number = 0;  // 0: none.
@@ -101,6 +106,17 @@ class Rendezvous final {
     std::uint32_t complete = 0;
     std::uint32_t needed = 0;
   };
+  struct HashOperation {
+    std::size_t operator()(const OperationId& id) const {
+      return std::hash<std::uint64_t>()(id.key * 0x9E37'79B9'7F4A'7C15ull + id.group);
+    }
+  };
+  /// How many of a role are in which state, of those who are here.
+  struct Census {
+    std::uint32_t waiting = 0;  // kNew: in no generation.
+    std::uint32_t inside = 0;   // Of the present generation; of these
+    std::uint32_t ready = 0;    // have left it.
+  };
 
   void enter(ConnectionId connection, const Message& message, Instant now);
   void refuse(ConnectionId connection, const std::string& text);
@@ -108,13 +124,18 @@ class Rendezvous final {
   const Member* rival_of(const Message& newcomer) const;
   void ready(Member& member, const Message& message, Instant now);
   void broken(const Member& member, const Message& message, Instant now);
-  void completed(const Message& message);
+  void completed(const Message& message, Instant now);
+  void tell_settled(Instant now);
+  Duration settled_pause() const;
   void built(Member& member, const Message& message, Instant now);
   void switched(Member& member, const Message& message);
   void answer(const Member& member);
   std::string missing_text() const;
   void leave(std::uint64_t id, std::uint64_t generation, Instant now);
   void remove(std::uint64_t id, const std::string& lost, Instant now);
+  void give_up(std::uint64_t id, const std::string& reason, Instant now);
+  void give_up_the_stubborn(Instant now);
+  Instant next_deadline() const;
   void break_current(const std::string& reason, Instant now);
   void cancel_planned(const std::string& reason, Instant now);
   void consider(Instant now);
@@ -127,21 +148,35 @@ class Rendezvous final {
   void end(bool well, const std::string& text);
   void send(const Member& member, Message message);
   Member* find(std::uint64_t id);
-  bool is_in(const std::vector<std::uint64_t>& ids, std::uint64_t id) const;
   std::vector<std::uint64_t> present(const std::vector<std::uint64_t>& ids) const;
   std::vector<std::uint64_t> all(control::Role role, State state) const;
-  bool is_elastic() const;
+  bool is_elastic() const { return fixed_workers_ == 0; }
+  static bool is_inside(const Member& member) { return member.state != State::kNew; }
+  Census& census(const Member& member) { return member.enter.role == control::Role::kWorker ? workers_ : servers_; }
+  void count(const Member& member, int sign);
+  void set_state(Member& member, State state);
+  void set_drained(Member& member, bool has_drained);
+  bool has_place(const Message& enter) const;
   static std::string name(const Member& member);
 
   const Options options_;
   std::map<std::uint64_t, Member> members_;  // By id.
-  std::map<ConnectionId, std::uint64_t> id_of_;
+  std::unordered_map<ConnectionId, std::uint64_t> id_of_;
+  std::unordered_map<std::uint32_t, std::uint64_t> placed_;  // Who has the place that it was launched for, by rank.
+  control::Heartbeats heartbeats_;
+  Census workers_;
+  Census servers_;
+  std::uint32_t fixed_workers_ = 0;  // That are here and not elastic.
+  std::uint32_t undrained_ = 0;      // Workers inside that have something under way before the last planned switch.
+  std::uint32_t unbuilt_ = 0;        // Workers of the planned generation that are not connected.
   Generation current_;
   Generation planned_;
   std::uint64_t last_number_ = 0;
   std::uint64_t next_id_ = 1;
   std::uint64_t tally_since_ = 0;  // The generation that the tally began with.
-  std::map<OperationId, Tally> tally_;
+  std::unordered_map<OperationId, Tally, HashOperation> tally_;
+  std::vector<OperationId> settled_;  // Not told yet.
+  Instant tell_settled_at_{};
   std::vector<Action> actions_;
   std::string last_reason_;
   std::string lost_server_;      // The last one: how.
@@ -165,8 +200,7 @@ class Rendezvous final {
   std::optional<Instant> form_again_;     // It got none: nothing is formed until then.
   std::optional<Instant> failing_since_;  // No hub could be opened since.
   Instant plan_after_{};
-  Instant next_ping_ = Instant::max();
-  Instant last_tick_{};
+  Instant considered_{};
 };
 
 }  // namespace herring::elastic

@@ -1,9 +1,7 @@
 #include "elastic/rendezvous_server.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
+#include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -14,14 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "control/doorway.h"
 #include "control/hub.h"
-#include "control/membership.h"
+#include "control/meet.h"
 #include "control/protocol.h"
+#include "control/reception.h"
 #include "control/socket.h"
 #include "core/hmac.h"
 #include "core/status.h"
-#include "core/text.h"
 
 namespace herring::elastic {
 namespace {
@@ -32,16 +29,6 @@ using Action = Rendezvous::Action;
 
 constexpr Duration kLinger = std::chrono::seconds(2);
 
-struct Connection {
-  explicit Connection(UniqueFd fd) : socket(std::move(fd)) {}
-  FrameSocket socket;
-  bool has_challenge = false;  // Its key is settled; the first sealed frame shows that it has the secret.
-  bool is_member = false;
-  bool is_closing = false;
-  bool half_closed = false;
-  Instant close_by = Instant::max();
-};
-
 /// Empty where it does not answer as one of ours does.
 std::string what_is_at(const std::string& host, std::uint16_t port, const std::string& secret) {
   const Instant until = Clock::now() + kLinger;
@@ -49,19 +36,16 @@ std::string what_is_at(const std::string& host, std::uint16_t port, const std::s
   UniqueFd fd = connect_to(host, port, until, why);
   if (!fd) return {};
   FrameSocket socket(std::move(fd));
-  Hello hello;
-  random_bytes(hello.nonce);
-  socket.send(FrameType::kHello, make_body(encode(hello)));
-  Frame frame;
-  bool open = socket.flush();
-  while (socket.next(frame) == FrameReader::Result::kNeedMore) {
-    if (!open || !wait_for(socket.fd(), POLLIN, until)) return {};
-    open = socket.receive();
+  switch (meet(socket, secret, until).verdict) {
+    case Guest::Verdict::kProven:
+      return "another job's rendezvous is there, with the same secret";
+    case Guest::Verdict::kOtherSecret:
+      return "another job's rendezvous is there, with another secret";
+    case Guest::Verdict::kRefused:
+    case Guest::Verdict::kNoHost:
+      break;
   }
-  const auto challenge = frame.type == FrameType::kChallenge ? decode_challenge(frame.body) : std::nullopt;
-  if (!challenge) return {};
-  const bool is_same = equal_constant_time(hub_proof(secret, transcript(hello, *challenge)), challenge->proof);
-  return std::string("another job's rendezvous is there, with ") + (is_same ? "the same secret" : "another secret");
+  return {};
 }
 
 std::uint64_t random_job_id() {
@@ -74,16 +58,26 @@ std::uint64_t random_job_id() {
 
 }  // namespace
 
-class RendezvousServer::Impl final {
+class RendezvousServer::Impl final : private House {
  public:
   explicit Impl(const RendezvousServerOptions& given) : options(given), rendezvous(given.job) {
     raise_file_limit(std::size_t{options.job.workers} + options.job.servers);
-    door.emplace(listen_alone());
+    Reception::Options door;
+    door.name = "rendezvous";
+    door.secret = options.secret;
+    door.patience = options.job.dead_after;
+    door.linger = kLinger;
+    door.logger = options.logger;
+    reception.emplace(door, listen_alone(), static_cast<House&>(*this));
     thread = start_thread("herring-rendez", [this] { run(); });
   }
 
-  ~Impl() {
-    stop.raise();
+  ~Impl() override {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    reception->wake();
     thread.join();
     hubs.clear();
   }
@@ -109,8 +103,7 @@ class RendezvousServer::Impl final {
     } catch (const std::exception& error) {
       log(LogLevel::kError, std::string("the rendezvous stopped: ") + error.what());
     }
-    connections.clear();
-    door->close();
+    reception->close_all();
     publish(true);
   }
 
@@ -118,124 +111,58 @@ class RendezvousServer::Impl final {
     if (!stopping && !rendezvous.has_ended()) return false;
     const Instant now = Clock::now();
     if (over_by == Instant::max()) over_by = now + kLinger;
-    return connections.empty() || now >= over_by;
+    return reception->lingering() == 0 || now >= over_by;
   }
 
   void step() {
-    std::vector<pollfd> items{{stop.fd(), POLLIN, 0}, {door->fd(), POLLIN, 0}};
-    std::vector<ConnectionId> ids;
-    for (auto& [id, connection] : connections) {
-      const short wanted = connection.socket.has_output() ? POLLIN | POLLOUT : POLLIN;
-      items.push_back({connection.socket.fd(), wanted, 0});
-      ids.push_back(id);
-    }
-    const Instant until = std::min({rendezvous.next_wakeup(), over_by, next_close(), door->next_wakeup()});
-    if (::poll(items.data(), items.size(), wait_ms(until, Clock::now())) < 0 && errno != EINTR) {
-      throw Error(Code::kTransport, "poll failed: " + errno_text(errno));
-    }
+    const bool all_read = reception->wait(std::min(rendezvous.next_wakeup(), over_by));
     const Instant now = Clock::now();
-    if (items[0].revents != 0) {
-      stop.clear();
-      stopping = true;
-      rendezvous.close("the rendezvous was stopped");
-      perform(now);
-    }
-    if (items[1].revents != 0) accept_some(now);
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-      if ((items[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0) readable(ids[i], now);
-    }
-    for (const ConnectionId id : door->overdue(now)) drop(id, "it did not finish the handshake in time", now);
-    rendezvous.tick(now);
+    hear_stop();
+    if (all_read) rendezvous.tick(now);
     perform(now);
-    flush(now);
+    reception->flush(now);
     publish(false);
   }
 
-  Instant next_close() const {
-    Instant next = Instant::max();
-    for (const auto& [id, connection] : connections) next = std::min(next, connection.close_by);
-    return next;
+  void hear_stop() {
+    const std::lock_guard lock(mutex);
+    if (!stop || stopping) return;
+    stopping = true;
+    rendezvous.close("the rendezvous was stopped");
   }
 
-  void accept_some(Instant now) {
-    const auto take = [this](UniqueFd fd) {
-      connections.try_emplace(next_id, std::move(fd));
-      return next_id++;
-    };
-    door->accept_some(now, take, [this](ConnectionId id) { connections.erase(id); });
-    if (door->fd() < 0 && options.logger) {
-      options.logger->log_limited(LogLevel::kWarning, "rendezvous.descriptors",
-                                  "the rendezvous cannot accept connections for now" + descriptor_hint());
-    }
+  bool has_started() const override { return rendezvous.generation() > 0; }
+
+  std::size_t missing() const override {
+    const std::size_t all = std::size_t{options.job.workers} + options.job.servers;
+    return all - std::min(all, rendezvous.connected());
   }
 
-  void readable(ConnectionId id, Instant now) {
-    const auto found = connections.find(id);
-    if (found == connections.end()) return;
-    Connection& connection = found->second;
-    const bool open = connection.socket.receive();
-    Frame frame;
-    FrameReader::Result result = FrameReader::Result::kNeedMore;
-    while ((result = connection.socket.next(frame)) == FrameReader::Result::kFrame) {
-      if (!take(id, connection, frame, now)) return drop(id, "it broke the protocol", now);
-      perform(now);
-    }
-    if (result == FrameReader::Result::kBad) return drop(id, "it sent " + connection.socket.ending(), now);
-    if (!open) drop(id, connection.socket.ending() + ": the process died", now);
-  }
-
-  bool take(ConnectionId id, Connection& connection, const Frame& frame, Instant now) {
-    if (connection.is_closing) return true;
-    if (!connection.has_challenge) return greet(connection, frame);
-    if (connection.is_member && frame.type == FrameType::kPong) {
-      rendezvous.heard(id, now);
-      return true;
-    }
-    auto message = frame.type == FrameType::kRendezvous ? decode_message(frame.body) : std::nullopt;
-    if (!message || (!connection.is_member && message->kind != MessageKind::kEnter)) return false;
-    if (!connection.is_member) {
-      connection.is_member = true;
-      door->leave(id);
-      connection.socket.trust();
-      connection.socket.set_user_timeout(options.job.dead_after);
-    }
+  Entry enter(ConnectionId id, const Frame& frame, Instant now) override {
+    const auto message = frame.type == FrameType::kRendezvous ? decode_message(frame.body) : std::nullopt;
+    if (!message || message->kind != MessageKind::kEnter) return Entry::kStranger;
     rendezvous.receive(id, *message, now);
+    perform(now);
+    return Entry::kIn;
+  }
+
+  bool receive(ConnectionId id, const Frame& frame, Instant now) override {
+    if (frame.type == FrameType::kPong) return true;  // It is heard already.
+    const auto message = frame.type == FrameType::kRendezvous ? decode_message(frame.body) : std::nullopt;
+    if (!message) return false;
+    rendezvous.receive(id, *message, now);
+    perform(now);
     return true;
   }
 
-  bool greet(Connection& connection, const Frame& frame) {
-    const auto hello = frame.type == FrameType::kHello ? decode_hello(frame.body) : std::nullopt;
-    if (!hello) return false;
-    if (hello->version != kProtocolVersion || hello->features != kProtocolFeatures) {
-      const std::string text = "the rendezvous has another version of Herring; install the same everywhere";
-      connection.socket.send(FrameType::kRefuse, make_body(encode(Refuse{RefuseCode::kVersion, text})));
-      connection.is_closing = true;  // The door's patience ends it.
-      return true;
-    }
-    Challenge challenge;
-    random_bytes(challenge.nonce);
-    const Digest said = transcript(*hello, challenge);
-    challenge.proof = hub_proof(options.secret, said);
-    connection.socket.send(FrameType::kChallenge, make_body(encode(challenge)));
-    const SessionKeys keys = session_keys(options.secret, said);
-    connection.socket.seal_with(keys.to_member, keys.to_hub);
-    connection.has_challenge = true;
-    return true;
-  }
+  void alive(ConnectionId id, Instant now) override { rendezvous.heard(id, now); }
 
-  void drop(ConnectionId id, const std::string& reason, Instant now) {
-    const auto found = connections.find(id);
-    if (found == connections.end()) return;
-    if (!found->second.is_member && options.logger) {
-      options.logger->log_limited(
-          LogLevel::kInfo, "rendezvous.stranger",
-          "dropped a connection to the rendezvous from " + found->second.socket.peer_name() + ": " + reason);
-    }
-    connections.erase(found);
-    door->leave(id);
+  void ended(ConnectionId id, const std::string& reason, Instant now) override {
     rendezvous.disconnected(id, reason, now);
     perform(now);
   }
+
+  void failed_handshake() override {}
 
   void perform(Instant now) {
     // Opening a hub makes new actions.
@@ -258,20 +185,22 @@ class RendezvousServer::Impl final {
           hub->second->never_comes(action.message.role, action.message.rank, action.message.text);
         }
         return;
-      default:
-        break;
+      case Action::Kind::kClose:
+        return reception->close(action.connection, now);
+      case Action::Kind::kPing:
+        return reception->send(action.connection, FrameType::kPing, ping);
+      case Action::Kind::kSend:
+        return reception->send(action.connection, FrameType::kRendezvous, body_of(action.message));
     }
-    const auto found = connections.find(action.connection);
-    if (found == connections.end()) return;
-    Connection& connection = found->second;
-    if (action.kind == Action::Kind::kClose) {
-      connection.is_closing = true;
-      connection.close_by = now + kLinger;
-    } else if (action.kind == Action::Kind::kPing) {
-      connection.socket.send(FrameType::kPing, make_body(encode_serial(++pings)));
-    } else {
-      connection.socket.send(FrameType::kRendezvous, make_body(encode(action.message)));
+  }
+
+  /// What all are told is written and hashed once.
+  const SharedBody& body_of(Message& message) {
+    if (!last_body || !(message == last_message)) {
+      last_body = make_body(encode(message));
+      last_message = std::move(message);
     }
+    return last_body;
   }
 
   void open_hub(const Action& action, Instant now) {
@@ -317,25 +246,11 @@ class RendezvousServer::Impl final {
     hubs.erase(found);
   }
 
-  void flush(Instant now) {
-    std::vector<std::pair<ConnectionId, std::string>> ended;
-    for (auto& [id, connection] : connections) {
-      if (!connection.socket.flush()) {
-        ended.emplace_back(id, connection.socket.ending());
-      } else if (now >= connection.close_by) {
-        ended.emplace_back(id, "it took too long");
-      } else if (connection.is_closing && !connection.half_closed && !connection.socket.has_output()) {
-        connection.half_closed = true;
-        connection.socket.half_close();
-      }
-    }
-    for (const auto& [id, reason] : ended) {
-      readable(id, now);  // What it said last is still to be read.
-      drop(id, reason, now);
-    }
-  }
-
+  /// Who waits is woken where there is news.
   void publish(bool over) {
+    const bool is_news = published_generation != rendezvous.generation() || published_well != rendezvous.ended_well() ||
+                         published_end != over;
+    if (!is_news) return;
     const std::lock_guard lock(mutex);
     published_generation = rendezvous.generation();
     published_well = rendezvous.ended_well();
@@ -349,24 +264,24 @@ class RendezvousServer::Impl final {
 
   const RendezvousServerOptions options;
   std::uint16_t port = 0;
-  Signal stop;
 
   // The thread's own.
-  std::optional<Doorway> door;
   Rendezvous rendezvous;
-  std::map<ConnectionId, Connection> connections;
+  std::optional<Reception> reception;
   std::map<std::uint64_t, std::unique_ptr<control::Hub>> hubs;
   std::vector<std::future<void>> closing_hubs;
-  ConnectionId next_id = 1;
-  std::uint64_t pings = 0;
+  const SharedBody ping = make_body(encode_serial(1));
+  Message last_message;
+  SharedBody last_body;
   bool stopping = false;
   Instant over_by = Instant::max();
 
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t published_generation = 0;  // Guarded by mutex, as all below.
+  std::uint64_t published_generation = 0;  // Guarded by mutex, written by the thread alone, as
   bool published_well = false;
   bool published_end = false;
+  bool stop = false;  // Guarded by mutex: the thread is to stop.
 
   std::thread thread;
 };

@@ -8,9 +8,10 @@
 
 #include "core/config.h"
 #include "core/types.h"
+#include "memory/domain.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/control.h"
-#include "runtime/lane_thread.h"
+#include "runtime/lane.h"
 #include "runtime/network.h"
 #include "runtime/placement.h"
 #include "runtime/runtime.h"
@@ -18,20 +19,22 @@
 
 namespace herring::runtime {
 
-/// What one process opens for the placement, before the addresses are exchanged.
+/// What one process opens for the placement, before the addresses are exchanged. The memory domain outlives it.
 struct Connections {
   std::unique_ptr<Network> network;                    ///< Null where the placement has no lanes.
   std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only: to the lanes.
   std::unique_ptr<transport::Endpoint> peer_endpoint;  ///< Workers only: to the other workers, PeerId{rank}.
-  std::vector<std::unique_ptr<LaneThread>> lanes;      ///< This process's own lanes, in plan order.
+  std::vector<std::unique_ptr<Lane>> lanes;            ///< This process's own lanes, in plan order; open.
   std::shared_ptr<DamageCounters> damage = std::make_shared<DamageCounters>();                   ///< Of all endpoints.
   std::shared_ptr<tcp::StrangerCounters> strangers = std::make_shared<tcp::StrangerCounters>();  ///< Likewise.
 };
 
 /// Opens endpoints, exchanges their addresses and the settings that must agree over the hub, and makes everybody known
-/// to everybody; the lanes run afterwards. Every member of the job calls it at the same time. Throws Error:
-/// kUnavailable where the placement needs a network and there is none, kMismatch naming who has other settings.
+/// to everybody; whoever calls it drives the lanes from then on. Every member of the job calls it at the same time.
+/// Throws Error: kUnavailable where the placement needs a network and there is none, kMismatch naming who has other
+/// settings.
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                    std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap = {});
+                    std::span<const std::string> fabric_search, Instant deadline, memory::Domain& domain,
+                    const EndpointWrapper& wrap = {});
 
 }  // namespace herring::runtime

@@ -22,8 +22,6 @@ Status refuse(const std::string& what, const std::string& other) {
                                             ", which is still pending; wait for that one first, or use other memory");
 }
 
-constexpr std::array<const char*, 2> kBorrowers = {"a message from worker to worker", "a small tensor's reduction"};
-
 }  // namespace
 
 OrderedCall OperationOrder::call_of(const Request& request, std::uint32_t index) {
@@ -60,7 +58,7 @@ Status OperationOrder::check(const OrderedCall& call) const {
     }
   }
   for (std::size_t i = 0; i < lent_.size(); ++i) {
-    if (!lent_[i].is_free(call.reads, call.writes)) return refuse(label(call), kBorrowers[i]);
+    if (!lent_[i].is_free(call.reads, call.writes)) return refuse(label(call), borrower_of(call.reads, call.writes));
   }
   if (operations_.is_free(call.reads, call.writes)) return Status::ok();
   for (const auto& other : pending_) {
@@ -120,7 +118,7 @@ Status OperationOrder::lend(Borrower borrower, std::string_view what, Bytes read
   if (reads.empty() && writes.empty()) return Status::ok();
   const std::scoped_lock lock(mutex_);
   for (std::size_t i = 0; i < lent_.size(); ++i) {
-    if (!lent_[i].is_free(reads, writes)) return refuse(std::string(what), kBorrowers[i]);
+    if (!lent_[i].is_free(reads, writes)) return refuse(std::string(what), borrower_of(reads, writes));
   }
   if (!operations_.is_free(reads, writes)) {
     for (const auto& other : pending_) {
@@ -129,13 +127,24 @@ Status OperationOrder::lend(Borrower borrower, std::string_view what, Bytes read
   }
   MemoryInUse& lent = lent_[static_cast<std::size_t>(borrower)];
   lent.add(reads, writes);
+  const bool is_tensor = borrower == Borrower::kTensor;
+  if (is_tensor) loans_.push_front({std::string(what), reads, writes});
   ++entered_;
-  lease = std::shared_ptr<void>(this, [self = shared_from_this(), &lent, reads, writes](void*) {
-    const std::scoped_lock locked(self->mutex_);
-    lent.remove(reads, writes);
-    --self->entered_;
-  });
+  lease = std::shared_ptr<void>(
+      this, [self = shared_from_this(), &lent, reads, writes, is_tensor, loan = loans_.begin()](void*) {
+        const std::scoped_lock locked(self->mutex_);
+        lent.remove(reads, writes);
+        if (is_tensor) self->loans_.erase(loan);
+        --self->entered_;
+      });
   return Status::ok();
+}
+
+std::string OperationOrder::borrower_of(Bytes reads, Bytes writes) const {
+  for (const Loan& loan : loans_) {
+    if (overlap(loan.writes, writes) || overlap(loan.writes, reads) || overlap(loan.reads, writes)) return loan.what;
+  }
+  return "a message from worker to worker";
 }
 
 }  // namespace herring::runtime

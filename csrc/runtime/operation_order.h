@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -71,8 +72,16 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   mutable std::mutex mutex_;             // Guards all below, and what is kept in the calls that are in.
   std::vector<std::shared_ptr<OrderedCall>> pending_;
   MemoryInUse operations_;
+  struct Loan {
+    std::string what;
+    std::span<const std::byte> reads, writes;
+  };
+  /// Who has borrowed some of these bytes.
+  std::string borrower_of(std::span<const std::byte> reads, std::span<const std::byte> writes) const;
+
   std::array<MemoryInUse, 2> lent_;                 // By borrower.
   std::unordered_map<OpKey, OrderedCall*> by_key_;  // The latest of each.
+  std::list<Loan> loans_;                           // Of tensors, for what is said where one is in the way.
 };
 
 }  // namespace herring::runtime

@@ -101,7 +101,6 @@ void CallbackPool::loop(const std::shared_ptr<State>& state) {
 }
 
 void DriverSeat::drive(const Work& work, Instant deadline) {
-  if (!is_shared_) return;
   // Longer than a turn takes. A progress thread that sleeps does not hear of it, and wakes up for the work itself.
   constexpr Duration kPatience = std::chrono::microseconds(100);
   const Instant patience = std::min(deadline, std::chrono::steady_clock::now() + kPatience);
@@ -110,7 +109,11 @@ void DriverSeat::drive(const Work& work, Instant deadline) {
     const std::unique_lock seat(mutex_, std::try_to_lock);
     if (seat.owns_lock()) {
       wanted_.fetch_sub(1, std::memory_order_acq_rel);
-      if (driver_ != nullptr) driver_->drive(work, deadline);
+      if (driver_ == nullptr) return;
+      is_visited_.store(true, std::memory_order_release);
+      driver_->drive(work, deadline);
+      visited_until_.store(std::chrono::steady_clock::now(), std::memory_order_release);
+      is_visited_.store(false, std::memory_order_release);
       return;
     }
     sched_yield();
@@ -119,10 +122,10 @@ void DriverSeat::drive(const Work& work, Instant deadline) {
   unpark();  // Whoever has the seat may be about to leave it, with the work not yet looked at.
 }
 
-void DriverSeat::park(Duration limit) {
+bool DriverSeat::park(Duration limit) {
   std::unique_lock lock(park_mutex_);
   park_changed_.wait_for(lock, limit, [this] { return unparked_; });
-  unparked_ = false;
+  return std::exchange(unparked_, false);
 }
 
 void DriverSeat::unpark() {

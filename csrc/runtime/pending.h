@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -50,16 +51,14 @@ class Driver {
 /// anyway, which saves waking another thread and being woken by it. Outlives the driver.
 class DriverSeat final {
  public:
-  /// `is_shared`: threads that wait may take the seat; else it stays the progress thread's.
-  DriverSeat(Driver* driver, bool is_shared) : driver_(driver), is_shared_(is_shared) {}
+  explicit DriverSeat(Driver* driver) : driver_(driver) {}
 
   /// Takes the seat, which the progress thread leaves where it is awake, and drives until the work is done or the
   /// deadline. Else sees to it that the progress thread looks after the work.
   void drive(const Work& work, Instant deadline);
-  /// Runs `action` in the seat where that is free and open to others, and its driver lives; false where not.
+  /// Runs `action` in the seat where that is free, and its driver lives; false where not.
   template <class Action>
   bool use(const Action& action) {
-    if (!is_shared_) return false;
     const std::unique_lock seat(mutex_, std::try_to_lock);
     if (!seat.owns_lock() || driver_ == nullptr) return false;
     action();
@@ -70,8 +69,13 @@ class DriverSeat final {
 
   /// The progress thread: holds the seat while the lock lives.
   std::unique_lock<std::mutex> take() { return std::unique_lock(mutex_); }
-  /// The progress thread, without the seat: returns when unparked, or after `limit`.
-  void park(Duration limit);
+  /// The progress thread, without the seat: true when unparked, false after `limit`.
+  bool park(Duration limit);
+  /// A thread that waits drives now, or has done so within `span`.
+  bool is_visited(Duration span) const {
+    return is_visited_.load(std::memory_order_acquire) ||
+           std::chrono::steady_clock::now() - visited_until_.load(std::memory_order_acquire) < span;
+  }
   void unpark();
   /// The driver ends or wants no others in its seat. The caller holds the seat or is alone.
   void close() { driver_ = nullptr; }
@@ -79,7 +83,8 @@ class DriverSeat final {
  private:
   std::mutex mutex_;
   Driver* driver_;  // guarded by mutex_
-  const bool is_shared_;
+  std::atomic<bool> is_visited_{false};
+  std::atomic<Instant> visited_until_{Instant{}};
   std::atomic<int> wanted_{0};
   std::mutex park_mutex_;
   std::condition_variable park_changed_;

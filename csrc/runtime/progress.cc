@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +13,6 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "runtime/deadlock.h"
-#include "runtime/lane_thread.h"
 #include "runtime/poll.h"
 #include "runtime/progress_options.h"
 #include "runtime/progress_part.h"
@@ -23,54 +21,36 @@
 namespace herring::runtime {
 namespace {
 
-constexpr Duration kIdleWait = std::chrono::seconds(1);
-
-/// Zeroed pages that are taken when they are touched.
-std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) +
-                                        " bytes for results of servers: " + std::strerror(errno) +
-                                        "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set "
-                                        "HERRING_FAILOVER=off");
+memory::Buffer map_bounce(memory::Domain& domain, std::size_t bytes) {
+  try {
+    return domain.allocate(bytes);
+  } catch (const Error& error) {
+    throw Error(error.status().code(),
+                "memory for results of servers: " + error.status().message() +
+                    "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set HERRING_FAILOVER=off");
   }
-  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
 }
 
 }  // namespace
 
 Progress::Progress(ProgressOptions options)
-    : options_(std::move(options)), config_(options_.config), isa_(reduction_isa(config_)), local_writes_(isa_) {
+    : options_(std::move(options)),
+      config_(options_.config),
+      lanes_(options_.lanes),
+      watches_network_(options_.endpoint != nullptr),
+      isa_(reduction_isa(config_)),
+      local_writes_(isa_),
+      spin_(std::chrono::microseconds(config_.spin_us)) {
   if (!options_.order) options_.order = std::make_shared<OperationOrder>();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
-  if (options_.neighborhood) {
-    intra_node::Neighborhood& neighborhood = *options_.neighborhood;
-    neighbours_ = options_.placement->neighbours(options_.rank);
-    intra_node::EngineConfig config;
-    config.local_size = static_cast<std::uint32_t>(neighbours_.size());
-    for (std::uint32_t i = 0; i < config.local_size; ++i) {
-      if (neighbours_[i] == options_.rank) config.local_rank = i;
-      config.arenas.push_back(neighborhood.arena(i));
-    }
-    config.check_finite = config_.check_finite == Toggle::kOn;
-    config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
-    config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
-    config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
-    local_ = std::make_unique<intra_node::Engine>(std::move(config));
-    local_backlog_.resize(neighbours_.size());
-    core_balance_.emplace(neighborhood);
-    cpu_set_t cores;
-    shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
-                    neighbours_.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
-  }
+  if (options_.neighborhood) join_neighbourhood(*options_.neighborhood);
   if (options_.endpoint) {
+    memory_ = options_.endpoint->memory();
     network_config_ = make_network_config(options_);
     if (network_config_.failover) {
-      const std::size_t bytes = worker::bounce_bytes(network_config_);
-      bounce_ = map_bounce(bytes);
-      network_config_.bounce = {bounce_.get(), bytes};
-      bounce_registration_ = options_.endpoint->register_memory(network_config_.bounce);
+      bounce_ = map_bounce(*options_.memory, worker::bounce_bytes(network_config_));
+      network_config_.bounce = bounce_.bytes();
     }
     network_ = std::make_unique<worker::Engine>(network_config_);
     pump_ = std::make_unique<Pump<worker::Engine>>(
@@ -101,13 +81,34 @@ Progress::Progress(ProgressOptions options)
   };
   watch_collectives(message_options);
   messages_ = std::make_unique<Messages>(std::move(message_options));
-  seat_ = std::make_shared<DriverSeat>(this, options_.endpoint == nullptr);
+  seat_ = std::make_shared<DriverSeat>(this);
   try {
     thread_ = start_thread("herring-worker", [this] { loop(); });
   } catch (...) {
     close(wake_fd_);
     throw;
   }
+}
+
+/// The ranks of this host.
+void Progress::join_neighbourhood(intra_node::Neighborhood& neighborhood) {
+  neighbours_ = options_.placement->neighbours(options_.rank);
+  intra_node::EngineConfig config;
+  config.local_size = static_cast<std::uint32_t>(neighbours_.size());
+  for (std::uint32_t i = 0; i < config.local_size; ++i) {
+    if (neighbours_[i] == options_.rank) config.local_rank = i;
+    config.arenas.push_back(neighborhood.arena(i));
+  }
+  config.check_finite = config_.check_finite == Toggle::kOn;
+  config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
+  config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
+  config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
+  local_ = std::make_unique<intra_node::Engine>(std::move(config));
+  local_backlog_.resize(neighbours_.size());
+  core_balance_.emplace(neighborhood);
+  cpu_set_t cores;
+  shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
+                  neighbours_.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
 }
 
 /// Lanes of this process need no link.
@@ -244,90 +245,6 @@ RuntimeStats Progress::stats() const {
 std::vector<PeerTraffic> Progress::lane_traffic() const {
   const std::scoped_lock lock(mutex_);
   return traffic_;
-}
-
-void Progress::loop() {
-  while (!stop_.load()) {
-    {
-      const auto seat = seat_->take();
-      start_driving();
-      run_until([this] { return seat_->is_wanted() || may_leave(); }, Instant::max(),
-                std::chrono::microseconds(config_.spin_us));
-    }
-    if (!stop_.load()) seat_->park(kIdleWait);
-  }
-  const auto seat = seat_->take();
-  seat_->close();
-  Status why(Code::kShutdown, "the runtime was shut down before this operation finished");
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!requested_failure_.is_ok()) why = requested_failure_;  // Nobody has looked at it yet, or it has been said.
-  }
-  fail_everything(why);
-  publish();
-}
-
-void Progress::drive(const Work& work, Instant deadline) {
-  if (stop_.load()) return;
-  start_driving();
-  run_until([&work] { return work.is_done(); }, deadline, patience());
-  if (!may_leave()) seat_->unpark();
-}
-
-/// How long a thread that waits polls: it would do nothing else, and it lets whoever wants the core have it. Longer
-/// than waking up costs, or those that wait for each other by turns never stop waking each other up.
-Duration Progress::patience() const {
-  constexpr std::uint32_t kPatience = 10;
-  return std::chrono::microseconds(config_.spin_us) * kPatience;
-}
-
-void Progress::start_driving() {
-  const std::scoped_lock lock(mutex_);
-  is_driven_ = true;
-}
-
-/// True where nothing needs a driver until the next submit, which then knows that there is none.
-bool Progress::may_leave() {
-  const std::scoped_lock lock(mutex_);
-  const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
-  is_driven_ = pending_.load() > 0 || has_local_backlog() || failure_waits || !message_commands_.is_empty() ||
-               options_.endpoint != nullptr;
-  return !is_driven_;
-}
-
-void Progress::run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin) {
-  Instant busy_until{};
-  while (!stop_.load()) {
-    const Instant now = std::chrono::steady_clock::now();
-    const bool busy = turn(now);
-    if (is_over() || now >= deadline) return;
-    if (busy) {
-      busy_until = now + spin;
-    } else if (now >= busy_until) {
-      publish();
-      sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
-    } else {
-      if (core_balance_) core_balance_->on_wait();
-      sched_yield();  // Whom this one waits for may be on this very core, also where there are enough of them.
-    }
-  }
-}
-
-bool Progress::turn(Instant now) {
-  if (is_broken_) return take_commands(now);
-  try {
-    return do_turn(now);
-  } catch (const std::exception& problem) {
-    break_down(problem);
-    return true;
-  }
-}
-
-void Progress::break_down(const std::exception& problem) {
-  is_broken_ = true;
-  const std::string text = std::string("Herring's communication stopped: ") + problem.what();
-  fail_everything(Status(Code::kInternal, text));
-  if (options_.hub != nullptr) options_.hub->report_failure(text);
 }
 
 bool Progress::do_turn(Instant now) {
@@ -517,44 +434,6 @@ void Progress::run_ticks(Instant now) {
   }
   if (!lingering_.empty()) release_lingering();
   end_stuck(now);
-}
-
-Instant Progress::next_deadline() const {
-  Instant next = held_deadline_;
-  if (local_) next = std::min(next, local_->next_deadline());
-  if (network_) next = std::min(next, network_->next_deadline());
-  if (pump_) next = std::min(next, pump_->next_deadline());
-  if (messages_) next = std::min(next, messages_->next_deadline());
-  if (!departed_.empty()) {
-    for (const auto& operation : operations_) next = std::min(next, operation->deadline);
-  }
-  return next;
-}
-
-void Progress::sleep(Instant until) {
-  asleep_.store(true);
-  bool ready = stop_.load();
-  {
-    const std::scoped_lock lock(mutex_);
-    ready = ready || !submitted_.empty() || !message_commands_.is_empty() ||
-            (failure_.is_ok() && !requested_failure_.is_ok());
-  }
-  intra_node::Neighborhood* neighborhood = options_.neighborhood.get();
-  std::vector<int> descriptors{wake_fd_};
-  ready = ready || (messages_ && !messages_->prepare_wait(descriptors, until));
-  if (!ready && (neighborhood == nullptr || neighborhood->prepare_sleep())) {
-    if (options_.hub != nullptr && !hub_lost_) descriptors.push_back(options_.hub->event_fd());
-    if (neighborhood != nullptr) descriptors.push_back(neighborhood->doorbell_fd());
-    if (options_.endpoint) {
-      options_.endpoint->wait(until, descriptors);
-    } else {
-      poll_until(until, descriptors);
-    }
-    if (neighborhood != nullptr) neighborhood->end_sleep();
-    std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t drained = read(wake_fd_, &count, sizeof(count));
-  }
-  asleep_.store(false);
 }
 
 /// What a failed job's engines have counted stays when they are gone.

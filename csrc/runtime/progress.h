@@ -21,8 +21,10 @@
 #include "core/types.h"
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
+#include "memory/domain.h"
 #include "runtime/control.h"
 #include "runtime/core_balance.h"
+#include "runtime/lane.h"
 #include "runtime/local_writes.h"
 #include "runtime/messages.h"
 #include "runtime/name_uses.h"
@@ -32,6 +34,7 @@
 #include "runtime/placement.h"
 #include "runtime/pump.h"
 #include "runtime/runtime.h"
+#include "runtime/spin.h"
 #include "server/reduce.h"
 #include "transport/transport.h"
 #include "worker/engine.h"
@@ -85,9 +88,11 @@ struct PendingOperation {
   std::uint32_t parts = 1;
   std::uint32_t next_part = 0;
   std::uint32_t in_flight = 0;
-  bool staged = false;  ///< A part of it was in private memory.
-  Status failure;       ///< The first error of any part.
-  Overdue overdue;      ///< From the deadline on.
+  bool staged = false;              ///< A part of it was in private memory.
+  std::vector<memory::Hold> holds;  ///< Of `output`, in blocks of register_parts parts each; empty until one is needed.
+  std::uint32_t register_parts = 1;
+  Status failure;   ///< The first error of any part.
+  Overdue overdue;  ///< From the deadline on.
 
   OrderedCall call;  ///< Its place among those that are pending; entered already.
 };
@@ -100,8 +105,10 @@ struct ProgressOptions {
   HubClient* hub = nullptr;
   std::shared_ptr<OperationOrder> order;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
+  memory::Domain* memory = nullptr;                        ///< Of this process; outlives the endpoints.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
+  std::vector<Lane*> lanes;                                ///< Of this process, where it drives them too. Open.
   /// A worker is gone for good: embedded lanes want to know too.
   std::function<void(PeerId, const std::string&)> on_peer_lost;
   /// And one that has done all that it will do.
@@ -219,17 +226,20 @@ class Progress final : public Driver {
   };
   using PartMap = std::unordered_map<OpKey, std::unique_ptr<Part>>;
 
+  void join_neighbourhood(intra_node::Neighborhood& neighborhood);
   std::shared_ptr<GroupClosed> ask_to_close(ClosingGroup closing);
   void loop();
   bool turn(Instant now);
   void break_down(const std::exception& problem);
-  Duration patience() const;
   bool may_take_shortcut() const;
   bool exchange_small(SmallOperation& operation);
   bool do_turn(Instant now);
-  void run_until(const std::function<bool()>& is_over, Instant deadline, Duration spin);
+  void run_until(const std::function<bool()>& is_over, Instant deadline, bool is_caller);
   void start_driving();
+  bool is_needed() const;
   bool may_leave();
+  void leave_to_others();
+  void wait_to_drive();
   bool take_commands(Instant now);
   void carry_out(Instant now, const MessageCommands& commands);
   void wake_up(bool needs_thread);
@@ -278,7 +288,8 @@ class Progress final : public Driver {
   void submit_local(Instant now, Part& part);
   void submit_network(Instant now, Part& part, std::span<std::byte> memory);
   void refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why);
-  void release(Part& part);
+  void hold(Part& part, std::span<std::byte> memory);
+  void release(std::span<const std::byte> memory, memory::Hold hold);
   void release_lingering();
   worker::Operation network_operation(Instant now, const Part& part, std::span<std::byte> memory) const;
   void part_done(Instant now, const OpKey& key, const Status& status);
@@ -298,19 +309,22 @@ class Progress final : public Driver {
   Status with_pending(const Status& status) const;
   void fail_everything(const Status& status);
   void publish();
+  void publish_lanes();
 
   ProgressOptions options_;
   const Config& config_;
+  const std::vector<Lane*> lanes_;  ///< Driven with everything else.
+  const bool watches_network_;      ///< Others may want something of this process though nothing is pending.
   const server::Isa isa_;
   LocalWrites local_writes_;
   std::optional<CoreBalance> core_balance_;  ///< Where other ranks are on this host.
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;
-  std::shared_ptr<std::byte> bounce_;  ///< Failover: where results land. Outlives the endpoint.
-  std::unique_ptr<transport::Registration> bounce_registration_;
+  memory::Domain* memory_ = nullptr;  ///< Of the endpoint to the lanes; null where any memory will do.
+  memory::Buffer bounce_;             ///< Failover: where results land.
   /// Of memory that ended operations have given back, while the network still reads it for a lost server.
-  std::vector<std::pair<std::span<std::byte>, std::unique_ptr<transport::Registration>>> lingering_;
+  std::vector<std::pair<std::span<const std::byte>, memory::Hold>> lingering_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
   std::unique_ptr<Messages> messages_;
 
@@ -329,6 +343,7 @@ class Progress final : public Driver {
   std::set<std::uint32_t> lost_servers_;   ///< Server processes that are gone.
   std::vector<std::uint32_t> neighbours_;  ///< The ranks of this host, by their local rank.
   std::vector<std::deque<std::vector<std::byte>>> local_backlog_;
+  AdaptiveSpin spin_;
   std::vector<std::span<const std::byte>> small_inputs_;  ///< Of the shortcut being taken.
   std::deque<CompleteAction> network_completions_;
   /// Made of messages: to be declared, refused by what others call, and over.

@@ -75,7 +75,7 @@ bool Progress::exchange_small(SmallOperation& operation) {
 
   small_inputs_.assign(members, {});
   small_inputs_[route.local_index] = operation.input;
-  const Instant deadline = std::chrono::steady_clock::now() + patience();
+  const Instant deadline = std::chrono::steady_clock::now() + spin_.longest();
   std::size_t next = 0;  // Those before it have come.
   for (int round = 1;; ++round) {
     for (; next < members; ++next) {

@@ -113,6 +113,7 @@ class Pump<Engine>::Impl {
   bool has_backlog() const {
     return !backlog_.empty() || !lines_.empty() || !unposted_.empty() || !late_answers_.empty();
   }
+  bool has_unsent() const { return sends_ > 0 || !backlog_.empty() || !lines_.empty() || !late_answers_.empty(); }
   const PumpStats& stats() const { return stats_; }
   PumpTraffic traffic(PeerId peer) const {
     const auto found = peers_.find(peer);
@@ -214,6 +215,7 @@ class Pump<Engine>::Impl {
       Peer& peer = peers_[action.to];
       post.peer = &peer;
       if (peer.sends++ == 0) peer.moved = last_now_;
+      ++sends_;
       ++peer.traffic.messages;
       peer.traffic.bytes_sent += action.payload.size();
       return true;
@@ -287,6 +289,7 @@ class Pump<Engine>::Impl {
       case Kind::kSend: {
         const Token token = posts_[index].token;
         --posts_[index].peer->sends;
+        --sends_;
         posts_[index].peer->moved = now;
         posts_.free(index);
         engine_.on_sent(now, token, completion.status);
@@ -490,6 +493,7 @@ class Pump<Engine>::Impl {
   std::vector<std::size_t> unposted_;  // Control receives that wait for room.
   std::size_t controls_ = 0;           // Of the pool, posted or not.
   std::size_t posted_controls_ = 0;
+  std::size_t sends_ = 0;                                    // Of the engine's, in the transport.
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
   std::deque<Action> backlog_;
   std::map<PeerId, Line> lines_;  // What waits for room at one peer, and what has to follow it. No empty ones.
@@ -527,6 +531,10 @@ void Pump<Engine>::forget_peer(PeerId peer) {
 template <class Engine>
 bool Pump<Engine>::has_backlog() const {
   return impl_->has_backlog();
+}
+template <class Engine>
+bool Pump<Engine>::has_unsent() const {
+  return impl_->has_unsent();
 }
 template <class Engine>
 bool Pump<Engine>::uses(std::span<const std::byte> memory) const {

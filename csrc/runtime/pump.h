@@ -84,6 +84,8 @@ class Pump final {
   void forget_peer(PeerId peer);
   /// True where something still waits for room in the transport.
   bool has_backlog() const;
+  /// True where a message of the engine's waits to be sent, or has not left yet.
+  bool has_unsent() const;
   /// True where the transport has a send that reads this memory, or a receive into it. Looks at all posts.
   bool uses(std::span<const std::byte> memory) const;
   const PumpStats& stats() const;

@@ -1,7 +1,5 @@
 #include "runtime/runtime.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "runtime/deadlock_watch.h"
 #include "runtime/group_table.h"
 #include "runtime/job_counters.h"
+#include "runtime/lane_thread.h"
 #include "runtime/pending.h"
 #include "runtime/placement.h"
 #include "runtime/progress.h"
@@ -39,11 +38,40 @@ std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
   return job_id ^ (name_key(host) & ~kNamedKey);
 }
 
-std::shared_ptr<std::byte> map_private(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  madvise(memory, bytes, MADV_HUGEPAGE);  // Only a hint.
-  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
+/// Keeps the buffer for as long as anybody has the bytes.
+std::shared_ptr<std::byte> share(memory::Buffer buffer) {
+  auto owner = std::make_shared<memory::Buffer>(std::move(buffer));
+  std::byte* const start = owner->data();
+  return {std::move(owner), start};
+}
+
+/// Where a card does not take it, it is memory like any other: the operation that needs it says why.
+std::shared_ptr<std::byte> allocate_private(memory::Domain& domain, std::size_t bytes) {
+  memory::Buffer mapped;
+  try {
+    mapped = memory::map_host(bytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+  const std::span<std::byte> memory = mapped.bytes();
+  std::shared_ptr<std::byte> owner = share(std::move(mapped));
+  if (!domain.needs_registration()) return owner;
+  try {
+    return share(domain.adopt(memory, MemoryKind::kHost, owner));
+  } catch (const Error&) {
+    return owner;
+  }
+}
+
+/// The arena says when it takes the pages back (NeighborhoodOptions::on_discard).
+std::shared_ptr<std::byte> adopt_arena(memory::Domain& domain, std::span<std::byte> memory,
+                                       std::shared_ptr<std::byte> owner) {
+  if (!domain.needs_registration()) return owner;
+  try {
+    return share(domain.adopt(memory, MemoryKind::kShared, owner, memory::Reuse::kUntilInvalidated));
+  } catch (const Error&) {
+    return owner;
+  }
 }
 
 }  // namespace
@@ -68,8 +96,9 @@ class Runtime::Impl {
         callbacks(std::make_shared<CallbackPool>()) {
     join_neighbours(deadline);
     Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
-                                      options.fabric_search, deadline, options.wrap_endpoint);
+                                      options.fabric_search, deadline, *domain, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
+    const bool has_threads = wants_lane_threads(options.config, neighbours.size());
     damage = connections.damage;
     strangers = connections.strangers;
     network = std::move(connections.network);
@@ -85,8 +114,12 @@ class Runtime::Impl {
     progress_options.hub = options.hub.get();
     progress_options.order = order;
     progress_options.neighborhood = neighborhood;
+    progress_options.memory = domain.get();
     progress_options.endpoint = std::move(connections.endpoint);
     progress_options.peer_endpoint = std::move(connections.peer_endpoint);
+    for (const auto& lane : lanes) {
+      if (!has_threads) progress_options.lanes.push_back(lane.get());
+    }
     progress_options.on_peer_lost = [this](PeerId worker, const std::string& why) {
       for (const auto& lane : lanes) lane->peer_lost(worker, why);
     };
@@ -102,6 +135,7 @@ class Runtime::Impl {
     };
     progress = std::make_unique<Progress>(std::move(progress_options));
     seat = progress->seat();
+    if (has_threads) lane_threads = start_lane_threads(options.config, lanes);
     watch_for_deadlocks(everybody);
   }
 
@@ -141,6 +175,9 @@ class Runtime::Impl {
     near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
     near.arena_bytes = effective_arena_bytes(options.config);
     near.ring_bytes = kRingBytes;
+    near.on_discard = [domain = std::weak_ptr(domain)](std::span<const std::byte> memory) {
+      if (const auto alive = domain.lock()) alive->invalidate(memory);
+    };
     near.while_waiting = [this] { fail_where_somebody_is_gone(); };
     neighborhood = std::make_shared<intra_node::Neighborhood>(near, deadline);
   }
@@ -427,6 +464,7 @@ class Runtime::Impl {
     }
     ended.reset();
     options.hub->leave();
+    lane_threads.clear();
     lanes.clear();
     callbacks->close(std::chrono::steady_clock::now() + kLastCallbacks);
   }
@@ -451,9 +489,12 @@ class Runtime::Impl {
   std::uint32_t local_rank = 0;
   std::string description;
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
+  const std::shared_ptr<memory::Domain> domain =
+      std::make_shared<memory::Domain>();  // Before all endpoints: goes last.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
   std::unique_ptr<Network> network;
-  std::vector<std::unique_ptr<LaneThread>> lanes;
+  std::vector<std::unique_ptr<Lane>> lanes;
+  std::vector<std::unique_ptr<LaneThread>> lane_threads;
   const std::shared_ptr<OperationOrder> order = std::make_shared<OperationOrder>();
   std::unique_ptr<Progress> progress;  // guarded by mutex where it goes away, in shutdown()
   std::shared_ptr<DamageCounters> damage;
@@ -521,10 +562,12 @@ std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
   }
   if (bytes == 0) return nullptr;
   const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
-  if (!neighborhood) return map_private(bytes);
+  if (!neighborhood) return allocate_private(*impl_->domain, bytes);
   const std::span<std::byte> memory = neighborhood->allocate(bytes);
   if (memory.empty()) return nullptr;
-  return {memory.data(), [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); }};
+  std::shared_ptr<std::byte> owner(memory.data(),
+                                   [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); });
+  return adopt_arena(*impl_->domain, memory, std::move(owner));
 }
 
 void Runtime::abort(const std::string& reason) {

@@ -14,6 +14,7 @@
 #include "core/thread.h"
 #include "runtime/connect.h"
 #include "runtime/control.h"
+#include "runtime/lane_thread.h"
 #include "runtime/placement.h"
 #include "runtime/runtime.h"
 
@@ -27,7 +28,8 @@ class ServerProcess::Impl {
         stop_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
     connections = connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search,
-                          deadline, options.wrap_endpoint);
+                          deadline, domain, options.wrap_endpoint);
+    lane_threads = start_lane_threads(options.config, connections.lanes);
     // Where workers have lanes too, or some may be late, they part together (Runtime::shutdown); the hub waits for
     // every member's word.
     const bool mixed = std::any_of(placement.lanes.begin(), placement.lanes.end(),
@@ -40,6 +42,7 @@ class ServerProcess::Impl {
   ~Impl() {
     options.hub->leave();  // Ends the thread's exchange.
     if (goodbye.joinable()) goodbye.join();
+    lane_threads.clear();
     connections.lanes.clear();
     close(stop_fd);
   }
@@ -105,7 +108,9 @@ class ServerProcess::Impl {
 
   Options options;
   Placement placement;
+  memory::Domain domain;  // Before the endpoints: goes after them.
   Connections connections;
+  std::vector<std::unique_ptr<LaneThread>> lane_threads;
   int stop_fd = -1;
   std::atomic<bool> stop{false};
   std::thread goodbye;

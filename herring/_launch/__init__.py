@@ -23,6 +23,7 @@ from herring._launch._output import Outputs
 from herring._launch._rsh import Shell
 from herring._launch._watch import Policy, Supervised, dead_after_s, watch
 from herring._launch._where import Where, is_this_machine, where
+from herring._streams import open_standard_descriptors
 
 __all__ = ["launch", "main", "open_standard_descriptors", "supervise"]
 
@@ -150,14 +151,6 @@ def supervise(commands: dict[str, Command]) -> int:
 def _fail(message: str) -> int:
     print(f"herringrun: {message}", file=sys.stderr)
     return 2
-
-
-def open_standard_descriptors() -> None:
-    """Who is started without one of them must not get a pipe of a rank in its place."""
-    fd = os.open(os.devnull, os.O_RDWR)
-    while fd <= 2:
-        fd = os.dup(fd)
-    os.close(fd)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -10,8 +10,9 @@ import sys
 from typing import Any
 
 from herring._errors import InvalidArgumentError
-from herring._launch import launch, open_standard_descriptors
+from herring._launch import launch
 from herring._launch._options import parse
+from herring._streams import open_standard_descriptors
 from herring._version import __version__
 
 __all__ = ["herringrun_arguments", "main"]

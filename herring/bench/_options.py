@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from herring._errors import InvalidArgumentError
 from herring.bench._units import MAX_BYTES, MIN_BYTES, geometric_sizes, parse_rate, parse_size
 
-PEERS = ("gloo", "mpi", "mpich")
+PEERS = ("gloo", "mpi", "mpich", "tcp")
 MEMORIES = ("arena", "private")
 # Of herring.bench._pattern, repeated here because parsing must not need numpy.
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -72,7 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="arena: gradients living in the fusion buffer (herring.empty); private: ordinary memory (default both)",
     )
-    what.add_argument("--peers", default="", metavar="LIST", help="of gloo, mpi (Open MPI) and mpich, in the same run")
+    what.add_argument(
+        "--peers",
+        default="",
+        metavar="LIST",
+        help="of gloo, mpi (Open MPI), mpich, and tcp (a bound: a ring's bytes, nothing added), in the same run",
+    )
     what.add_argument(
         "--mpi-args", default="", metavar="TEXT", help="more arguments for the MPI launcher, such as '--mca pml ob1'"
     )

@@ -13,8 +13,8 @@ from herring.bench import _report
 from herring.bench._units import format_rate, format_size
 
 # Colours that are told apart by the colour-blind (Okabe and Ito); Herring is the strong one.
-_COLOURS = {"herring": "#0072B2", "gloo": "#E69F00", "mpi": "#009E73", "mpich": "#CC79A7"}
-_NAMES = {"herring": "Herring", "gloo": "gloo", "mpi": "Open MPI", "mpich": "MPICH"}
+_COLOURS = {"herring": "#0072B2", "gloo": "#E69F00", "mpi": "#009E73", "mpich": "#CC79A7", "tcp": "#999999"}
+_NAMES = {"herring": "Herring", "gloo": "gloo", "mpi": "Open MPI", "mpich": "MPICH", "tcp": "plain TCP"}
 _OTHER_COLOUR = "#666666"
 _FIGURE_INCHES = (7.0, 4.2)
 _PNG_DPI = 150

@@ -25,6 +25,7 @@ from herring.bench._options import Options, read_options
 from herring.bench._profile import tracepoint
 from herring.bench._replay_options import refuse_replay_options
 from herring.bench._table import Table, links_text
+from herring.bench._tcp import TcpContender
 from herring.bench._units import format_size, parse_rate
 
 # Of a host's free memory, what the arrays may take.
@@ -84,6 +85,8 @@ def _contenders(options: Options) -> list[Contender]:
         for peer in options.peers:
             if peer == "gloo":
                 found.append(GlooContender(private))
+            elif peer == "tcp":
+                found.append(TcpContender())
             else:
                 found.append(make_mpi(peer, list(options.mpi_arguments), private))
     except BaseException:

@@ -42,7 +42,7 @@ class Door {
     if (settings.timeout == Duration{}) settings.timeout = 20s;
     const std::shared_ptr<runtime::Communicator> borrowed(&runtime, [](runtime::Communicator*) {});
     fusion_ = std::make_shared<Fusion>(borrowed, kOwnGroup, ranks, settings,
-                                       [this](Ticket ticket) { return go_alone(ticket); });
+                                       [this](Ticket ticket, const auto&) { return go_alone(ticket); });
   }
 
   /// In place.

@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "control/membership.h"
+#include "control/lobby.h"
 
 namespace herring::control {
 namespace {
@@ -36,6 +36,20 @@ TEST(Lobby, MakesRoomByOneThatIsInsideAndTimesOut) {
 
 /// A member on a slow link is still in its handshake while as many strangers come as the lobby has places. Were it
 /// always the oldest that makes room, it would never come in, however often it tries.
+// Thousands of members that come in one second would push each other out, and all have to try again.
+TEST(Lobby, HasRoomForThoseWhoAreExpected) {
+  Lobby lobby(2, 6s, 1);
+  lobby.set_capacity(4);
+  for (ConnectionId id = 1; id <= 4; ++id) {
+    EXPECT_FALSE(lobby.make_room());
+    lobby.enter(id, Instant{});
+  }
+  EXPECT_TRUE(lobby.make_room());
+  lobby.set_capacity(2);
+  EXPECT_EQ(lobby.size(), 3u) << "nobody leaves where nobody needs the room";
+  EXPECT_TRUE(lobby.make_room());
+}
+
 TEST(Lobby, WhoTriesAgainComesThroughAFlood) {
   constexpr int kPlaces = 64;
   int came_through = 0;

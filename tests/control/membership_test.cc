@@ -284,6 +284,20 @@ TEST(Membership, ASilentMemberIsLostAndAnAnsweringOneIsNot) {
   EXPECT_EQ(job.frames(2, FrameType::kClosing).size(), 1u);
 }
 
+// A member that is being sent much answers a ping only after all of that.
+TEST(Membership, WhoTakesWhatItIsSentIsAliveThoughItAnswersNothing) {
+  Job job(2, 0);
+  job.join_all();
+  for (int i = 0; i < 20; ++i) {
+    job.pass(100ms, {1});
+    job.membership.alive(2, job.now);
+  }
+  EXPECT_TRUE(job.events(1).empty());
+  job.pass(400ms, {1});
+  ASSERT_EQ(job.events(1).size(), 1u);
+  EXPECT_NE(job.events(1)[0].reason.find("silent for"), std::string::npos);
+}
+
 TEST(Membership, AStalledHubBlamesNobody) {
   Job job(2, 0);
   job.join_all();

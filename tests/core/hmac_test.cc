@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "core/sha256.h"
 
 namespace herring {
 namespace {
@@ -74,6 +77,21 @@ TEST(EqualConstantTime, SeesEveryDifferingByteAndLength) {
     EXPECT_FALSE(equal_constant_time(digest, other)) << i;
   }
   EXPECT_FALSE(equal_constant_time(digest, std::span(digest).first(31)));
+}
+
+TEST(Sha256, TheProcessorsInstructionsAndThePlainOnesAgree) {
+  const internal::Compress best = internal::best_sha256_compress();
+  std::mt19937_64 random(20251124);
+  internal::Sha256State fast;
+  for (std::uint32_t& word : fast) word = static_cast<std::uint32_t>(random());
+  internal::Sha256State plain = fast;
+  for (int i = 0; i < 1000; ++i) {
+    std::array<std::byte, internal::kBlockBytes> block;
+    for (std::byte& byte : block) byte = static_cast<std::byte>(random());
+    best(fast, block);
+    internal::sha256_compress_scalar(plain, block);
+    ASSERT_EQ(fast, plain) << "block " << i << ", seed 20251124";
+  }
 }
 
 TEST(RandomBytes, FillsAllAndDiffersEachTime) {

@@ -27,6 +27,7 @@ class ElasticJob {
     std::uint32_t servers = 0;
     bool is_elastic = false;
     Config config = {};
+    std::uint32_t hosts = 1;  ///< Of the workers, who fill one after the other.
   };
 
   explicit ElasticJob(Shape shape) : shape_(std::move(shape)) {
@@ -51,7 +52,8 @@ class ElasticJob {
     home.config.elastic = shape_.is_elastic ? Toggle::kOn : Toggle::kOff;
     home.host = "127.0.0.1";
     home.port = rendezvous_->port();
-    const std::string host = role == control::Role::kWorker ? "workers" : "servers";
+    const std::string place = std::to_string(rank * shape_.hosts / shape_.workers);
+    const std::string host = role == control::Role::kWorker ? "workers" + place : "servers";
     home.self = {role, rank, 1000 + rank, intra_node::host_identity() + "-" + host, host};
     home.fabric_search = fabric_search();
     return home;

@@ -122,6 +122,52 @@ TEST_F(RendezvousTest, ASilentWorkerIsLost) {
   EXPECT_EQ(last(2).kind, Kind::kEnd) << "who was only stopped has to know that it is out";
 }
 
+// With thousands of workers the answers to their reports would take the launcher's core.
+TEST_F(RendezvousTest, OperationsThatAreSettledSoonAfterEachOtherAreToldTogether) {
+  begin(50, 0, true);
+  const auto settled_of = [this](ConnectionId connection) {
+    std::vector<std::size_t> sizes;
+    for (const Message& message : said_[connection]) {
+      if (message.kind == Kind::kSettled) sizes.push_back(message.operations.size());
+    }
+    return sizes;
+  };
+  for (std::uint64_t key = 0; key < 10; ++key) {
+    for (ConnectionId connection = 1; connection <= 50; ++connection) {
+      Message message;
+      message.kind = Kind::kCompleted;
+      message.generation = rendezvous_->generation();
+      message.operations = {{0, key}};
+      message.counts = {50};
+      say(connection, message);
+    }
+  }
+  EXPECT_EQ(settled_of(1), (std::vector<std::size_t>{1})) << "the first at once";
+  EXPECT_GT(rendezvous_->next_wakeup(), now_);
+  EXPECT_LT(rendezvous_->next_wakeup(), now_ + 100ms);
+  now_ = rendezvous_->next_wakeup();
+  rendezvous_->tick(now_);
+  carry_out();
+  EXPECT_EQ(settled_of(1), (std::vector<std::size_t>{1, 9}));
+  EXPECT_EQ(settled_of(50), (std::vector<std::size_t>{1, 9}));
+}
+
+// The launcher's core would be busy with nothing for as long as the missing workers do not come.
+TEST_F(RendezvousTest, AfterTheTimeToStartWithWhoIsThereItWaitsWithoutSpinning) {
+  Rendezvous::Options options;
+  options.workers = 3;
+  options.min_workers = 3;
+  options.start_within = 10s;
+  rendezvous_.emplace(options);
+  enter(1, control::Role::kWorker, 0, true);
+  answering_ = {1};
+  pass(11s);
+  EXPECT_GT(rendezvous_->next_wakeup(), now_);
+  enter(2, control::Role::kWorker, 1, true);
+  enter(3, control::Role::kWorker, 2, true);
+  EXPECT_EQ(rendezvous_->generation(), 1u);
+}
+
 TEST_F(RendezvousTest, WithTooFewTheJobEnds) {
   begin(3, 0, true, 3);
   lose(2);

@@ -138,6 +138,20 @@ def case_a_shape_differs_and_the_rest_is_whole() -> None:
         assert all(torch.equal(tensor, mean) for _, tensor, mean in tensors)
 
 
+def case_a_dtype_differs_and_the_rest_is_whole() -> None:
+    for _ in range(2):
+        odd = hvd.allreduce_async_(
+            torch.zeros(3, dtype=torch.float64 if hvd.rank() else torch.float32), name="odd.type"
+        )
+        tensors = _tensors("typed")
+        handles = [hvd.allreduce_async_(tensor, name=name) for name, tensor, _ in tensors]
+        with expect_error(hvd.HorovodInternalError, "odd.type", "float32[3]", "float64[3]", "rank 1"):
+            hvd.synchronize(odd)
+        for handle in handles:
+            hvd.synchronize(handle)
+        assert all(torch.equal(tensor, mean) for _, tensor, mean in tensors)
+
+
 def case_a_name_in_flight_is_refused() -> None:
     one, two = torch.ones(3), torch.ones(3)
     handle = hvd.allreduce_async_(one, name="twice")

@@ -54,6 +54,33 @@ def test_a_lost_server_costs_no_step(tmp_path: Path) -> None:
     assert "is lost" in done.stderr
 
 
+NOT_FINITE = """
+import torch
+import herring.horovod.torch as hvd
+hvd.init()
+for _ in range(2):
+    tensors = [torch.full((9,), float(hvd.rank())) for _ in range(20)]
+    if hvd.rank() == 1:
+        tensors[7][3] = float("nan")
+    handles = [hvd.allreduce_async_(each, name=f"grad.{i}", op=hvd.Sum) for i, each in enumerate(tensors)]
+    for i, handle in enumerate(handles):
+        try:
+            hvd.synchronize(handle)
+            assert i != 7
+        except hvd.HorovodInternalError as error:
+            assert i == 7 and "grad.7" in str(error) and "rank 1" in str(error), (i, error)
+    assert all(bool((each == 1).all()) for i, each in enumerate(tensors) if i != 7)
+hvd.shutdown()
+print("well", flush=True)
+"""
+
+
+def test_a_nan_is_blamed_on_its_tensor_and_rank(tmp_path: Path) -> None:
+    done = _launch(tmp_path, NOT_FINITE, HERRING_CHECK_FINITE="on")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("well") == 2
+
+
 @pytest.mark.parametrize("name", ["HERRING_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD"])
 def test_it_can_be_turned_off(tmp_path: Path, name: str) -> None:
     script = STEPS.format(tests=str(HERE.parent / "python"), kills=False)

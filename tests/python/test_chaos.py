@@ -1,17 +1,24 @@
 """A few seeded rounds of benchmarks/chaos.py, and what its plans promise. `make chaos` runs hundreds."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from surroundings import clean_environment
+
+import herring
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import chaos  # noqa: E402  (found in benchmarks/)
 import chaos_plan  # noqa: E402  (found in benchmarks/)
-from chaos_round import Job, Round, Site  # noqa: E402
+from chaos_group import GroupJob, GroupRound  # noqa: E402
+from chaos_round import Job, Round  # noqa: E402
+from chaos_site import Site  # noqa: E402
 
 SEED = 7
 ROUNDS = 10
@@ -37,6 +44,10 @@ def test_a_seed_gives_the_same_round_again_and_another_seed_another():
     wanted = {(kind, phase) for kind in chaos_plan.LASTING for phase in chaos_plan.PHASES}
     assert wanted - {("half", "start"), ("half", "connect")} <= struck
     assert any(plan.twin for plan in plans)
+    assert {plan.group_end.how for plan in plans if plan.group_end} == {"abort", "destroy"}
+    assert {deed for plan in plans for deed in plan.deeds} == {"names", "late"}
+    assert any(plan.strict for plan in plans)
+    assert {plan.provider for plan in plans} == {"auto", "tcp"}
     assert any(len(plan.strikes) == 2 for plan in plans)
 
 
@@ -76,3 +87,36 @@ def test_the_judge_sees(monkeypatch, kind):
         monkeypatch.setattr(Round, "_limit", lambda self: 0.0)
     problems = Round(plan_of(), Site(), 29500, 1.0).run().problems
     assert any(problem.startswith(kind + ":") for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({}, "status"),
+        ({"what": "group error", "text": "timed out", "seconds": 0.1}, "unnamed"),
+        ({"what": "group error", "text": "rank 1 aborted the group", "seconds": 30.0}, "slow"),
+    ],
+)
+def test_the_judge_sees_who_was_not_told_of_a_group(monkeypatch, said, problem):
+    events = [{"what": "start"}, *([said] if said else []), {"what": "done"}]
+    lines = [f"@@chaos {json.dumps({'at': 0.0, 'pid': 0, **event})}" for event in events]
+    script = "\n".join(f"print({line!r})" for line in lines)
+    monkeypatch.setattr(GroupJob, "_worker_command", lambda self: [sys.executable, "-c", script])
+    end = chaos_plan.GroupEnd((0, 1), 1, "abort", 2)
+    problems = GroupRound(plan_of(group_end=end), Site(), 29500, 1.0).run().problems
+    assert [each.split(":")[0] for each in problems] == [problem], problems
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_preloaded_endpoints_are_strict(tmp_path):
+    """A library that is not in force would let every round pass."""
+    package = Path(herring.__file__).resolve().parent
+    library = chaos.build_strict_library(package, tmp_path)
+    assert library is not None
+    code = "import herring; herring.init(); print(herring.description()); print(herring.allreduce(1.0, 'sum'))"
+    env = {**clean_environment(), "LD_PRELOAD": str(library), "HERRING_INTRA_NODE": "off", "HERRING_INTERFACE": "lo"}
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", "--", sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(", strict") == 2, done.stdout
+    assert done.stdout.count("2.0") == 2, done.stdout

@@ -35,17 +35,28 @@ def test_what_herring_does_not_use_is_not_called_ok(clean_env, tmp_path):
     assert findings["CUDA"][0] == "absent", findings["CUDA"]
     assert findings["TensorFlow"][0] == "problem", findings["TensorFlow"]
     assert findings["TensorFlow"][1].startswith("2.16.1, but herring.tensorflow does not load: ")
-    assert "CPU tensors only" in findings["CUDA"][1]
+    assert "Tensors on the CPU need none" in findings["CUDA"][1]
 
 
-def test_a_gpu_is_not_called_ok_either(tmp_path, monkeypatch):
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54  Tue\nGCC version: 12\n")
-    monkeypatch.setattr(_doctor, "NVIDIA_DRIVER", driver)
-    finding = _doctor._cuda()
-    assert finding.state == "absent"
-    assert finding.text.startswith("not supported yet: CPU tensors only")
-    assert "550.54" in finding.text
+def test_a_gpu_is_not_called_ok_either():
+    gpu = {"number": 0, "name": "NVIDIA H100", "pci_bus_id": "0000:0F:00.0", "memory_bytes": 80 << 30,
+           "capability": "9.0", "multiprocessors": 132, "copy_engines": 1}  # fmt: skip
+    found = _doctor._cuda_findings(
+        {"problem": "", "library": "/lib/libcuda.so.1", "version": "12.4", "gpus": [gpu]}, True
+    )
+    assert {each.state for each in found} == {"absent"}, "seen is not tried"
+    text = "\n".join(f"{each.subject}: {each.text}" for each in found)
+    assert "CUDA: driver for CUDA 12.4 at /lib/libcuda.so.1; not tried" in text
+    assert "GPU 0: NVIDIA H100, 80 GiB, compute 9.0, PCI 0000:0F:00.0; 1 copy engine: one way at a time" in text
+    assert "pinned memory: " in text
+
+
+def test_a_driver_that_does_not_work_is_a_problem_only_where_its_module_is_loaded():
+    survey = {"problem": "cuda: cuInit failed with X (100): the driver sees no GPU", "library": "", "version": "",
+              "gpus": []}  # fmt: skip
+    loaded, none = _doctor._cuda_findings(survey, True)[0], _doctor._cuda_findings(survey, False)[0]
+    assert (loaded.state, none.state) == ("problem", "absent")
+    assert loaded.text.startswith("the kernel module is loaded, but: cuInit failed")
 
 
 def test_settings_that_end_every_job_are_a_problem(clean_env):

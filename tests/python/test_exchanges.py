@@ -233,6 +233,32 @@ def differ_in_length():
     assert time.monotonic() - before < 30  # Nobody has waited for the time-out.
 
 
+def test_lists_of_one_and_of_large_arrays_that_differ_end_at_once(job):
+    job.run(differ_anyhow, 2, env={"HERRING_TIMEOUT_S": "60"})
+
+
+def differ_anyhow():
+    herring.init()
+    rank = herring.rank()
+    before = time.monotonic()
+    small, large = np.ones(4, np.float32), np.ones(300_000, np.float32)
+    longer = [([small], [small] * 3), ([large] * 2, [large] * 3), ([large], [small] * 2), ([small], [large] * 2)]
+    for lists in longer:
+        for again in range(2):
+            arrays = [array.copy() for array in lists[rank]]
+            lengths = sorted(map(len, lists))
+            with pytest.raises(herring.MismatchError, match=f"from {lengths[0]} to {lengths[1]} arrays; rank {rank} "):
+                herring.grouped_allreduce_(arrays, name=None if again else "same")
+    for lists in (([large, small], [large, large]), ([small, small], [small, large])):
+        with pytest.raises(
+            herring.MismatchError, match=r"float32\[4\].*float32\[300000\]|float32\[300000\].*float32\[4\]"
+        ):
+            herring.grouped_allreduce([array.copy() for array in lists[rank]])
+    results = herring.grouped_allreduce([large] * 3, "sum")
+    assert [each[-1] for each in results] == [2.0] * 3
+    assert time.monotonic() - before < 50  # Nobody has waited for the time-out.
+
+
 def test_results_for_torch_are_torch(job):
     pytest.importorskip("torch", reason="torch is not installed")
     job.run(with_torch, 2)

@@ -10,7 +10,7 @@
 namespace herring::runtime {
 namespace {
 
-using namespace test;
+using namespace control::test;
 using namespace control;
 
 Strings strings_of(const std::vector<std::string>& texts) {

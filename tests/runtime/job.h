@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "control/hub.h"
 #include "core/status.h"
 #include "efa/fabric.h"
 #include "intra_node/neighborhood.h"
+#include "runtime/control.h"
 #include "runtime/runtime.h"
 #include "transport/strict_endpoint.h"
 
@@ -54,8 +54,9 @@ inline EndpointWrapper strict_wrapper(const JobShape& shape, std::optional<std::
   if (!shape.strict) return {};
   transport::StrictOptions options;
   if (shape.on_register && rank) options.on_register = [&shape, rank](std::size_t b) { shape.on_register(*rank, b); };
-  return [options](std::unique_ptr<transport::Endpoint> inner) -> std::unique_ptr<transport::Endpoint> {
-    return std::make_unique<transport::StrictEndpoint>(std::move(inner), options);
+  return [options](std::unique_ptr<transport::Endpoint> inner,
+                   memory::Domain& domain) -> std::unique_ptr<transport::Endpoint> {
+    return std::make_unique<transport::StrictEndpoint>(std::move(inner), domain, options);
   };
 }
 
@@ -65,6 +66,8 @@ using Body = std::function<void(Runtime&)>;
 inline std::vector<std::string> run_job(JobShape shape, const Body& body) {
   shape.config.servers = shape.servers;
   shape.config.interface = "lo";
+  // The other way round than what a small machine does by itself, so that both are run.
+  if (shape.strict && shape.config.lane_threads == Switch::kAuto) shape.config.lane_threads = Switch::kOn;
   HubOptions hub_options;
   hub_options.listen_host = "127.0.0.1";
   hub_options.workers = shape.workers;

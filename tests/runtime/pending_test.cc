@@ -117,15 +117,17 @@ class FakeDriver final : public Driver {
  public:
   void drive(const Work& work, Instant) override {
     ++calls;
+    if (on_drive) on_drive();
     if (&work == owned.get()) owned->complete(Status::ok());
   }
   std::shared_ptr<PendingWork> owned;
+  std::function<void()> on_drive;
   int calls = 0;
 };
 
 TEST(DriverSeat, AThreadThatWaitsDrivesWhereTheSeatIsFree) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver, true);
+  const auto seat = std::make_shared<DriverSeat>(&driver);
   driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   EXPECT_TRUE(driver.owned->wait(soon()));
   EXPECT_EQ(driver.calls, 1);
@@ -133,7 +135,7 @@ TEST(DriverSeat, AThreadThatWaitsDrivesWhereTheSeatIsFree) {
 
 TEST(DriverSeat, WhereItIsTakenTheOneThatWaitsUnparksTheProgressThread) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver, true);
+  const auto seat = std::make_shared<DriverSeat>(&driver);
   const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   const auto taken = seat->take();
   std::thread progress([&] {
@@ -147,7 +149,7 @@ TEST(DriverSeat, WhereItIsTakenTheOneThatWaitsUnparksTheProgressThread) {
 
 TEST(DriverSeat, AProgressThreadThatIsAwakeLeavesItToWhoWaits) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver, true);
+  const auto seat = std::make_shared<DriverSeat>(&driver);
   driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   std::atomic<bool> is_taken{false};
   std::atomic<bool> is_over{false};
@@ -170,17 +172,31 @@ TEST(DriverSeat, AProgressThreadThatIsAwakeLeavesItToWhoWaits) {
   EXPECT_EQ(driver.calls, 1);
 }
 
-TEST(DriverSeat, OneThatIsNotSharedStaysTheProgressThreads) {
+// The progress thread of a job with a network stays away while others drive, and comes back soon after the last.
+TEST(DriverSeat, TellsWhetherThreadsThatWaitHaveDrivenOfLate) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver, false);
+  const auto seat = std::make_shared<DriverSeat>(&driver);
+  EXPECT_FALSE(seat->is_visited(std::chrono::nanoseconds(1)));
   driver.owned = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
-  EXPECT_FALSE(driver.owned->wait(std::chrono::steady_clock::now()));
-  EXPECT_EQ(driver.calls, 0);
+  driver.on_drive = [&] { EXPECT_TRUE(seat->is_visited(Duration::zero())); };
+  EXPECT_TRUE(driver.owned->wait(soon()));
+  EXPECT_EQ(driver.calls, 1);
+  EXPECT_TRUE(seat->is_visited(std::chrono::hours(1)));
+  EXPECT_FALSE(seat->is_visited(Duration::zero()));
+}
+
+TEST(DriverSeat, ParkingTellsWhetherItWasUnparked) {
+  FakeDriver driver;
+  DriverSeat seat(&driver);
+  EXPECT_FALSE(seat.park(Duration::zero()));
+  seat.unpark();
+  EXPECT_TRUE(seat.park(std::chrono::minutes(5)));
+  EXPECT_FALSE(seat.park(Duration::zero()));
 }
 
 TEST(DriverSeat, AfterTheDriverHasGoneWaitingIsOnlyWaiting) {
   FakeDriver driver;
-  const auto seat = std::make_shared<DriverSeat>(&driver, true);
+  const auto seat = std::make_shared<DriverSeat>(&driver);
   const auto work = std::make_shared<PendingWork>(std::make_shared<CallbackPool>(), seat);
   seat->close();
   EXPECT_FALSE(work->wait(std::chrono::steady_clock::now()));

@@ -49,12 +49,15 @@ class WireDtype:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["dtype"])  # type: ignore[misc]
 
-    def buffer(self, index: int, size: int) -> torch.Tensor:
+    def buffer(self, index: int, size: int, device: torch.device | None = None) -> torch.Tensor:
         """The memory that bucket `index` crosses the wire from; kept, as every step sends the same buckets."""
         found = self._buffers.get((index, size))
         if found is None:
-            backend = self.group._get_backend(torch.device("cpu"))
-            found = backend.allocate_tensor(size, dtype=self.dtype, device=torch.device("cpu"))
+            device = torch.device("cpu") if device is None else device
+            if device.type == "cpu":
+                found = self.group._get_backend(device).allocate_tensor(size, dtype=self.dtype, device=device)
+            else:  # Where the gradient is: the cast is a kernel there, and half as much is copied to the host.
+                found = torch.empty(size, dtype=self.dtype, device=device)
             self._buffers = {key: kept for key, kept in self._buffers.items() if key[0] != index}  # Rebuilt buckets.
             self._buffers[index, size] = found
         return found
@@ -70,7 +73,7 @@ def wire_dtype_hook(state: WireDtype, bucket: GradBucket) -> Future[torch.Tensor
     is_narrowed = gradient.dtype == torch.float32
     wire = gradient
     if is_narrowed:
-        wire = state.buffer(bucket.index(), gradient.numel())
+        wire = state.buffer(bucket.index(), gradient.numel(), gradient.device)
         wire.copy_(gradient)
 
     def widen(done: Future[torch.Tensor]) -> torch.Tensor:

@@ -22,6 +22,7 @@ from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Schedule, measure
 from herring.bench._mpi_launch import find_launcher, job_environment
 from herring.bench._pattern import Pattern
+from herring.bench._tcp import ring_bytes
 
 BENCH = [sys.executable, "-m", "herring._cli", "bench"]
 HERRINGRUN = [sys.executable, "-m", "herring._launch", "-np", "2"]
@@ -120,6 +121,22 @@ def test_types_and_operations_over_servers(dtype, op):
 
 
 @needs_torch
+def test_plain_tcp_as_a_bound_in_the_same_run(tmp_path):
+    path = tmp_path / "out.json"
+    options = ["--sizes", "8B,64KB,9MB", "--iters", "2", "--buffers", "private", "--peers", "tcp", "--json", str(path)]
+    code, output, errors = call([*HERRINGRUN, *BENCH, "allreduce", *options])
+    assert code == 0, output + errors
+    content = json.loads(path.read_text())
+    assert [row["who"] for row in content["rows"]] == ["herring", "tcp"] * 3
+    assert all(row["wrong"] == 0 for row in content["rows"])
+    assert all(row["ratios"].keys() == {"tcp"} for row in content["rows"] if row["who"] == "herring")
+
+
+def test_the_bytes_of_a_ring():
+    assert [ring_bytes(100, ranks) for ranks in (2, 4, 8)] == [100, 150, 175]
+    assert ring_bytes(8, 3) == 11, "rounded up"
+
+
 def test_gloo_in_the_same_run(tmp_path):
     path = tmp_path / "out.json"
     options = ["--sizes", "64KB,1MB", "--iters", "2", "--in-place", "both", "--peers", "gloo", "--json", str(path)]

@@ -1,0 +1,322 @@
+#include "device.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "gil.h"
+
+namespace herring::torch_binding {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How long the stager sleeps between two looks at a copy: about a copy's own length.
+constexpr std::chrono::microseconds kShortNap{10};
+constexpr std::chrono::microseconds kLongNap{200};
+constexpr std::chrono::milliseconds kNoDeadline{24 * 3600 * 1000};
+
+/// Releases of torch that do not tell it by the guard are asked in Python.
+template <class Guard>
+bool is_capturing(const Guard& guard, const c10::Stream& stream) {
+  if constexpr (requires { guard.isStreamCapturing(stream); }) {
+    return guard.isStreamCapturing(stream);
+  } else {
+    if (!stream.device().is_cuda()) return false;
+    const pybind11::gil_scoped_acquire gil;
+    return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().template cast<bool>();
+  }
+}
+
+}  // namespace
+
+std::optional<c10::Device> accelerator_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return std::nullopt;
+  const c10::Device device = tensor.device();
+  if (!device.is_cuda() && !device.is_privateuseone()) return std::nullopt;
+  return device;
+}
+
+std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ? std::nullopt : accelerator_of(tensors[0]);
+}
+
+CopyStreams CopyStreams::of(c10::Device device) {
+  // Streams of the pool: kept by torch for as long as the process lives, so a tensor's memory may always be told of
+  // them.
+  static std::mutex mutex;
+  static auto* const known = new std::map<c10::DeviceIndex, CopyStreams>();
+  const std::lock_guard lock(mutex);
+  const auto found = known->find(device.index());
+  if (found != known->end()) return found->second;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const CopyStreams streams{guard.getStreamFromGlobalPool(device, true), guard.getStreamFromGlobalPool(device, true)};
+  known->emplace(device.index(), streams);
+  return streams;
+}
+
+Mirror::Mirror(c10::Device device, const char* call) : device_(device), call_(call), streams_(CopyStreams::of(device)) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream current = guard.getStream(device);
+  TORCH_CHECK(
+      !is_capturing(guard, current), call,
+      ": the current stream is being captured into a graph, which Herring's collectives cannot be part of: they "
+      "go through the host. Call them outside of the capture");
+  c10::Event ready(device.type());
+  ready.record(current);
+  ready.block(streams_.out);
+}
+
+at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
+  TORCH_CHECK_VALUE(tensor.defined(), call_, ": got an undefined tensor");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, call_, ": takes dense tensors on ", device_,
+                              ", got layout ", tensor.layout(), "; pass tensor.to_dense() or tensor.cpu()");
+  TORCH_CHECK_VALUE(tensor.device() == device_, call_, ": all tensors of a call must be on one device, got ", device_,
+                    " and ", tensor.device());
+  const at::TensorOptions options = at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU);
+  if (!device_.is_cuda()) return at::empty(tensor.sizes(), options);
+  try {
+    return at::empty(tensor.sizes(), options.pinned_memory(true));
+  } catch (const c10::Error&) {
+    TORCH_WARN_ONCE("herring: the system pins no more memory (ulimit -l); copies from and to ", device_,
+                    " are slower without");
+    return at::empty(tensor.sizes(), options);
+  }
+}
+
+at::Tensor Mirror::read(const at::Tensor& tensor) {
+  reads_.push_back({tensor.defined() ? tensor.detach() : tensor, host_like(tensor)});
+  return reads_.back().host;
+}
+
+at::Tensor Mirror::write(const at::Tensor& tensor) {
+  writes_.push_back({tensor.defined() ? tensor.detach() : tensor, host_like(tensor)});
+  return writes_.back().host;
+}
+
+at::Tensor Mirror::update(const at::Tensor& tensor) {
+  at::Tensor host = read(tensor);
+  writes_.push_back({reads_.back().device, host});
+  return host;
+}
+
+std::vector<at::Tensor> Mirror::read(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host;
+  for (const at::Tensor& tensor : tensors) host.push_back(read(tensor));
+  return host;
+}
+
+std::vector<at::Tensor> Mirror::write(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host;
+  for (const at::Tensor& tensor : tensors) host.push_back(write(tensor));
+  return host;
+}
+
+std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> host;
+  for (const at::Tensor& tensor : tensors) host.push_back(update(tensor));
+  return host;
+}
+
+void Mirror::seal() {
+  if (reads_.empty()) return;
+  const c10::StreamGuard on_stream(streams_.out);
+  for (const Pair& pair : reads_) {
+    pair.host.copy_(pair.device, true);
+    bytes_read_ += pair.host.nbytes();
+  }
+  read_.emplace(device_.type());
+  read_->record(streams_.out);
+}
+
+void Mirror::write_back() {
+  if (writes_.empty()) return;
+  const c10::StreamGuard on_stream(streams_.back);
+  for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
+  written_.emplace(device_.type());
+  written_->record(streams_.back);
+}
+
+void Mirror::block_current_stream() const {
+  if (!written_) return;
+  written_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+}
+
+StagedWork::StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
+                       std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
+                       std::shared_ptr<void> ticket)
+    : c10d::Work(rank, type, title, outputs),
+      mirror_(std::move(mirror)),
+      outputs_(std::move(outputs)),
+      timeout_(timeout),
+      deadline_(Clock::now() + timeout),
+      call_(std::move(call)),
+      ticket_(std::move(ticket)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       std::vector<c10::Device>{mirror_->device()})) {}
+
+bool StagedWork::try_start(Clock::time_point now) {
+  try {
+    if (!mirror_->is_read()) {
+      if (now < deadline_) return false;
+      TORCH_CHECK(false, "timeout: the tensors were not ready on ", mirror_->device(), " within ", timeout_.count(),
+                  " ms: a kernel that writes them has not ended");
+    }
+    c10::intrusive_ptr<c10d::Work> host = std::exchange(call_, nullptr)();
+    {
+      const std::lock_guard lock(mutex_);
+      host_ = host;
+    }
+    host->getFuture()->addCallback([self = c10::intrusive_ptr<StagedWork>::unsafe_reclaim_from_nonowning(this)](
+                                       c10::ivalue::Future&) { self->on_host_done(); });
+  } catch (...) {
+    call_ = nullptr;
+    finish_with(std::current_exception());
+  }
+  return true;
+}
+
+void StagedWork::on_host_done() {
+  c10::intrusive_ptr<c10d::Work> host;
+  {
+    const std::lock_guard lock(mutex_);
+    host = host_;
+  }
+  std::exception_ptr error = host->exception();
+  if (!error) {
+    try {
+      mirror_->write_back();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  finish_with(std::move(error));
+}
+
+void StagedWork::finish_with(std::exception_ptr error) {
+  const std::shared_ptr<void> ticket = std::move(ticket_);
+  {
+    const std::lock_guard lock(mutex_);
+    is_submitted_ = true;
+    completed_ = true;
+    exception_ = error;
+  }
+  cv_.notify_all();
+  if (error) {
+    future_->setError(error);
+    return;
+  }
+  // What the future tells its users is an event on the stream that is current here.
+  const c10::StreamGuard on_stream(mirror_->streams().back);
+  future_->markCompleted(c10::IValue(outputs_));
+}
+
+bool StagedWork::is_over() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_submitted_) return false;
+  }
+  try {
+    return mirror_->is_read() && mirror_->is_written();
+  } catch (...) {
+    return true;  // The device failed: nothing is copied any more.
+  }
+}
+
+bool StagedWork::isCompleted() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (exception_) return true;
+  }
+  return is_over();
+}
+
+bool StagedWork::wait(std::chrono::milliseconds timeout) {
+  const auto limit = timeout <= std::chrono::milliseconds(0) ? kNoDeadline : timeout;
+  {
+    std::unique_lock lock(mutex_);
+    // The operation's own time-out ends it, on the device (try_start) and on the network (the host operation).
+    if (!cv_.wait_for(lock, limit, [this] { return is_submitted_; })) {
+      C10_THROW_ERROR(DistBackendError, c10::str("herring: not done after waiting ", limit.count(),
+                                                 " ms; the operation itself goes on until its own time-out"));
+    }
+    if (exception_) std::rethrow_exception(exception_);
+  }
+  synchronize();
+  return true;
+}
+
+void StagedWork::synchronize() { mirror_->block_current_stream(); }
+
+int StagedWork::sourceRank() const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK(host_, "herring: the source is known when a receive is done; wait() first");
+  return host_->sourceRank();
+}
+
+Stager::~Stager() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  const GilRelease no_gil;
+  thread_.join();
+}
+
+void Stager::add(c10::intrusive_ptr<StagedWork> work) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this] { run(); });
+      pthread_setname_np(thread_.native_handle(), "herring-stager");
+    }
+    waiting_.push_back(std::move(work));
+    unstarted_.fetch_add(1);
+  }
+  changed_.notify_all();
+}
+
+void Stager::wait_until_started() {
+  if (unstarted_.load() == 0) return;
+  std::unique_lock lock(mutex_);
+  if (std::this_thread::get_id() == thread_.get_id()) return;  // Is starting one of them just now.
+  changed_.wait(lock, [this] { return unstarted_.load() == 0; });
+}
+
+void Stager::run() {
+  std::deque<c10::intrusive_ptr<StagedWork>> started;
+  auto nap = kShortNap;
+  std::unique_lock lock(mutex_);
+  while (!is_stopping_ || !waiting_.empty()) {
+    if (waiting_.empty() && started.empty()) {
+      changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty(); });
+      continue;
+    }
+    const c10::intrusive_ptr<StagedWork> first = waiting_.empty() ? nullptr : waiting_.front();
+    lock.unlock();
+    bool moved = std::erase_if(started, [](const auto& work) { return work->is_over(); }) > 0;
+    const bool is_started = first && first->try_start(Clock::now());
+    lock.lock();
+    if (is_started) {
+      started.push_back(first);
+      waiting_.pop_front();
+      unstarted_.fetch_sub(1);
+      changed_.notify_all();
+      moved = true;
+    }
+    nap = moved ? kShortNap : std::min(nap * 2, kLongNap);
+    // A new call ends the sleep; a copy that is done does not, so it is short.
+    if (!moved) changed_.wait_for(lock, nap);
+  }
+}
+
+}  // namespace herring::torch_binding

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+/// Tensors on an accelerator: how their bytes come to the host and go back, in the order that streams have. Through
+/// c10's device guards alone, so that one binding serves torch with and without CUDA.
+namespace herring::torch_binding {
+
+/// The accelerator that the call is about: where its first tensor is. Nothing for CPU tensors, and for what has no
+/// streams (those are refused where CPU tensors are checked).
+std::optional<c10::Device> accelerator_of(const at::Tensor& tensor);
+std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& tensors);
+
+/// The two streams of a GPU that copies go on: of torch's pool, which are never destroyed. Made at first use.
+struct CopyStreams {
+  c10::Stream out;
+  c10::Stream back;
+  static CopyStreams of(c10::Device device);
+};
+
+/// A call on device tensors, while it is put together: which host tensor stands for which device tensor. All copies go
+/// on the `out` stream, after what the caller's current stream has now.
+class Mirror final {
+ public:
+  /// Throws where the caller's current stream is being captured into a graph.
+  Mirror(c10::Device device, const char* call);
+
+  /// A host copy of what `tensor` holds.
+  at::Tensor read(const at::Tensor& tensor);
+  /// Host memory for what `tensor` is to hold.
+  at::Tensor write(const at::Tensor& tensor);
+  /// Both.
+  at::Tensor update(const at::Tensor& tensor);
+  std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
+  std::vector<at::Tensor> write(const std::vector<at::Tensor>& tensors);
+  std::vector<at::Tensor> update(const std::vector<at::Tensor>& tensors);
+
+  /// All reads are in the out stream: from here on the mirror changes no more.
+  void seal();
+  /// What was read is on the host. Throws what the device failed with.
+  bool is_read() const { return !read_.has_value() || read_->query(); }
+  /// Puts the copies back on the back stream, and an event after them. On any thread.
+  void write_back();
+  /// The device tensors are as they will be.
+  bool is_written() const { return !written_.has_value() || written_->query(); }
+  /// The caller's current stream goes on after the copies back.
+  void block_current_stream() const;
+
+  c10::Device device() const { return device_; }
+  const CopyStreams& streams() const { return streams_; }
+  std::size_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Pair {
+    at::Tensor device;
+    at::Tensor host;
+  };
+  at::Tensor host_like(const at::Tensor& tensor) const;
+
+  const c10::Device device_;
+  const char* const call_;
+  const CopyStreams streams_;
+  std::vector<Pair> reads_;
+  std::vector<Pair> writes_;
+  std::optional<c10::Event> read_;
+  std::optional<c10::Event> written_;
+  std::size_t bytes_read_ = 0;
+};
+
+/// A collective on device tensors: copies out, the operation on host tensors, copies back. As c10d asks of a backend
+/// with streams: wait() makes the caller's current stream wait for the copies back, not the host, which waits only
+/// until they are submitted; and so does the future, whose callbacks run with the back stream current.
+class StagedWork final : public c10d::Work {
+ public:
+  using HostCall = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+  /// `call` starts the operation on host tensors, when they have been read. `ticket` goes when nothing is left to do.
+  StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
+             std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
+             std::shared_ptr<void> ticket);
+
+  /// The copies back are done.
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+  int sourceRank() const override;
+
+  // For the stager:
+  /// True where the operation has been started, or has failed: nothing is to be waited for any more.
+  bool try_start(std::chrono::steady_clock::time_point now);
+  /// Nothing touches the device tensors any more.
+  bool is_over();
+
+ private:
+  void finish_with(std::exception_ptr error);
+  void on_host_done();
+
+  const std::unique_ptr<Mirror> mirror_;
+  const std::vector<at::Tensor> outputs_;
+  const std::chrono::milliseconds timeout_;
+  const std::chrono::steady_clock::time_point deadline_;
+  HostCall call_;
+  std::shared_ptr<void> ticket_;
+  c10::intrusive_ptr<c10d::Work> host_;  ///< Guarded by mutex_.
+  bool is_submitted_ = false;            ///< The copies back are in their stream. Guarded by mutex_.
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+/// The thread that starts operations on host tensors when their copies have come, in the order of the calls, and keeps
+/// tensors alive until their copies back are done. One for a process, started by the first call on device tensors.
+class Stager final {
+ public:
+  Stager() = default;
+  ~Stager();
+  Stager(const Stager&) = delete;
+  Stager& operator=(const Stager&) = delete;
+
+  void add(c10::intrusive_ptr<StagedWork> work);
+  /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
+  void wait_until_started();
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<c10::intrusive_ptr<StagedWork>> waiting_;
+  std::atomic<std::size_t> unstarted_{0};
+  bool is_stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace herring::torch_binding

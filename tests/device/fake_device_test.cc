@@ -1,0 +1,131 @@
+#include <gtest/gtest.h>
+
+#include "device/contract.h"
+#include "device/fake_device.h"
+#include "seeds.h"
+
+namespace herring::testing {
+namespace {
+
+class FakeWorld final : public DeviceWorld {
+ public:
+  static constexpr std::size_t kLimit = 64 << 20;
+
+  explicit FakeWorld(std::uint64_t seed)
+      : gpu_({.seed = seed, .memory_bytes = kLimit, .pin_bytes = kLimit}), device_(gpu_) {
+    theirs_ = gpu_.create_stream();
+    captured_ = gpu_.create_stream();
+    gpu_.capture(captured_);
+  }
+
+  Device& device() override { return device_; }
+  ForeignEvent fill_later(DeviceSpan memory, std::byte value) override {
+    // Several pieces of work: as long as the seed likes.
+    for (int i = 0; i < 20; ++i) gpu_.launch(theirs_, [] {});
+    gpu_.launch(theirs_, [this, memory, value] {
+      std::memset(gpu_.alias(memory.address, memory.bytes), static_cast<int>(value), memory.bytes);
+    });
+    const std::uint64_t event = gpu_.create_event();
+    gpu_.record(event, theirs_);
+    return {event};
+  }
+  ForeignStream captured_stream() override { return {captured_}; }
+  ForeignStream plain_stream() override { return {theirs_}; }
+  std::size_t too_much_memory() const override { return kLimit + 1; }
+  std::size_t too_much_pinned() const override { return kLimit + 4096; }
+  bool fail() override {
+    gpu_.fail();
+    return true;
+  }
+  std::vector<std::string> faults() const override { return gpu_.faults(); }
+
+ private:
+  FakeGpu gpu_;
+  FakeDevice device_;
+  std::uint64_t theirs_ = 0;
+  std::uint64_t captured_ = 0;
+};
+
+DeviceFactory fake(std::uint64_t seed) {
+  return {"fake" + std::to_string(seed), [seed](std::string&) { return std::make_unique<FakeWorld>(seed); }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Fake, DeviceContract, ::testing::Values(fake(1), fake(2), fake(3)),
+                         [](const auto& test) { return test.param.name; });
+
+/// The double itself: it must not let pass what the real thing punishes.
+TEST(FakeGpu, ReadingASlotBeforeItsTicketSeesHalfACopy) {
+  int early = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    FakeGpu gpu({.seed = seed});
+    FakeDevice device(gpu);
+    const StreamHandle stream = device.create_stream();
+    DeviceSpan memory;
+    ASSERT_TRUE(device.allocate(1 << 20, memory).is_ok());
+    std::memset(gpu.alias(memory.address, memory.bytes), 1, memory.bytes);
+    std::vector<std::byte> host(memory.bytes);
+    ASSERT_TRUE(device.copy_to_host(stream, host, memory).is_ok());
+    gpu.run_a_little(8);
+    if (std::count(host.begin(), host.end(), std::byte{1}) != static_cast<std::ptrdiff_t>(host.size())) ++early;
+    gpu.run_all();
+  }
+  EXPECT_GE(early, 15);
+}
+
+TEST(FakeGpu, ForgettingTheReadyEventReadsOldBytes) {
+  int wrong = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    FakeWorld world(seed);
+    Device& device = world.device();
+    const StreamHandle stream = device.create_stream();
+    DeviceSpan memory;
+    ASSERT_TRUE(device.allocate(4096, memory).is_ok());
+    static_cast<void>(world.fill_later(memory, std::byte{9}));
+    std::vector<std::byte> host(4096);
+    ASSERT_TRUE(device.copy_to_host(stream, host, memory).is_ok());
+    Ticket ticket;
+    ASSERT_TRUE(device.record(stream, ticket).is_ok());
+    TicketDone done[1];
+    while (device.poll(done) == 0) {
+    }
+    if (host[4095] != std::byte{9}) ++wrong;
+  }
+  EXPECT_GE(wrong, 10);
+}
+
+TEST(FakeGpu, WritesDownWhatIsFreedOrUnpinnedUnderACopy) {
+  FakeGpu gpu;
+  FakeDevice device(gpu);
+  const StreamHandle stream = device.create_stream();
+  HostPages pages(4096);
+  DeviceSpan memory;
+  ASSERT_TRUE(device.allocate(4096, memory).is_ok());
+  ASSERT_TRUE(device.pin(pages.span()).is_ok());
+  ASSERT_TRUE(device.copy_to_host(stream, pages.span(), memory).is_ok());
+  ASSERT_TRUE(device.unpin(pages.span()).is_ok());
+  ASSERT_TRUE(device.release(memory).is_ok());
+  EXPECT_EQ(gpu.faults().size(), 2u);
+  gpu.run_all();
+  EXPECT_TRUE(gpu.is_broken());
+}
+
+TEST(FakeGpu, AStalledStreamStandsAndOthersGoOn) {
+  FakeGpu gpu;
+  FakeDevice device(gpu);
+  const StreamHandle still = device.create_stream(), moving = device.create_stream();
+  gpu.stall(still.value);
+  Ticket first, second;
+  ASSERT_TRUE(device.record(still, first).is_ok());
+  ASSERT_TRUE(device.record(moving, second).is_ok());
+  gpu.run_all();
+  TicketDone done[4];
+  ASSERT_EQ(device.poll(done), 1u);
+  EXPECT_EQ(done[0].ticket, second);
+  gpu.unstall(still.value);
+  gpu.run_all();
+  ASSERT_EQ(device.poll(done), 1u);
+  EXPECT_EQ(done[0].ticket, first);
+}
+
+}  // namespace
+}  // namespace herring::testing

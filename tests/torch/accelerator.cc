@@ -1,0 +1,276 @@
+// A GPU for torch where there is none: torch's device "privateuseone" on a FakeGpu. Its memory faults when the host
+// reads it, its copies move in random pieces, its streams run in any order that events allow, and memory that is freed
+// while another stream still uses it is written down. Built by accelerator.py; loaded with ctypes.
+#include <ATen/Functions.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/native/CPUFallback.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <mutex>
+
+#include "device/fake_gpu.h"
+
+namespace {
+
+using herring::testing::FakeGpu;
+
+struct World {
+  World() : gpu({.seed = seed(), .memory_bytes = 1u << 30, .pin_bytes = 1u << 30}) { gpu_stream(0); }
+  static std::uint64_t seed() {
+    const char* const text = std::getenv("HERRING_TEST_SEED");
+    return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+  }
+  /// torch's stream id to the fake's stream; 0 is the default stream.
+  std::uint64_t gpu_stream(c10::StreamId id) {
+    auto [found, is_new] = streams.try_emplace(id);
+    if (is_new) found->second = gpu.create_stream();
+    return found->second;
+  }
+
+  std::recursive_mutex mutex;
+  FakeGpu gpu;
+  std::map<c10::StreamId, std::uint64_t> streams;
+  c10::StreamId last_stream = 0;
+  bool is_capturing = false;
+};
+
+World& world() {
+  static auto* const one = new World();
+  return *one;
+}
+
+#define LOCKED const std::lock_guard lock(world().mutex)
+
+thread_local c10::StreamId current_stream = 0;
+
+std::uint64_t current() { return world().gpu_stream(current_stream); }
+
+void finish(std::uint64_t stream) {
+  // Everybody else goes on meanwhile: what the stream waits for may be theirs.
+  const std::uint64_t event = [&] {
+    LOCKED;
+    const std::uint64_t made = world().gpu.create_event();
+    world().gpu.record(made, stream);
+    return made;
+  }();
+  while (true) {
+    LOCKED;
+    if (world().gpu.is_done(event)) break;
+    world().gpu.step();
+  }
+  LOCKED;
+  world().gpu.destroy_event(event);
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
+  static c10::Device zero() { return {kType, 0}; }
+  static c10::Stream stream(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, zero(), id); }
+
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device) const override { return zero(); }
+  c10::Device getDevice() const override { return zero(); }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Stream getStream(c10::Device) const override { return stream(current_stream); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    LOCKED;
+    return stream(++world().last_stream);
+  }
+  c10::Stream getNewStream(c10::Device, int) const override {
+    LOCKED;
+    return stream(++world().last_stream);
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    return stream(std::exchange(current_stream, next.id()));
+  }
+  void record(void** event, const c10::Stream& on, c10::DeviceIndex, c10::EventFlag) const override {
+    LOCKED;
+    if (*event == nullptr) *event = reinterpret_cast<void*>(world().gpu.create_event());
+    world().gpu.record(reinterpret_cast<std::uint64_t>(*event), world().gpu_stream(on.id()));
+  }
+  void block(void* event, const c10::Stream& on) const override {
+    if (event == nullptr) return;
+    LOCKED;
+    world().gpu.wait(world().gpu_stream(on.id()), reinterpret_cast<std::uint64_t>(event));
+  }
+  bool queryEvent(void* event) const override {
+    if (event == nullptr) return true;
+    LOCKED;
+    world().gpu.run_a_little(8);
+    return world().gpu.is_done(reinterpret_cast<std::uint64_t>(event));
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    if (event == nullptr) return;
+    LOCKED;
+    world().gpu.destroy_event(reinterpret_cast<std::uint64_t>(event));
+  }
+  void synchronizeEvent(void* event) const override {
+    while (!queryEvent(event)) {
+    }
+  }
+  bool queryStream(const c10::Stream&) const override { return false; }
+  void synchronizeStream(const c10::Stream& on) const override {
+    std::uint64_t id = 0;
+    {
+      LOCKED;
+      id = world().gpu_stream(on.id());
+    }
+    finish(id);
+  }
+  bool isStreamCapturing(const c10::Stream&) const { return world().is_capturing; }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+/// As torch's caching allocator: memory is free again once the stream that it was allocated on has got so far. What
+/// other streams do with it is not waited for.
+struct Allocator final : c10::Allocator {
+  struct Block {
+    std::uint64_t address;
+    std::uint64_t stream;
+  };
+  c10::DataPtr allocate(std::size_t bytes) override {
+    LOCKED;
+    const std::uint64_t address = world().gpu.allocate(bytes == 0 ? 1 : bytes);
+    TORCH_CHECK(address != 0, "fake accelerator: out of memory");
+    return {reinterpret_cast<void*>(address), new Block{address, current()}, &release, Guard::zero()};
+  }
+  static void release(void* block) {
+    LOCKED;
+    const Block freed = *static_cast<Block*>(block);
+    delete static_cast<Block*>(block);
+    world().gpu.launch(freed.stream, [freed] { world().gpu.release(freed.address); });
+  }
+  void copy_data(void*, const void*, std::size_t) const override { TORCH_CHECK(false, "fake accelerator: copy_data"); }
+};
+
+Allocator* allocator() {
+  static auto* const one = new Allocator();
+  return one;
+}
+
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  const auto type = c10::scalarTypeToTypeMeta(dtype.value_or(at::kFloat));
+  std::int64_t elements = size.empty() ? 1 : 0;
+  bool is_empty = false;
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < size.size(); ++i) {
+    is_empty = is_empty || size[i] == 0;
+    last += (size[i] - 1) * stride[i];
+  }
+  elements = is_empty ? 0 : last + 1;
+  const std::size_t bytes = static_cast<std::size_t>(elements) * type.itemsize();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       allocator()->allocate(bytes), allocator(), false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), type);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                 std::optional<at::Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat>) {
+  std::vector<std::int64_t> stride(size.size(), 1);
+  for (std::size_t i = size.size(); i > 1; --i) stride[i - 2] = stride[i - 1] * std::max<std::int64_t>(size[i - 1], 1);
+  return empty_strided(size, stride, dtype, layout, device, pin);
+}
+
+/// The tensor's memory as the fake itself sees it.
+at::Tensor seen(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
+  const auto start = reinterpret_cast<std::uint64_t>(tensor.storage().data());
+  std::byte* const there = world().gpu.alias(start, tensor.storage().nbytes());
+  TORCH_CHECK(there != nullptr, "fake accelerator: memory is gone");
+  return at::from_blob(there + tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()),
+                       tensor.sizes(), tensor.strides(), at::TensorOptions().dtype(tensor.scalar_type()));
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  std::uint64_t stream = 0;
+  {
+    LOCKED;
+    stream = current();
+    const bool is_plain = from.is_contiguous() && to.is_contiguous() && from.scalar_type() == to.scalar_type() &&
+                          from.sizes() == to.sizes();
+    if (is_plain && from.numel() > 0) {
+      TORCH_CHECK(world().gpu.copy(stream, reinterpret_cast<std::uint64_t>(to.data_ptr()),
+                                   reinterpret_cast<std::uint64_t>(from.data_ptr()), from.nbytes(), !to.is_cpu(),
+                                   !from.is_cpu()),
+                  "fake accelerator: copy outside of memory");
+    } else if (from.numel() > 0) {
+      // Raw views: that the tensors live so long is the caller's affair, as with a real device.
+      const at::Tensor source = seen(from), target = seen(to);
+      world().gpu.launch(stream, [source, target] { target.copy_(source.expand(target.sizes())); });
+    }
+  }
+  if (!non_blocking) finish(stream);
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) { return copy_from(from, to, false); }
+
+at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+                      std::optional<std::int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); }
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_from_and_resize);
+  m.impl("as_strided", &as_strided);
+  m.impl("view", &view);
+}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+extern "C" {
+
+/// A kernel of somebody's on this thread's current stream, which comes late.
+void fake_fill_later(std::uint64_t address, std::uint64_t bytes, int value) {
+  LOCKED;
+  for (int i = 0; i < 200; ++i) world().gpu.launch(current(), [] {});
+  world().gpu.launch(current(), [=] { std::memset(world().gpu.alias(address, bytes), value, bytes); });
+}
+/// Never ends, until it is let go.
+void fake_stall(int on) {
+  LOCKED;
+  on != 0 ? world().gpu.stall(current()) : world().gpu.unstall(current());
+}
+void fake_capture(int on) { world().is_capturing = on != 0; }
+void fake_break() {
+  LOCKED;
+  world().gpu.fail();
+}
+std::int64_t fake_new_stream() {
+  LOCKED;
+  return ++world().last_stream;
+}
+std::int64_t fake_set_stream(std::int64_t id) { return std::exchange(current_stream, id); }
+void fake_run_all() {
+  LOCKED;
+  world().gpu.run_all();
+}
+/// The first thing that no correct user does; empty: there was none.
+const char* fake_fault() {
+  LOCKED;
+  return world().gpu.faults().empty() ? "" : world().gpu.faults().front().c_str();
+}
+std::uint64_t fake_allocated() {
+  LOCKED;
+  world().gpu.run_all();
+  return world().gpu.allocated_bytes();
+}
+}

@@ -1,0 +1,66 @@
+"""A GPU for torch where there is none (accelerator.cc): builds it once for the installed torch, and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import subprocess
+import types
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils import cpp_extension
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+DEVICE = "privateuseone"
+
+
+def build() -> Path:
+    """The library, compiled where it is not there yet. Raises CalledProcessError with what the compiler said."""
+    sources = [HERE / "accelerator.cc", ROOT / "tests" / "device" / "fake_gpu.h"]
+    content = hashlib.sha256(torch.__version__.encode())
+    for source in sources:
+        content.update(source.read_bytes())
+    folder = ROOT / "build" / "accelerator"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"accelerator-{content.hexdigest()[:16]}.so"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            scratch = target.with_suffix(f".{os.getpid()}")
+            command = [
+                *("g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w"),
+                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+                *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+                *(f"-I{ROOT / 'tests'}", str(sources[0]), "-o", str(scratch)),
+                *(f"-L{path}" for path in cpp_extension.library_paths()),
+                *("-ltorch", "-ltorch_cpu", "-lc10"),
+            ]
+            subprocess.run(command, check=True)
+            scratch.rename(target)
+    return target
+
+
+def load() -> ctypes.CDLL:
+    """Makes torch know the device, and backend herring take its tensors."""
+    library = ctypes.CDLL(str(build()))
+    library.fake_fault.restype = ctypes.c_char_p
+    library.fake_allocated.restype = ctypes.c_uint64
+    library.fake_new_stream.restype = ctypes.c_int64
+    library.fake_set_stream.restype = ctypes.c_int64
+    library.fake_set_stream.argtypes = [ctypes.c_int64]
+    library.fake_fill_later.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+    module = types.ModuleType("fake_accelerator")
+    module._lazy_init = lambda: None  # type: ignore[attr-defined]
+    module.is_available = module.is_initialized = lambda: True  # type: ignore[attr-defined]
+    module.device_count = lambda: 1  # type: ignore[attr-defined]
+    module.current_device = lambda: 0  # type: ignore[attr-defined]
+    torch._register_device_module(DEVICE, module)
+    import herring.torch  # noqa: F401
+
+    dist.Backend.backend_capability["herring"] = ["cpu", DEVICE]
+    return library

@@ -1,0 +1,173 @@
+"""Collectives on tensors of an accelerator, which accelerator.cc plays: run by several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from accelerator import DEVICE, load
+from common import data, expect_error, same_everywhere, world
+
+
+@contextlib.contextmanager
+def job() -> Iterator[tuple[ctypes.CDLL, int, int]]:
+    gpu = load()
+    with world() as (rank, size):
+        yield gpu, rank, size
+    gpu.fake_run_all()
+    fault = gpu.fake_fault().decode()
+    assert not fault, f"what a real GPU would punish: {fault}"
+
+
+def on_both(call: Callable[[list[torch.Tensor]], object], tensors: list[torch.Tensor], what: str) -> None:
+    """`call` on CPU tensors and on copies of them on the accelerator: the same bits in all of them afterwards."""
+    there = [tensor.to(DEVICE) for tensor in tensors]
+    call(tensors)
+    call(there)
+    for mine, theirs in zip(tensors, there, strict=True):
+        came = theirs.cpu()
+        assert came.view(-1).view(torch.uint8).equal(mine.view(-1).view(torch.uint8)), (
+            f"{what}: other bits than on the CPU"
+        )
+
+
+def collectives() -> None:
+    with job() as (_, rank, size):
+        for dtype in (
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.uint8,
+            torch.bool,
+        ):
+            x = data(rank, (3, 1001), dtype)
+            on_both(lambda t: dist.all_reduce(t[0]), [x.clone()], f"all_reduce {dtype}")
+            same_everywhere(x.clone().fill_(1), "the control itself")
+            on_both(lambda t: dist.broadcast(t[0], 1), [x.clone()], f"broadcast {dtype}")
+            on_both(lambda t: dist.reduce(t[0], 1), [x.clone()], f"reduce {dtype}")
+            on_both(lambda t: dist.all_gather(t[1:], t[0]), [x.clone(), *(torch.zeros_like(x) for _ in range(size))],
+                    f"all_gather {dtype}")  # fmt: skip
+            on_both(lambda t: dist.all_gather_into_tensor(t[1], t[0]), [x.clone(), x.repeat(size, 1)],
+                    f"all_gather_into_tensor {dtype}")  # fmt: skip
+        x = data(rank, (4 * size, 5), torch.float32)
+        on_both(
+            lambda t: dist.reduce_scatter_tensor(t[1], t[0]), [x.clone(), torch.zeros(4, 5)], "reduce_scatter_tensor"
+        )
+        on_both(
+            lambda t: dist.reduce_scatter(t[0], t[1:]), [torch.zeros(4, 5), *x.clone().chunk(size)], "reduce_scatter"
+        )
+        on_both(lambda t: dist.all_to_all_single(t[1], t[0]), [x.clone(), torch.zeros_like(x)], "all_to_all_single")
+        on_both(lambda t: dist.all_reduce(t[0], op=dist.ReduceOp.MAX), [x.clone()], "max")
+        on_both(lambda t: dist.gather(t[0], t[1:] if rank == 0 else None, dst=0),
+                [x.clone(), *(torch.zeros_like(x) for _ in range(size))], "gather")  # fmt: skip
+        on_both(lambda t: dist.scatter(t[0], t[1:] if rank == 1 else None, src=1),
+                [torch.zeros_like(x), *(data(rank + i, (4 * size, 5), torch.float32) for i in range(size))],
+                "scatter")  # fmt: skip
+        on_both(
+            lambda t: dist.send(t[0], 1 - rank) if rank == 0 else dist.recv(t[0], 1 - rank), [x.clone()], "messages"
+        )
+        columns = data(rank, (6, 10), torch.float32).to(DEVICE)[:, ::2]
+        wanted = data(rank, (6, 10), torch.float32)[:, ::2].clone()
+        dist.all_reduce(columns)
+        dist.all_reduce(wanted)
+        assert columns.cpu().equal(wanted), "not contiguous"
+        empty = torch.empty(0, 3).to(DEVICE)
+        dist.all_reduce(empty)
+        dist.barrier()
+
+
+def _late(gpu: ctypes.CDLL, tensor: torch.Tensor, value: int) -> None:
+    gpu.fake_fill_later(tensor.data_ptr(), tensor.nbytes, value)
+
+
+def streams() -> None:
+    with job() as (gpu, rank, _size):
+        gpu.fake_set_stream(gpu.fake_new_stream())
+        # What a late kernel writes is what is summed, and a copy on the caller's stream after wait() sees the sum.
+        for step in range(20):
+            gradient = torch.zeros(50_000, dtype=torch.uint8).to(DEVICE)
+            _late(gpu, gradient, rank + 1 + step)
+            work = dist.all_reduce(gradient, async_op=True)
+            work.wait()
+            assert gradient.cpu().unique().tolist() == [3 + 2 * step]
+        # Several at once, each waited for out of order.
+        many = [torch.zeros(30_000, dtype=torch.uint8).to(DEVICE) for _ in range(5)]
+        for index, tensor in enumerate(many):
+            _late(gpu, tensor, 10 * index + rank)
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in many]
+        for index in (4, 0, 2, 1, 3):
+            works[index].wait()
+            assert many[index].cpu().unique().tolist() == [20 * index + 1]
+        # A callback runs where the copy back is: what it computes from the result is right.
+        gradient = torch.zeros(50_000, dtype=torch.uint8).to(DEVICE)
+        _late(gpu, gradient, rank + 1)
+        seen = dist.all_reduce(gradient, async_op=True).get_future().then(lambda done: done.value()[0] + 1).wait()
+        assert seen.cpu().unique().tolist() == [4]
+
+
+def order_with_cpu_tensors() -> None:
+    """Ranks whose GPUs are not equally late still call a group's operations in one order."""
+    with job() as (gpu, rank, _size):
+        there = torch.zeros(100_000, dtype=torch.uint8).to(DEVICE)
+        if rank == 0:
+            _late(gpu, there, 1)
+        work = dist.all_reduce(there, async_op=True)
+        here = torch.full((5,), float(rank))
+        dist.broadcast(here, 1)
+        assert here.tolist() == [1.0] * 5
+        work.wait()
+        assert there.cpu().unique().tolist() == [1]
+
+
+def lifetime() -> None:
+    """Tensors that are dropped while they are copied stay where they are until that is done."""
+    with job() as (gpu, _rank, _size):
+        before = gpu.fake_allocated()
+        for _ in range(10):
+            dist.all_reduce(torch.ones(40_000).to(DEVICE), async_op=True)
+        dist.barrier()
+        for _ in range(10):
+            dist.all_reduce(torch.ones(40_000).to(DEVICE), async_op=True).get_future()
+        last = torch.ones(3).to(DEVICE)
+        dist.all_reduce(last)
+        assert last.cpu().tolist() == [2.0] * 3
+        dist.barrier()
+        for _ in range(1000):
+            if gpu.fake_allocated() <= before + 2 * 4096:
+                break
+            torch.ones(10).sum()
+        assert gpu.fake_allocated() <= before + 2 * 4096, "tensors are kept for ever"
+
+
+def refusals() -> None:
+    with job() as (gpu, _rank, _size):
+        x = torch.ones(4).to(DEVICE)
+        with expect_error(ValueError, "all tensors of a call must be on one device", "cpu"):
+            dist.all_gather([torch.ones(4), torch.ones(4)], x)
+        gpu.fake_capture(1)
+        with expect_error(RuntimeError, "herring:all_reduce", "being captured into a graph", "outside of the capture"):
+            dist.all_reduce(x)
+        gpu.fake_capture(0)
+        # What only the operation itself checks comes with wait().
+        work = dist.all_gather_into_tensor(torch.ones(5).to(DEVICE), x, async_op=True)
+        with expect_error(ValueError, "the output must hold 2 times the input"):
+            work.wait()
+        assert work.is_completed()
+        dist.all_reduce(x)
+        assert x.cpu().tolist() == [2.0] * 4, "the group goes on"
+
+
+def a_kernel_that_never_ends() -> None:
+    gpu = load()
+    with world(seconds=2) as (rank, _size):
+        x = torch.ones(4).to(DEVICE)
+        gpu.fake_stall(1)
+        with expect_error(RuntimeError, "herring:all_reduce" if rank < 0 else "timeout", "has not ended"):
+            dist.all_reduce(x)
+        gpu.fake_stall(0)
+        gpu.fake_run_all()

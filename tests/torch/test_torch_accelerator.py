@@ -1,0 +1,60 @@
+"""Tensors on an accelerator: the way through host memory runs, on a device that torch is made to believe in."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerator import build
+from ranks import run_ranks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def accelerator() -> None:
+    """Compiled before ranks with a time limit want it."""
+    try:
+        build()
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"the fake accelerator does not compile: {error}")
+
+
+def test_every_collective_has_the_bits_of_the_cpu() -> None:
+    run_ranks(2, "cases_accelerator:collectives", timeout=120)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_streams_wait_for_what_they_must(seed: int) -> None:
+    run_ranks(2, "cases_accelerator:streams", env={"HERRING_TEST_SEED": str(seed)}, timeout=120)
+
+
+def test_calls_on_cpu_tensors_keep_their_place() -> None:
+    run_ranks(2, "cases_accelerator:order_with_cpu_tensors", timeout=120)
+
+
+def test_memory_lives_as_long_as_its_copies() -> None:
+    run_ranks(2, "cases_accelerator:lifetime", timeout=120)
+
+
+def test_bad_calls_are_sentences() -> None:
+    run_ranks(2, "cases_accelerator:refusals", timeout=120)
+
+
+def test_a_kernel_that_never_ends_is_a_time_out() -> None:
+    run_ranks(2, "cases_accelerator:a_kernel_that_never_ends", timeout=120)
+
+
+def test_the_backend_serves_both_devices_and_changes_nobodys_default() -> None:
+    import herring.torch  # noqa: F401
+
+    assert dist.Backend.backend_capability["herring"] == ["cpu", "cuda"]
+    assert dist.Backend.default_device_backend_map["cuda"] == "nccl", "nobody else's default is changed"
+
+
+def test_herring_on_the_cpu_beside_nccl_is_still_said_so() -> None:
+    config = dist.BackendConfig(dist.Backend("cpu:herring,cuda:nccl"))
+    assert config.get_device_backend_map() == {"cpu": "herring", "cuda": "nccl"}
+    both = dist.BackendConfig(dist.Backend("herring")).get_device_backend_map()
+    assert both == {"cpu": "herring", "cuda": "herring"}
+    assert torch.distributed.is_available()
