@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "memory/domain.h"
 #include "runtime/network.h"
 #include "transport/strict_card.h"
 
@@ -23,26 +24,28 @@ namespace {
 
 class StrictNetwork final : public Network {
  public:
-  explicit StrictNetwork(std::unique_ptr<Network> inner) : inner_(std::move(inner)) {}
+  StrictNetwork(std::unique_ptr<Network> inner, memory::Domain& domain) : inner_(std::move(inner)), domain_(domain) {}
   std::unique_ptr<transport::Endpoint> open_endpoint() override {
     transport::StrictOptions options;
     options.on_fault = die;
-    return std::make_unique<transport::StrictCard>(inner_->open_endpoint(), std::move(options));
+    return std::make_unique<transport::StrictCard>(inner_->open_endpoint(), domain_, options);
   }
 
  private:
   std::unique_ptr<Network> inner_;
+  memory::Domain& domain_;
 };
 
 }  // namespace
 
-std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& options) {
-  using Open = std::unique_ptr<Network> (*)(const Config&, const NetworkOptions&);
-  constexpr const char* kName = "_ZN7herring7runtime12open_networkERKNS_6ConfigERKNS0_14NetworkOptionsE";
+std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& options, memory::Domain& domain) {
+  using Open = std::unique_ptr<Network> (*)(const Config&, const NetworkOptions&, memory::Domain&);
+  constexpr const char* kName =
+      "_ZN7herring7runtime12open_networkERKNS_6ConfigERKNS0_14NetworkOptionsERNS_6memory6DomainE";
   const auto original = reinterpret_cast<Open>(dlsym(RTLD_NEXT, kName));
   if (original == nullptr) die("chaos_strict: open_network() is not in the library that comes next");
   std::fprintf(stderr, "herring: chaos_strict: this process's endpoints are strict\n");
-  return std::make_unique<StrictNetwork>(original(config, options));
+  return std::make_unique<StrictNetwork>(original(config, options, domain), domain);
 }
 
 }  // namespace herring::runtime

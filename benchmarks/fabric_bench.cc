@@ -62,7 +62,7 @@ class Link {
 class FabricLink final : public Link {
  public:
   FabricLink(const herring::efa::FabricOptions& options, int channel, Clock::duration spin)
-      : fabric_(options), endpoint_(fabric_.open_endpoint()), spin_(spin) {
+      : fabric_(options, memory_), endpoint_(fabric_.open_endpoint()), spin_(spin) {
     const auto own = endpoint_->address();
     check(write(channel, own.data(), own.size()) == static_cast<ssize_t>(own.size()), "exchange addresses");
     herring::transport::Address other(own.size());
@@ -125,6 +125,7 @@ class FabricLink final : public Link {
     }
   }
 
+  herring::memory::Domain memory_;
   herring::efa::Fabric fabric_;
   std::unique_ptr<herring::transport::Endpoint> endpoint_;
   Clock::duration spin_;

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "efa/memory_table.h"
 #include "efa/objects.h"
 #include "efa/operation.h"
 #include "efa/waiter.h"
@@ -100,30 +99,16 @@ std::string hex(std::uint64_t value) {
   return "0x" + (first == std::string::npos ? "0" : text.substr(first));
 }
 
-class RegionRegistration final : public transport::Registration {
- public:
-  RegionRegistration(FidPtr<fid_mr> region, MemoryTable& table, std::uint64_t id)
-      : region_(std::move(region)), table_(table), id_(id) {}
-  ~RegionRegistration() override { table_.erase(id_); }
-
- private:
-  FidPtr<fid_mr> region_;
-  MemoryTable& table_;
-  std::uint64_t id_;
-};
-
 class FabricEndpoint final : public transport::Endpoint {
  public:
-  FabricEndpoint(std::shared_ptr<const Library> library, ProviderKind kind, const fi_info& info,
-                 const FabricOptions& options);
+  FabricEndpoint(std::shared_ptr<Card> card, ProviderKind kind, const CardMemory& memory, const FabricOptions& options);
   ~FabricEndpoint() override;
 
   const transport::Address& address() const override { return address_; }
   std::string description() const override { return description_; }
   void add_peer(PeerId id, std::span<const std::byte> address) override;
   void remove_peer(PeerId id) override;
-  bool needs_registration() const override { return needs_registration_; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte> memory) override;
+  memory::Domain* memory() const override { return memory_.domain; }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
@@ -137,11 +122,8 @@ class FabricEndpoint final : public transport::Endpoint {
  private:
   bool is_shut() const { return objects_.endpoint == nullptr; }
   static Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
-  static void close_temporary(Operation& operation);
   Operation* prepare(Tag tag, std::span<const std::byte> first, std::span<const std::byte> second, Token token);
-  Status attach_descriptors(Operation& operation, std::uint64_t access);
-  FidPtr<fid_mr> open_region(void* memory, std::size_t bytes, std::uint64_t access, int& result);
-  void release(Operation* operation);
+  Status attach_descriptors(Operation& operation) const;
   std::int64_t submit_send(Operation& operation);
   void queue_send(Peer& peer, Operation* operation, std::int64_t error);
   void retry_waiting(bool room);
@@ -157,31 +139,29 @@ class FabricEndpoint final : public transport::Endpoint {
 
   // Declared before the fabric objects: operations must still be there while the endpoint closes.
   OperationPool operations_{kMaxOperations};
-  MemoryTable memory_;
+  const CardMemory memory_;
   std::unordered_map<std::uint32_t, std::unique_ptr<Peer>> peers_;
   std::vector<std::unique_ptr<Peer>> retired_;  // Removed, while libfabric still holds sends to them.
   FabricObjects objects_;
   Waiter waiter_;
   transport::Address address_;
   std::string description_;
-  bool needs_registration_ = false;
   bool can_disconnect_ = false;
   bool sticky_descriptor_ = false;
   Duration connect_timeout_;
-  std::uint64_t next_key_ = 1;
   std::size_t sends_ = 0;
   std::vector<Peer*> waiting_;    // Peers with waiting sends.
   std::deque<Completion> ready_;  // Made by us, not by the queue.
 };
 
-FabricEndpoint::FabricEndpoint(std::shared_ptr<const Library> library, ProviderKind kind, const fi_info& info,
+FabricEndpoint::FabricEndpoint(std::shared_ptr<Card> card, ProviderKind kind, const CardMemory& memory,
                                const FabricOptions& options)
-    : objects_(std::move(library), kind, info, options.receives),
+    : memory_(memory),
+      objects_(std::move(card), kind, options.receives),
       waiter_(objects_.wait_descriptor),
       address_(encode_address(objects_.own_address)),
-      description_(std::string(fabric_name(kind)) + " (libfabric " + objects_.library->version_text() + ", " +
+      description_(std::string(fabric_name(kind)) + " (libfabric " + objects_.card->library().version_text() + ", " +
                    objects_.info->domain_attr->name + ")"),
-      needs_registration_((objects_.info->domain_attr->mr_mode & FI_MR_LOCAL) != 0),
       // ofi_rxm closes the connection when the address goes; the tcp provider keeps it.
       can_disconnect_(kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs),
       // In 1.17 its fi_trywait does nothing, and the descriptor stays readable for ever; a blocking read resets it.
@@ -195,12 +175,10 @@ void FabricEndpoint::shut_down() {
   if (is_shut()) return;
   // A last push: the tcp provider may hold a few completed small sends back until their socket has room.
   static_cast<void>(fi_cq_read(objects_.queue.get(), nullptr, 0));
-  // The endpoint goes first: from here on libfabric touches no memory of a pending post. What it registered for single
-  // posts goes with the operations' memory regions, before the domain.
+  // From here on libfabric touches no memory of a pending post.
   objects_.endpoint.reset();
   // Nor does anybody ask the queue: without its endpoint libfabric 1.17 crashes there.
   waiter_.forget_queue();
-  operations_.for_each([this](Operation& operation) { close_temporary(operation); });
   waiting_.clear();
   ready_.clear();
 }
@@ -215,7 +193,8 @@ void FabricEndpoint::add_peer(PeerId id, std::span<const std::byte> bytes) {
   peer->id = id;
   peer->text = to_string(address);
   const int inserted = fi_av_insert(objects_.addresses.get(), address.name.data(), 1, &peer->address, 0, nullptr);
-  if (inserted != 1) objects_.fail("fi_av_insert for peer " + std::to_string(id.value) + " at " + peer->text, inserted);
+  if (inserted != 1)
+    objects_.card->fail("fi_av_insert for peer " + std::to_string(id.value) + " at " + peer->text, inserted);
   peer->name = std::move(address.name);
   peers_.emplace(id.value, std::move(peer));
 }
@@ -232,23 +211,6 @@ void FabricEndpoint::remove_peer(PeerId id) {
   // With tcp the address stays: the provider's connection refers to it, and removing it would not close that.
   if (can_disconnect_) static_cast<void>(fi_av_remove(objects_.addresses.get(), &peer->address, 1, 0));
   if (peer->in_provider > 0) retired_.push_back(std::move(peer));
-}
-
-std::unique_ptr<transport::Registration> FabricEndpoint::register_memory(std::span<std::byte> memory) {
-  if (!needs_registration_ || memory.empty()) return std::make_unique<transport::Registration>();
-  int result = 0;
-  FidPtr<fid_mr> region = open_region(memory.data(), memory.size(), FI_SEND | FI_RECV, result);
-  if (region == nullptr) {
-    objects_.fail("fi_mr_reg of " + std::to_string(memory.size()) + " bytes (is `ulimit -l` large enough?)", result);
-  }
-  const std::uint64_t id = memory_.insert(memory, fi_mr_desc(region.get()));
-  return std::make_unique<RegionRegistration>(std::move(region), memory_, id);
-}
-
-FidPtr<fid_mr> FabricEndpoint::open_region(void* memory, std::size_t bytes, std::uint64_t access, int& result) {
-  fid_mr* region = nullptr;
-  result = fi_mr_reg(objects_.domain.get(), memory, bytes, access, 0, next_key_++, 0, &region, nullptr);
-  return FidPtr<fid_mr>(result == 0 ? region : nullptr);
 }
 
 Operation* FabricEndpoint::prepare(Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
@@ -269,38 +231,20 @@ Operation* FabricEndpoint::prepare(Tag tag, std::span<const std::byte> first, st
   return operation;
 }
 
-/// Unregistered memory is registered for this one post: correct for any size, but slow. Long-lived memory should come
-/// through register_memory().
-Status FabricEndpoint::attach_descriptors(Operation& operation, std::uint64_t access) {
+/// Whoever posts memory holds it in the domain.
+Status FabricEndpoint::attach_descriptors(Operation& operation) const {
+  if (memory_.domain == nullptr) return Status::ok();
   for (std::size_t i = 0; i < operation.spans; ++i) {
     const iovec& span = operation.span[i];
-    const MemoryTable::Region* known = memory_.find({static_cast<const std::byte*>(span.iov_base), span.iov_len});
-    if (known != nullptr) {
-      operation.descriptor[i] = known->descriptor;
-      continue;
+    const memory::Registration* known =
+        memory_.domain->find(memory_.nic, {static_cast<const std::byte*>(span.iov_base), span.iov_len});
+    if (known == nullptr) {
+      return Status(Code::kInternal, "a post of " + std::to_string(span.iov_len) +
+                                         " bytes that are not registered: this is a bug in Herring, please report it");
     }
-    int result = 0;
-    FidPtr<fid_mr> region = open_region(span.iov_base, span.iov_len, access, result);
-    if (region == nullptr) {
-      return Status(Code::kTransport, "fi_mr_reg of " + std::to_string(span.iov_len) +
-                                          " unregistered bytes: " + objects_.library->error_text(result) +
-                                          "; register the memory beforehand, or raise `ulimit -l`");
-    }
-    operation.descriptor[i] = fi_mr_desc(region.get());
-    operation.temporary[i] = region.release();
+    operation.descriptor[i] = known->descriptor();
   }
   return Status::ok();
-}
-
-void FabricEndpoint::close_temporary(Operation& operation) {
-  for (fid_mr*& region : operation.temporary) {
-    if (region != nullptr) FidPtr<fid_mr>{std::exchange(region, nullptr)}.reset();
-  }
-}
-
-void FabricEndpoint::release(Operation* operation) {
-  close_temporary(*operation);
-  operations_.give_back(operation);
 }
 
 Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first,
@@ -317,11 +261,9 @@ Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> 
   Operation* operation = prepare(tag, first, second, token);
   if (operation == nullptr) return Status::again();
   operation->peer = &peer;
-  if (needs_registration_) {
-    if (Status status = attach_descriptors(*operation, FI_SEND); !status.is_ok()) {
-      release(operation);
-      return status;
-    }
+  if (Status status = attach_descriptors(*operation); !status.is_ok()) {
+    operations_.give_back(operation);
+    return status;
   }
   const std::int64_t result = peer.waiting > 0 ? -FI_EAGAIN : submit_send(*operation);
   if (result == 0) {
@@ -333,10 +275,10 @@ Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> 
     ++sends_;
     return Status::ok();
   }
-  release(operation);
+  operations_.give_back(operation);
   return Status(Code::kTransport, "send of " + std::to_string(first.size() + second.size()) + " bytes to peer " +
                                       std::to_string(to.value) + " at " + peer.text + ": " +
-                                      objects_.library->error_text(result));
+                                      objects_.card->library().error_text(result));
 }
 
 std::int64_t FabricEndpoint::submit_send(Operation& operation) {
@@ -375,7 +317,7 @@ void FabricEndpoint::fail_waiting(Peer& peer, const std::string& why) {
     Operation* operation = pop_waiting(peer);
     ready_.push_back({operation->token, CompletionKind::kSend, 0, status});
     --sends_;
-    release(operation);
+    operations_.give_back(operation);
   }
 }
 
@@ -400,16 +342,16 @@ void FabricEndpoint::retry_peer(Peer& peer, Instant now) {
     if (result != -FI_EAGAIN) peer.last_error = result;
     if (result != -FI_EAGAIN && !is_peer_error(-result)) {
       Operation* operation = pop_waiting(peer);
-      ready_.push_back(failed_send(*operation, -result, objects_.library->error_text(result)));
+      ready_.push_back(failed_send(*operation, -result, objects_.card->library().error_text(result)));
       --sends_;
-      release(operation);
+      operations_.give_back(operation);
       continue;
     }
     if (now - peer.waiting_since >= connect_timeout_) {
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - peer.waiting_since).count();
       fail_waiting(peer, "peer " + std::to_string(peer.id.value) + " at " + peer.text + " took no message for " +
                              std::to_string(seconds) +
-                             " s (last try: " + objects_.library->error_text(peer.last_error) +
+                             " s (last try: " + objects_.card->library().error_text(peer.last_error) +
                              "): has its process ended, or does a firewall block the port?");
       return;
     }
@@ -423,20 +365,18 @@ Status FabricEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::sp
   if (is_shut()) return shut();
   Operation* operation = prepare(tag, first, second, token);
   if (operation == nullptr) return Status::again();
-  if (needs_registration_) {
-    if (Status status = attach_descriptors(*operation, FI_RECV); !status.is_ok()) {
-      release(operation);
-      return status;
-    }
+  if (Status status = attach_descriptors(*operation); !status.is_ok()) {
+    operations_.give_back(operation);
+    return status;
   }
   // Before the call: the provider may have the message already and complete it inside.
   operation->state = OperationState::kReceive;
   const std::int64_t result = receive_message(objects_.endpoint.get(), *operation);
   if (result == 0) return Status::ok();
-  release(operation);
+  operations_.give_back(operation);
   if (result == -FI_EAGAIN) return Status::again();
   return Status(Code::kTransport, "receive of " + std::to_string(first.size() + second.size()) + " bytes, tag " +
-                                      hex(tag.value) + ": " + objects_.library->error_text(result));
+                                      hex(tag.value) + ": " + objects_.card->library().error_text(result));
 }
 
 void FabricEndpoint::cancel_receive(Token token) {
@@ -494,7 +434,7 @@ Completion FabricEndpoint::complete(const fi_cq_tagged_entry& entry) {
     }
     settle_send(operation);
   }
-  release(&operation);
+  operations_.give_back(&operation);
   return completion;
 }
 
@@ -510,7 +450,7 @@ bool FabricEndpoint::read_error(Completion& completion) {
   std::array<char, 128> text{};
   const char* provider_text =
       fi_cq_strerror(objects_.queue.get(), error.entry.prov_errno, error.entry.err_data, text.data(), text.size());
-  std::string detail = objects_.library->error_text(error.entry.err);
+  std::string detail = objects_.card->library().error_text(error.entry.err);
   if (provider_text != nullptr && *provider_text != '\0' && detail != provider_text) {
     detail += std::string(" (") + provider_text + ")";
   }
@@ -520,7 +460,7 @@ bool FabricEndpoint::read_error(Completion& completion) {
   } else {
     completion = failed_receive(operation, error.entry, detail);
   }
-  release(&operation);
+  operations_.give_back(&operation);
   return true;
 }
 
@@ -587,14 +527,14 @@ bool FabricEndpoint::prepare_wait(std::vector<int>& descriptors, Instant& deadli
 bool FabricEndpoint::arm_queue() {
   if (sticky_descriptor_) return fi_cq_sread(objects_.queue.get(), nullptr, 0, nullptr, 1) == -FI_EAGAIN;
   fid* watched = &objects_.queue->fid;
-  return fi_trywait(objects_.fabric.get(), &watched, 1) == 0;
+  return fi_trywait(objects_.card->fabric(), &watched, 1) == 0;
 }
 
 }  // namespace
 
-std::unique_ptr<transport::Endpoint> open_endpoint(std::shared_ptr<const Library> library, ProviderKind kind,
-                                                   const fi_info& info, const FabricOptions& options) {
-  return std::make_unique<FabricEndpoint>(std::move(library), kind, info, options);
+std::unique_ptr<transport::Endpoint> open_endpoint(std::shared_ptr<Card> card, ProviderKind kind,
+                                                   const CardMemory& memory, const FabricOptions& options) {
+  return std::make_unique<FabricEndpoint>(std::move(card), kind, memory, options);
 }
 
 }  // namespace herring::efa

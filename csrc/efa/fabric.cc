@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "efa/card.h"
 #include "efa/endpoint.h"
 #include "efa/library.h"
 #include "efa/select.h"
@@ -45,7 +46,7 @@ FabricReport probe(const FabricOptions& options) {
 
 class Fabric::Impl {
  public:
-  explicit Impl(const FabricOptions& given) : options(given) {
+  Impl(const FabricOptions& given, memory::Domain& domain) : options(given) {
     std::vector<std::string> tried;
     library = Library::load(options, tried);
     if (library == nullptr) {
@@ -57,21 +58,29 @@ class Fabric::Impl {
     selection = select(*library, options, Look::kWhatIsNeeded);
     if (selection.chosen < 0) throw Error(Code::kUnavailable, no_provider_text(*library, selection));
     provider = fabric_name(selection.kind);
+    const bool registers = (selection.info->domain_attr->mr_mode & FI_MR_LOCAL) != 0 || options.always_registers;
+    if (!registers) return;
+    shared = std::make_shared<Card>(library, *selection.info, Sharing::kManyThreads);
+    memory = {&domain, domain.add_nic(shared)};
   }
 
   FabricOptions options;
   std::shared_ptr<const Library> library;
   Selection selection;
   std::string provider;
+  std::shared_ptr<Card> shared;  // Null: every endpoint has its own.
+  CardMemory memory;
 };
 
-Fabric::Fabric(const FabricOptions& options) : impl_(std::make_shared<Impl>(options)) {}
+Fabric::Fabric(const FabricOptions& options, memory::Domain& domain) : impl_(std::make_shared<Impl>(options, domain)) {}
 Fabric::~Fabric() = default;
 
 const std::string& Fabric::provider() const { return impl_->provider; }
 
 std::unique_ptr<transport::Endpoint> Fabric::open_endpoint() {
-  return efa::open_endpoint(impl_->library, impl_->selection.kind, *impl_->selection.info, impl_->options);
+  std::shared_ptr<Card> card = impl_->shared;
+  if (card == nullptr) card = std::make_shared<Card>(impl_->library, *impl_->selection.info, Sharing::kOneThread);
+  return efa::open_endpoint(std::move(card), impl_->selection.kind, impl_->memory, impl_->options);
 }
 
 }  // namespace herring::efa

@@ -19,6 +19,7 @@ struct FabricOptions {
   std::vector<std::string> search;
   std::size_t receives = 8192;    ///< Posted at the same moment on one endpoint: layered providers make room for them.
   double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
+  bool always_registers = false;  ///< Memory is registered though the provider would take any: as with EFA, for tests.
 };
 
 struct ProviderReport {
@@ -41,14 +42,16 @@ FabricReport probe(const FabricOptions& options);
 /// A loaded library with one provider chosen: opens endpoints. Thread-safe. Endpoints keep the library loaded.
 class Fabric final {
  public:
-  /// Throws Error(kUnavailable) that lists what was tried and what to install or set.
-  explicit Fabric(const FabricOptions& options);
+  /// Throws Error(kUnavailable) that lists what was tried and what to install or set. Where the provider wants memory
+  /// registered, its card is added to `domain`, which outlives every endpoint.
+  Fabric(const FabricOptions& options, memory::Domain& domain);
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
 
   const std::string& provider() const;
-  /// Each endpoint has its own domain, completion queue and memory: nothing is shared between lanes.
+  /// Each endpoint has a completion queue of its own. Where memory is registered, they share a libfabric domain, and so
+  /// what is registered; else nothing.
   std::unique_ptr<transport::Endpoint> open_endpoint();
 
  private:

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
-#include "core/text.h"
 #include "efa/signals.h"
 
 namespace herring::efa {
@@ -36,20 +36,21 @@ int open_queue(fid_domain* domain, FidPtr<fid_cq>& queue, int& wait_descriptor) 
   return result;
 }
 
+/// A provider may end the process over an error that it cannot tell of (efa does).
+FidPtr<fid_eq> open_events(fid_fabric* fabric) {
+  fi_eq_attr attributes{};
+  attributes.wait_obj = FI_WAIT_NONE;
+  fid_eq* opened = nullptr;
+  return FidPtr<fid_eq>(fi_eq_open(fabric, &attributes, &opened, nullptr) == 0 ? opened : nullptr);
+}
+
 }  // namespace
 
-FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, ProviderKind kind, const fi_info& chosen,
-                             std::size_t receives)
-    : library(std::move(used_library)), info(library->duplicate(&chosen)) {
+FabricObjects::FabricObjects(std::shared_ptr<Card> on, ProviderKind kind, std::size_t receives)
+    : card(std::move(on)), info(card->library().duplicate(&card->info())) {
   const SignalGuard guard;
-  fid_fabric* opened_fabric = nullptr;
-  if (const int result = library->open_fabric(info->fabric_attr, &opened_fabric)) fail("fi_fabric", result);
-  fabric.reset(opened_fabric);
-
-  fid_domain* opened_domain = nullptr;
-  if (const int result = fi_domain(opened_fabric, info.get(), &opened_domain, nullptr)) fail("fi_domain", result);
-  domain.reset(opened_domain);
-
+  fid_domain* const opened_domain = card->domain();
+  const auto fail = [this](const char* call, int result) { card->fail(call, result); };
   fi_av_attr av{};
   av.type = FI_AV_TABLE;
   fid_av* opened_addresses = nullptr;
@@ -57,6 +58,7 @@ FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, Provid
   addresses.reset(opened_addresses);
 
   if (const int result = open_queue(opened_domain, queue, wait_descriptor)) fail("fi_cq_open", result);
+  events = open_events(card->fabric());
 
   if (kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs) {
     // These take no more than they made room for; the others have no such limit.
@@ -65,13 +67,14 @@ FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, Provid
   fid_ep* opened = nullptr;
   int result = fi_endpoint(opened_domain, info.get(), &opened, nullptr);
   if (result != 0) {
-    info->rx_attr->size = chosen.rx_attr->size;
+    info->rx_attr->size = card->info().rx_attr->size;
     result = fi_endpoint(opened_domain, info.get(), &opened, nullptr);
   }
   if (result != 0) fail("fi_endpoint", result);
   endpoint.reset(opened);
   if ((result = fi_ep_bind(opened, &addresses->fid, 0)) != 0) fail("fi_ep_bind (addresses)", result);
   if ((result = fi_ep_bind(opened, &queue->fid, FI_TRANSMIT | FI_RECV)) != 0) fail("fi_ep_bind (queue)", result);
+  if (events != nullptr && fi_ep_bind(opened, &events->fid, 0) != 0) events.reset();
   if ((result = fi_enable(opened)) != 0) fail("fi_enable", result);
 
   std::array<std::byte, 256> name{};
@@ -80,11 +83,6 @@ FabricObjects::FabricObjects(std::shared_ptr<const Library> used_library, Provid
   own_address.kind = kind;
   own_address.format = info->addr_format;
   own_address.name.assign(name.begin(), name.begin() + static_cast<std::ptrdiff_t>(std::min(bytes, name.size())));
-}
-
-void FabricObjects::fail(const std::string& call, std::int64_t error) const {
-  throw Error(Code::kTransport, call + " on " + info->fabric_attr->prov_name + " (" + info->domain_attr->name +
-                                    "): " + library->error_text(error) + descriptor_hint());
 }
 
 }  // namespace herring::efa

@@ -51,7 +51,6 @@ struct Operation {
   std::uint8_t spans = 0;  // Used entries of the arrays below; empty spans are left out.
   std::array<iovec, 2> span{};
   std::array<void*, 2> descriptor{};
-  std::array<fid_mr*, 2> temporary{};  // Registered for this post alone; closed when it completes.
   std::size_t bytes = 0;
   Operation* next = nullptr;  // Free list, or the peer's waiting sends.
 };

@@ -127,6 +127,10 @@ class Neighborhood::Impl {
                     multicast_secret(options_.local_rank));
   }
 
+  ~Impl() {
+    if (options_.on_discard && guard_.in_owner()) options_.on_discard(arena_.bytes());
+  }
+
   std::span<std::byte> arena(std::uint32_t rank) const {
     return rank == options_.local_rank ? arena_.bytes() : peers_.at(rank).arena.bytes();
   }
@@ -316,6 +320,7 @@ class Neighborhood::Impl {
   }
 
   void discard(std::uint64_t offset, std::uint64_t bytes) {
+    if (options_.on_discard) options_.on_discard(arena_.bytes().subspan(offset, bytes));
     // Advice: where the kernel cannot, the pages are merely kept.
     (void)madvise(arena_.bytes().data() + offset, bytes, MADV_REMOVE);
   }

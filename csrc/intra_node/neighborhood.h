@@ -21,6 +21,9 @@ struct NeighborhoodOptions {
   std::uint32_t ring_bytes = 0;   ///< Capacity of the message ring between two ranks; a power of two.
   /// May be empty; called while ranks are awaited. What it throws ends the wait.
   std::function<void()> while_waiting = {};
+  /// May be empty; called before pages of this rank's arena go back to the system, with what they are mapped at. Any
+  /// thread.
+  std::function<void(std::span<const std::byte>)> on_discard = {};
 };
 
 inline constexpr std::uint32_t kNoCore = ~0u;

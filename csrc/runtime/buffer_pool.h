@@ -7,16 +7,17 @@
 #include <vector>
 
 #include "core/status.h"
-#include "transport/transport.h"
+#include "memory/domain.h"
 
 namespace herring::runtime {
 
-/// Buffers of one size in slabs that are registered where the endpoint needs it; grows, never shrinks. Goes before the
-/// endpoint, and when no post uses a buffer of it any more.
+/// Buffers of one size in slabs that are registered where an endpoint wants that; grows, never shrinks. Goes when no
+/// post uses a buffer of it any more.
 class BufferPool final {
  public:
-  BufferPool(transport::Endpoint& endpoint, std::size_t buffer_bytes, std::size_t per_slab)
-      : endpoint_(endpoint), buffer_bytes_(buffer_bytes), per_slab_(std::max<std::size_t>(per_slab, 1)) {}
+  /// `domain`: the endpoint's, or null.
+  BufferPool(memory::Domain* domain, std::size_t buffer_bytes, std::size_t per_slab)
+      : domain_(domain), buffer_bytes_(buffer_bytes), per_slab_(std::max<std::size_t>(per_slab, 1)) {}
 
   std::size_t buffer_bytes() const { return buffer_bytes_; }
 
@@ -44,24 +45,20 @@ class BufferPool final {
   }
 
  private:
-  struct Slab {
-    std::unique_ptr<std::byte[]> memory;
-    std::unique_ptr<transport::Registration> registration;  // Goes before the memory.
-  };
-
   void grow() {
-    Slab slab;
     const std::size_t bytes = buffer_bytes_ * per_slab_;
-    slab.memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    if (endpoint_.needs_registration()) slab.registration = endpoint_.register_memory({slab.memory.get(), bytes});
-    for (std::size_t i = per_slab_; i > 0; --i) free_.push_back(slab.memory.get() + (i - 1) * buffer_bytes_);
+    const std::shared_ptr<std::byte[]> owner(new std::byte[bytes]);
+    const std::span<std::byte> memory(owner.get(), bytes);
+    memory::Buffer slab = domain_ == nullptr ? memory::Buffer(memory, MemoryKind::kHost, owner)
+                                             : domain_->adopt(memory, MemoryKind::kHost, owner);
+    for (std::size_t i = per_slab_; i > 0; --i) free_.push_back(memory.data() + (i - 1) * buffer_bytes_);
     slabs_.push_back(std::move(slab));
   }
 
-  transport::Endpoint& endpoint_;
+  memory::Domain* domain_;
   std::size_t buffer_bytes_;
   std::size_t per_slab_;
-  std::vector<Slab> slabs_;
+  std::vector<memory::Buffer> slabs_;
   std::vector<std::byte*> free_;
   bool could_not_grow_ = false;
 };
@@ -71,13 +68,13 @@ class BufferPool final {
 /// may be out for as long as an operation; peers count on it, and without it the process cannot go on.
 class PostBuffers final {
  public:
-  PostBuffers(transport::Endpoint& endpoint, std::size_t small_bytes, std::size_t small_per_slab,
-              std::size_t large_bytes, std::size_t large_per_slab)
-      : has_own_for_sends_(endpoint.needs_registration()),
-        small_(endpoint, small_bytes, small_per_slab),
-        large_(endpoint, large_bytes, large_per_slab),
-        small_sends_(endpoint, small_bytes, small_per_slab),
-        large_sends_(endpoint, large_bytes, large_per_slab) {
+  PostBuffers(memory::Domain* domain, std::size_t small_bytes, std::size_t small_per_slab, std::size_t large_bytes,
+              std::size_t large_per_slab)
+      : has_own_for_sends_(domain != nullptr),
+        small_(domain, small_bytes, small_per_slab),
+        large_(domain, large_bytes, large_per_slab),
+        small_sends_(domain, small_bytes, small_per_slab),
+        large_sends_(domain, large_bytes, large_per_slab) {
     if (!has_own_for_sends_) return;
     small_sends_.reserve();
     large_sends_.reserve();

@@ -23,9 +23,9 @@ constexpr Duration kLinger = std::chrono::milliseconds(50);
 CheckedEndpoint::Impl::Impl(std::unique_ptr<transport::Endpoint> inner, CheckedOptions options)
     : inner_(std::move(inner)),
       options_(std::move(options)),
-      buffers_(*inner_, kSmallBytes, kPerSlab, kFrameBytes + std::max(options_.max_head_bytes, kMaxReportBytes),
-               kPerSlab / 4),
-      reports_(*inner_, kFrameBytes + kMaxReportBytes, kPerSlab / 4),
+      buffers_(inner_->memory(), kSmallBytes, kPerSlab,
+               kFrameBytes + std::max(options_.max_head_bytes, kMaxReportBytes), kPerSlab / 4),
+      reports_(inner_->memory(), kFrameBytes + kMaxReportBytes, kPerSlab / 4),
       now_(options_.now ? options_.now() : std::chrono::steady_clock::now()) {}
 
 CheckedEndpoint::Impl::~Impl() {
@@ -401,10 +401,7 @@ const transport::Address& CheckedEndpoint::address() const { return impl_->inner
 std::string CheckedEndpoint::description() const { return impl_->inner().description() + " with checksums"; }
 void CheckedEndpoint::add_peer(PeerId peer, std::span<const std::byte> address) { impl_->add_peer(peer, address); }
 void CheckedEndpoint::remove_peer(PeerId peer) { impl_->remove_peer(peer); }
-bool CheckedEndpoint::needs_registration() const { return impl_->inner().needs_registration(); }
-std::unique_ptr<transport::Registration> CheckedEndpoint::register_memory(std::span<std::byte> memory) {
-  return impl_->inner().register_memory(memory);
-}
+memory::Domain* CheckedEndpoint::memory() const { return impl_->inner().memory(); }
 Status CheckedEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first,
                                   std::span<const std::byte> second, Token token) {
   return impl_->post_send(to, tag, first, second, token);

@@ -58,8 +58,7 @@ class CheckedEndpoint final : public transport::Endpoint {
   std::string description() const override;
   void add_peer(PeerId peer, std::span<const std::byte> address) override;
   void remove_peer(PeerId peer) override;
-  bool needs_registration() const override;
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte> memory) override;
+  memory::Domain* memory() const override;
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;

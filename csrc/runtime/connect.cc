@@ -41,12 +41,19 @@ void raise_file_limit(std::uint64_t connections) {
 /// Bytes of the largest message that stands in front of other memory: an announce, an error's text.
 constexpr std::size_t kMaxHeadBytes = wire::kHeaderBytes + 2048;
 
+/// What every endpoint of the process is opened with.
+struct Opener {
+  Network& network;
+  memory::Domain& domain;
+  const EndpointWrapper& wrap;
+};
+
 /// With checksums where they are set.
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
                                                    PeerId self, const std::shared_ptr<DamageCounters>& counters,
-                                                   Network& network, const EndpointWrapper& wrap) {
-  std::unique_ptr<transport::Endpoint> endpoint = network.open_endpoint();
-  if (wrap) endpoint = wrap(std::move(endpoint));
+                                                   const Opener& opener) {
+  std::unique_ptr<transport::Endpoint> endpoint = opener.network.open_endpoint();
+  if (opener.wrap) endpoint = opener.wrap(std::move(endpoint), opener.domain);
   if (config.checksum == Toggle::kOff) return endpoint;
   CheckedOptions options;
   options.self = self;
@@ -63,22 +70,23 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
 
 /// `near`: the process's own way between its worker and this lane, or null.
 std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement, const LanePlace& lane, HubClient& hub,
-                                const std::shared_ptr<DamageCounters>& counters, Network& network,
-                                const EndpointWrapper& wrap, std::unique_ptr<transport::Endpoint> near) {
+                                const std::shared_ptr<DamageCounters>& counters, const Opener& opener,
+                                std::unique_ptr<transport::Endpoint> near) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
   options.hosts = host_spans(config, placement);
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
-  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, network, wrap);
+  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, opener);
   if (near != nullptr) {
     endpoint = std::make_unique<RoutedEndpoint>(std::move(near), std::set{PeerId{lane.owner}}, std::move(endpoint));
   }
+  options.memory = &opener.domain;
   return std::make_unique<Lane>(options, std::move(endpoint));
 }
 
 /// This process's lanes, and its worker's own way to them.
 void open_lanes(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                const EndpointWrapper& wrap, Connections& result) {
+                const Opener& opener, Connections& result) {
   auto near = std::make_unique<ProcessEndpoint>();
   std::set<PeerId> near_lanes;
   for (const LanePlace& lane : placement.lanes) {
@@ -89,8 +97,7 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
       ProcessEndpoint::introduce(*near, PeerId{rank}, *lanes_end, lane.peer);
       near_lanes.insert(lane.peer);
     }
-    result.lanes.push_back(
-        open_lane(config, placement, lane, hub, result.damage, *result.network, wrap, std::move(lanes_end)));
+    result.lanes.push_back(open_lane(config, placement, lane, hub, result.damage, opener, std::move(lanes_end)));
   }
   if (near_lanes.empty()) return;
   result.endpoint = std::make_unique<RoutedEndpoint>(std::move(near), near_lanes, std::move(result.endpoint));
@@ -99,7 +106,7 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
 /// With room for all that the budget counts on.
 std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
                                       std::uint32_t rank, std::span<const std::string> search,
-                                      std::shared_ptr<tcp::StrangerCounters> strangers) {
+                                      std::shared_ptr<tcp::StrangerCounters> strangers, memory::Domain& domain) {
   const Budget& budget = placement.budget;
   const bool has_lanes =
       std::ranges::any_of(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
@@ -115,27 +122,29 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
     logger->log_limited(LogLevel::kWarning, "tcp.stranger", "a connection that is none of this job's: " + text);
   };
-  return runtime::open_network(config, options);
+  return runtime::open_network(config, options, domain);
 }
 
 }  // namespace
 
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                    std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap) {
+                    std::span<const std::string> fabric_search, Instant deadline, memory::Domain& domain,
+                    const EndpointWrapper& wrap) {
   Connections result;
   OwnAddresses own;
   if (!placement.lanes.empty()) {
-    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers);
+    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers, domain);
+    const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {
-        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, *result.network, wrap);
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, opener);
       };
       result.endpoint = open();
       // Its connections are made by the provider when the first message goes.
       result.peer_endpoint = open();
       own.worker = {result.endpoint->address(), result.peer_endpoint->address()};
     }
-    open_lanes(config, placement, hub, role, rank, wrap, result);
+    open_lanes(config, placement, hub, role, rank, opener, result);
     for (const auto& lane : result.lanes) own.lanes.push_back(lane->address());
   }
   const OthersAddresses others = introduce(hub, settings_that_must_agree(config), own, deadline);

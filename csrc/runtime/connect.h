@@ -8,6 +8,7 @@
 
 #include "core/config.h"
 #include "core/types.h"
+#include "memory/domain.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/control.h"
 #include "runtime/lane.h"
@@ -18,7 +19,7 @@
 
 namespace herring::runtime {
 
-/// What one process opens for the placement, before the addresses are exchanged.
+/// What one process opens for the placement, before the addresses are exchanged. The memory domain outlives it.
 struct Connections {
   std::unique_ptr<Network> network;                    ///< Null where the placement has no lanes.
   std::unique_ptr<transport::Endpoint> endpoint;       ///< Workers only: to the lanes.
@@ -33,6 +34,7 @@ struct Connections {
 /// Throws Error: kUnavailable where the placement needs a network and there is none, kMismatch naming who has other
 /// settings.
 Connections connect(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                    std::span<const std::string> fabric_search, Instant deadline, const EndpointWrapper& wrap = {});
+                    std::span<const std::string> fabric_search, Instant deadline, memory::Domain& domain,
+                    const EndpointWrapper& wrap = {});
 
 }  // namespace herring::runtime

@@ -1,10 +1,6 @@
 #include "runtime/lane.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "core/status.h"
 #include "runtime/validate.h"
@@ -20,14 +16,13 @@ constexpr Duration kRunTime = std::chrono::microseconds(500);
 constexpr std::uint32_t kMostRunBytes = 4 << 20;
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
-std::span<std::byte> map_slots(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) + " bytes for a server lane: " +
-                                        std::strerror(errno) + "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES");
+memory::Buffer map_slots(memory::Domain& domain, std::size_t bytes) {
+  try {
+    return domain.allocate(bytes);
+  } catch (const Error& error) {
+    throw Error(error.status().code(), "memory of a server lane: " + error.status().message() +
+                                           "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES");
   }
-  madvise(memory, bytes, MADV_HUGEPAGE);  // Only a hint.
-  return {static_cast<std::byte*>(memory), bytes};
 }
 
 /// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
@@ -77,14 +72,12 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
 Lane::Lane(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
     : options_(options),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(slot_bytes(options))),
+      slots_(map_slots(*options.memory, slot_bytes(options))),
       logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
 
 Lane::~Lane() {
   pump_.reset();
-  registration_.reset();
   endpoint_.reset();  // Nothing may write to the slots any more.
-  munmap(slots_.data(), slots_.size());
 }
 
 server::EngineConfig Lane::engine_config() const {
@@ -127,8 +120,7 @@ PumpOptions Lane::pump_options() const {
 
 void Lane::open(std::span<const transport::Address> workers) {
   for (std::uint32_t rank = 0; rank < workers.size(); ++rank) endpoint_->add_peer(PeerId{rank}, workers[rank]);
-  engine_ = std::make_unique<server::Engine>(engine_config(), slots_);
-  if (endpoint_->needs_registration()) registration_ = endpoint_->register_memory(slots_);
+  engine_ = std::make_unique<server::Engine>(engine_config(), slots_.bytes());
   pump_ = std::make_unique<Pump<server::Engine>>(
       *engine_, *endpoint_, pump_options(),
       [isa = reduction_isa(options_.config)](const ReduceAction& action) {

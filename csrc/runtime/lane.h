@@ -14,6 +14,7 @@
 #include "core/config.h"
 #include "core/log.h"
 #include "core/types.h"
+#include "memory/domain.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
 #include "server/engine.h"
@@ -41,6 +42,7 @@ struct LaneOptions {
   std::uint32_t lanes = 0;                   ///< Of the plan.
   std::vector<wire::RankSpan> hosts;         ///< server::EngineConfig, same name.
   std::optional<std::uint32_t> near_worker;  ///< near_worker()
+  memory::Domain* memory = nullptr;          ///< Of this process; outlives the lane.
   /// The lane cannot go on (an exception on its thread, with its text). Called on that thread, once.
   std::function<void(const std::string&)> on_failure;
 };
@@ -100,8 +102,7 @@ class Lane final {
 
   const LaneOptions options_;
   std::unique_ptr<transport::Endpoint> endpoint_;
-  std::span<std::byte> slots_;  // Mapped in the constructor, unmapped in the destructor.
-  std::unique_ptr<transport::Registration> registration_;
+  memory::Buffer slots_;
   std::unique_ptr<server::Engine> engine_;
   std::unique_ptr<Pump<server::Engine>> pump_;
   bool has_failed_ = false;

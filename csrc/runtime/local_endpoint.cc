@@ -97,10 +97,6 @@ void LocalEndpoint::peer_left(PeerId id) {
   found->second.answers.clear();
 }
 
-std::unique_ptr<transport::Registration> LocalEndpoint::register_memory(std::span<std::byte>) {
-  return std::make_unique<transport::Registration>();
-}
-
 void LocalEndpoint::complete_send(Token token, Status status) {
   ready_.push_back({token, transport::CompletionKind::kSend, 0, std::move(status)});
 }

@@ -144,13 +144,13 @@ Instant Messages::next_deadline() const {
 
 void Messages::submit(Instant now, const PendingMessage& message) {
   const std::uint64_t handle = next_handle_++;
-  Waiting waiting{message.work, message.route, nullptr, Overdue(message.deadline), message.group, {}};
+  Waiting waiting{message.work, message.route, {}, Overdue(message.deadline), message.group, {}};
   const std::span<std::byte> memory =
       message.is_send ? std::span(const_cast<std::byte*>(message.data.data()), message.data.size()) : message.memory;
-  if (options_.endpoint && options_.endpoint->needs_registration() &&
-      memory.size() > links_[*network_link_].eager_bytes) {
+  memory::Domain* const domain = options_.endpoint ? options_.endpoint->memory() : nullptr;
+  if (domain != nullptr && memory.size() > links_[*network_link_].eager_bytes) {
     try {
-      waiting.registration = options_.endpoint->register_memory(memory);
+      waiting.hold = domain->hold(memory);
     } catch (const Error& error) {
       return refuse(now, handle, message, error.status());
     }
@@ -222,7 +222,7 @@ bool Messages::finish_completed() {
     if (found == waiting_.end()) continue;
     Waiting waiting = std::move(found->second);
     waiting_.erase(found);
-    waiting.registration.reset();  // The memory is the caller's again at once.
+    waiting.hold.reset();  // The memory is the caller's again at once.
     const auto& ranks = waiting.route->ranks;
     const auto source = std::find(ranks.begin(), ranks.end(), completion.received.source.value);
     waiting.work->complete(completion.status, {static_cast<std::uint32_t>(source - ranks.begin()),
@@ -342,8 +342,8 @@ std::size_t Messages::fail_all(const Status& why) {
   pumps_.clear();
   local_.reset();
   if (options_.endpoint) options_.endpoint->shut_down();
-  for (auto& [handle, waiting] : waiting_) waiting.registration.reset();
   options_.endpoint.reset();
+  for (auto& [handle, waiting] : waiting_) waiting.hold.reset();
   for (auto& [handle, waiting] : waiting_) waiting.work->complete(why);
   return std::exchange(waiting_, {}).size();
 }

@@ -12,6 +12,7 @@
 #include "core/config.h"
 #include "core/types.h"
 #include "intra_node/neighborhood.h"
+#include "memory/domain.h"
 #include "point_to_point/engine.h"
 #include "runtime/local_endpoint.h"
 #include "runtime/overdue.h"
@@ -137,7 +138,7 @@ class Messages final {
   struct Waiting {
     std::shared_ptr<MessageWork> work;
     std::shared_ptr<const GroupRoute> route;
-    std::unique_ptr<transport::Registration> registration;
+    memory::Hold hold;  ///< Of its memory.
     Overdue overdue;
     GroupId group;
     std::optional<std::uint64_t> collective;  ///< Its number.
@@ -161,7 +162,7 @@ class Messages final {
   std::optional<std::uint32_t> network_link_;
   std::unique_ptr<LocalEndpoint> local_;
   point_to_point::Engine engine_;
-  std::unordered_map<std::uint64_t, Waiting> waiting_;  // By handle. Registrations go after the pumps.
+  std::unordered_map<std::uint64_t, Waiting> waiting_;  // By handle.
   std::vector<std::unique_ptr<LinkPump>> pumps_;
   std::uint64_t next_handle_ = 1;
   std::unordered_map<OpKey, WaitingCollective> collectives_;

@@ -19,7 +19,7 @@ constexpr bool kAutoTakesBuiltin = true;
 
 class FabricNetwork final : public Network {
  public:
-  explicit FabricNetwork(const efa::FabricOptions& options) : fabric_(options) {}
+  FabricNetwork(const efa::FabricOptions& options, memory::Domain& domain) : fabric_(options, domain) {}
   std::unique_ptr<transport::Endpoint> open_endpoint() override { return fabric_.open_endpoint(); }
   bool is_rdma() const { return fabric_.provider().starts_with("efa") || fabric_.provider().starts_with("verbs"); }
 
@@ -84,16 +84,16 @@ bool may_choose(const Config& config) {
 
 }  // namespace
 
-std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& given) {
+std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& given, memory::Domain& domain) {
   const bool is_free = may_choose(config);
   if (is_builtin_asked(config) || (is_free && !has_rdma_device())) {
     return std::make_unique<BuiltinNetwork>(builtin_options(config, given));
   }
   efa::FabricOptions options = fabric_options(config, given.fabric_search);
   options.receives = std::max(options.receives, given.receives);
-  if (!is_free) return std::make_unique<FabricNetwork>(options);
+  if (!is_free) return std::make_unique<FabricNetwork>(options, domain);
   try {
-    auto fabric = std::make_unique<FabricNetwork>(options);
+    auto fabric = std::make_unique<FabricNetwork>(options, domain);
     if (fabric->is_rdma()) return fabric;
   } catch (const Error& error) {
     if (error.status().code() != Code::kUnavailable) throw;

@@ -10,6 +10,7 @@
 
 #include "core/config.h"
 #include "efa/fabric.h"
+#include "memory/domain.h"
 #include "tcp/tcp.h"
 #include "transport/transport.h"
 
@@ -31,8 +32,9 @@ struct NetworkOptions {
   std::shared_ptr<tcp::StrangerCounters> strangers = {};
 };
 
-/// By HERRING_PROVIDER. Throws Error(kUnavailable) that says what was looked at.
-std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& options);
+/// By HERRING_PROVIDER. Cards that want memory registered are added to `domain`, which outlives every endpoint. Throws
+/// Error(kUnavailable) that says what was looked at.
+std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& options, memory::Domain& domain);
 
 /// What open_network() would choose here, and why, for `herring doctor`.
 struct NetworkReport {

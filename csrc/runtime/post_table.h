@@ -54,8 +54,8 @@ class PostTable final {
   static constexpr std::size_t kSmallBytes = 256;
 
   PostTable(transport::Endpoint& endpoint, const PumpOptions& options)
-      : endpoint_(endpoint),
-        buffers_(endpoint, kSmallBytes, kSmallPerSlab,
+      : domain_(endpoint.memory()),
+        buffers_(domain_, kSmallBytes, kSmallPerSlab,
                  wire::kHeaderBytes + std::max(options.max_body_bytes, kSmallBytes),
                  std::clamp<std::size_t>(options.control_receives, 1, kSmallPerSlab)) {}
 
@@ -82,17 +82,17 @@ class PostTable final {
     Post& post = posts_[index];
     buffers_.give_back(is_sent(post.kind), post.is_large, post.buffer);
     post.kind = PostKind::kFree;
-    if (!registrations_.empty()) registrations_.erase(index);
+    if (!holds_.empty()) holds_.erase(index);
     free_.push_back(index);
   }
 
   /// Of a payload that nobody else has registered, until the post is free.
   Status register_payload(std::size_t index) {
     const std::span<const std::byte> payload = posts_[index].payload;
-    if (payload.empty() || !endpoint_.needs_registration()) return Status::ok();
+    if (payload.empty() || domain_ == nullptr) return Status::ok();
     try {
       auto* const memory = const_cast<std::byte*>(payload.data());
-      registrations_[index] = endpoint_.register_memory({memory, payload.size()});
+      holds_[index] = domain_->hold({memory, payload.size()});
     } catch (const Error& error) {
       return error.status();
     }
@@ -101,7 +101,7 @@ class PostTable final {
 
   /// Where memory has to be registered: a small payload may lie anywhere, and a copy costs less than that.
   bool fits(std::size_t head, std::span<const std::byte> payload) const {
-    return endpoint_.needs_registration() && !payload.empty() && head + payload.size() <= buffers_.large_bytes();
+    return domain_ != nullptr && !payload.empty() && head + payload.size() <= buffers_.large_bytes();
   }
 
   Post& operator[](std::size_t index) { return posts_[index]; }
@@ -116,11 +116,11 @@ class PostTable final {
     return kind == PostKind::kSend || kind == PostKind::kPing || kind == PostKind::kPong;
   }
 
-  transport::Endpoint& endpoint_;
+  memory::Domain* domain_;
   PostBuffers buffers_;
   std::deque<Post> posts_;
   std::vector<std::size_t> free_;
-  std::unordered_map<std::size_t, std::unique_ptr<transport::Registration>> registrations_;
+  std::unordered_map<std::size_t, memory::Hold> holds_;
 };
 
 }  // namespace herring::runtime

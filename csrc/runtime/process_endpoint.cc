@@ -183,10 +183,6 @@ void ProcessEndpoint::remove_peer(PeerId peer) {
   }
 }
 
-std::unique_ptr<transport::Registration> ProcessEndpoint::register_memory(std::span<std::byte>) {
-  return std::make_unique<transport::Registration>();
-}
-
 Status ProcessEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first,
                                   std::span<const std::byte> second, Token token) {
   if (is_shut_) return Status(Code::kShutdown, "post_send: the endpoint was shut down");

@@ -35,8 +35,6 @@ class ProcessEndpoint final : public transport::Endpoint {
   /// Peers are introduced. Throws Error(kInvalidArgument).
   void add_peer(PeerId peer, std::span<const std::byte> address) override;
   void remove_peer(PeerId peer) override;
-  bool needs_registration() const override { return false; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte> memory) override;
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,16 +20,14 @@
 namespace herring::runtime {
 namespace {
 
-/// Zeroed pages that are taken when they are touched.
-std::shared_ptr<std::byte> map_bounce(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    throw Error(Code::kUnavailable, "mmap of " + std::to_string(bytes) +
-                                        " bytes for results of servers: " + std::strerror(errno) +
-                                        "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set "
-                                        "HERRING_FAILOVER=off");
+memory::Buffer map_bounce(memory::Domain& domain, std::size_t bytes) {
+  try {
+    return domain.allocate(bytes);
+  } catch (const Error& error) {
+    throw Error(error.status().code(),
+                "memory for results of servers: " + error.status().message() +
+                    "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set HERRING_FAILOVER=off");
   }
-  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
 }
 
 }  // namespace
@@ -48,12 +45,11 @@ Progress::Progress(ProgressOptions options)
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
   if (options_.neighborhood) join_neighbourhood(*options_.neighborhood);
   if (options_.endpoint) {
+    memory_ = options_.endpoint->memory();
     network_config_ = make_network_config(options_);
     if (network_config_.failover) {
-      const std::size_t bytes = worker::bounce_bytes(network_config_);
-      bounce_ = map_bounce(bytes);
-      network_config_.bounce = {bounce_.get(), bytes};
-      bounce_registration_ = options_.endpoint->register_memory(network_config_.bounce);
+      bounce_ = map_bounce(*options_.memory, worker::bounce_bytes(network_config_));
+      network_config_.bounce = bounce_.bytes();
     }
     network_ = std::make_unique<worker::Engine>(network_config_);
     pump_ = std::make_unique<Pump<worker::Engine>>(

@@ -21,6 +21,7 @@
 #include "core/types.h"
 #include "intra_node/engine.h"
 #include "intra_node/neighborhood.h"
+#include "memory/domain.h"
 #include "runtime/control.h"
 #include "runtime/core_balance.h"
 #include "runtime/lane.h"
@@ -87,9 +88,11 @@ struct PendingOperation {
   std::uint32_t parts = 1;
   std::uint32_t next_part = 0;
   std::uint32_t in_flight = 0;
-  bool staged = false;  ///< A part of it was in private memory.
-  Status failure;       ///< The first error of any part.
-  Overdue overdue;      ///< From the deadline on.
+  bool staged = false;              ///< A part of it was in private memory.
+  std::vector<memory::Hold> holds;  ///< Of `output`, in blocks of register_parts parts each; empty until one is needed.
+  std::uint32_t register_parts = 1;
+  Status failure;   ///< The first error of any part.
+  Overdue overdue;  ///< From the deadline on.
 
   OrderedCall call;  ///< Its place among those that are pending; entered already.
 };
@@ -102,6 +105,7 @@ struct ProgressOptions {
   HubClient* hub = nullptr;
   std::shared_ptr<OperationOrder> order;
   std::shared_ptr<intra_node::Neighborhood> neighborhood;  ///< Null where nothing is shared.
+  memory::Domain* memory = nullptr;                        ///< Of this process; outlives the endpoints.
   std::unique_ptr<transport::Endpoint> endpoint;           ///< Null where there are no lanes. Peers known already.
   std::unique_ptr<transport::Endpoint> peer_endpoint;      ///< To other workers, for messages; null where endpoint is.
   std::vector<Lane*> lanes;                                ///< Of this process, where it drives them too. Open.
@@ -284,7 +288,8 @@ class Progress final : public Driver {
   void submit_local(Instant now, Part& part);
   void submit_network(Instant now, Part& part, std::span<std::byte> memory);
   void refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why);
-  void release(Part& part);
+  void hold(Part& part, std::span<std::byte> memory);
+  void release(std::span<const std::byte> memory, memory::Hold hold);
   void release_lingering();
   worker::Operation network_operation(Instant now, const Part& part, std::span<std::byte> memory) const;
   void part_done(Instant now, const OpKey& key, const Status& status);
@@ -316,10 +321,10 @@ class Progress final : public Driver {
   std::unique_ptr<intra_node::Engine> local_;
   std::unique_ptr<worker::Engine> network_;
   worker::EngineConfig network_config_;
-  std::shared_ptr<std::byte> bounce_;  ///< Failover: where results land. Outlives the endpoint.
-  std::unique_ptr<transport::Registration> bounce_registration_;
+  memory::Domain* memory_ = nullptr;  ///< Of the endpoint to the lanes; null where any memory will do.
+  memory::Buffer bounce_;             ///< Failover: where results land.
   /// Of memory that ended operations have given back, while the network still reads it for a lost server.
-  std::vector<std::pair<std::span<std::byte>, std::unique_ptr<transport::Registration>>> lingering_;
+  std::vector<std::pair<std::span<const std::byte>, memory::Hold>> lingering_;
   std::unique_ptr<Pump<worker::Engine>> pump_;
   std::unique_ptr<Messages> messages_;
 

@@ -23,6 +23,10 @@ constexpr std::uint32_t kLocalWindow = 4;
 constexpr std::uint32_t kStagedWindow = 3;
 constexpr std::uint32_t kNetworkWindow = 4;
 
+// What is registered of an operation at once. Pinning takes about as long as the network does: the rest of a huge
+// tensor is pinned while its beginning is under way.
+constexpr std::uint64_t kRegisterBytes = 128 << 20;
+
 // A copy or sum of this size takes longer than a neighbour's wake-up: it hears first.
 constexpr std::size_t kFlushBytes = 32 << 10;
 
@@ -41,6 +45,19 @@ std::vector<std::vector<intra_node::ByteSpan>> even_shares(std::uint64_t bytes, 
 std::uint32_t window_of(const PendingOperation& operation) {
   if (operation.path != GroupRoute::Path::kLocal) return kNetworkWindow;
   return operation.staged ? kStagedWindow : kLocalWindow;
+}
+
+/// The bytes of so many parts from that block's first one. Blocks of an all-gather follow each other without a gap.
+std::span<std::byte> registered_block(const PendingOperation& operation, std::uint32_t block) {
+  const auto start_of = [&](std::uint64_t part) {
+    const std::uint64_t of_block = part % operation.parts_per_block * operation.part_bytes;
+    return std::min(part / operation.parts_per_block * operation.block_bytes + of_block,
+                    std::uint64_t{operation.output.size()});
+  };
+  const std::uint64_t first = start_of(std::uint64_t{block} * operation.register_parts);
+  const std::uint64_t last =
+      start_of(std::min((std::uint64_t{block} + 1) * operation.register_parts, std::uint64_t{operation.parts}));
+  return operation.output.subspan(first, last - first);
 }
 
 /// Servers know the parts of an operation alone.
@@ -160,6 +177,8 @@ void Progress::plan_parts(PendingOperation& operation) const {
   const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
   operation.parts_per_block = static_cast<std::uint32_t>(std::max<std::uint64_t>(parts, 1));
   operation.parts = operation.parts_per_block * static_cast<std::uint32_t>(blocks);
+  operation.register_parts =
+      static_cast<std::uint32_t>(std::max(kRegisterBytes / operation.part_bytes, std::uint64_t{1}));
 }
 
 /// Asks who is in, before any data goes (docs/adr/0007-backup-workers.md).
@@ -288,11 +307,25 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
   return operation;
 }
 
+/// The cards are to know the memory for as long as the operation lasts. It is the caller's, of which all parts need
+/// some, or the arena's, whose own registrations stay for the next part there.
+void Progress::hold(Part& part, std::span<std::byte> memory) {
+  PendingOperation& whole = *part.operation;
+  if (memory.data() != part.memory.data()) {
+    part.hold = memory_->hold(memory, MemoryKind::kShared, memory::Reuse::kUntilInvalidated);
+    part.held = memory;
+    return;
+  }
+  const std::uint32_t block = part.key.part / whole.register_parts;
+  if (whole.holds.size() <= block) whole.holds.resize(block + 1);
+  if (whole.holds[block]) return;
+  whole.holds[block] = memory_->hold(registered_block(whole, block));
+}
+
 void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memory) {
-  if (options_.endpoint->needs_registration() && !memory.empty()) {
+  if (memory_ != nullptr && !memory.empty()) {
     try {
-      part.registration = options_.endpoint->register_memory(memory);
-      part.registered = memory;
+      hold(part, memory);
     } catch (const Error& error) {
       return refuse_network(now, part, memory, error.status());
     }
@@ -304,8 +337,12 @@ void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memo
 
 /// What the card does not take: this operation fails, here and for all who wait for this rank, and no other.
 void Progress::refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why) {
+  const bool is_callers = memory.data() == part.memory.data();
+  const std::size_t bytes =
+      is_callers ? registered_block(*part.operation, part.key.part / part.operation->register_parts).size()
+                 : memory.size();
   const Status status(why.code(), to_string(part.descriptor) + ": rank " + std::to_string(options_.rank) +
-                                      " could not register " + std::to_string(memory.size()) +
+                                      " could not register " + std::to_string(bytes) +
                                       " bytes with the network: " + why.message());
   network_->abort(now, network_operation(now, part, memory), status);
   pump_->flush(now);
@@ -313,11 +350,10 @@ void Progress::refuse_network(Instant now, const Part& part, std::span<std::byte
 }
 
 /// A server that was lost may be sent to for a while yet: what is read for it stays registered so long.
-void Progress::release(Part& part) {
-  if (part.registration && !lost_servers_.empty() && pump_->uses(part.registered)) {
-    lingering_.emplace_back(part.registered, std::move(part.registration));
-  }
-  part.registration.reset();
+void Progress::release(std::span<const std::byte> memory, memory::Hold hold) {
+  if (!hold || lost_servers_.empty() || !pump_ || !pump_->uses(memory)) return;
+  hold.outlive_memory();
+  lingering_.emplace_back(memory, std::move(hold));
 }
 
 void Progress::release_lingering() {
@@ -348,7 +384,7 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
 void Progress::network_done(Instant now, const CompleteAction& action) {
   const auto found = parts_.find(action.key);
   if (found == parts_.end()) return;
-  release(*found->second);
+  release(found->second->held, std::move(found->second->hold));
   found->second->network_submitted = false;
   if (found->second->is_join && action.status.is_ok()) take_roster(*found->second->operation, action.roster);
   if (!found->second->local) {
@@ -378,6 +414,7 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   start_parts(now, operation);
   if (operation->in_flight > 0) return;
   std::erase(operations_, operation);
+  for (memory::Hold& held : std::exchange(operation->holds, {})) release(operation->output, std::move(held));
   if (!operation->is_declared) ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);
   end(operation, operation->failure);
 }
@@ -474,15 +511,14 @@ void Progress::fail_everything(const Status& status) {
   // The pump polls as it goes, so registrations follow it, when the endpoint uses no memory any more.
   pump_.reset();
   if (options_.endpoint) options_.endpoint->shut_down();
-  for (auto& [key, part] : parts_) part->registration.reset();
-  lingering_.clear();
-  bounce_registration_.reset();
   options_.endpoint.reset();
+  lingering_.clear();
   network_.reset();
   local_.reset();
   network_completions_.clear();
   for (auto& backlog : local_backlog_) backlog.clear();
   parts_.clear();
+  for (const auto& operation : operations_) operation->holds.clear();
   std::vector<std::shared_ptr<PendingOperation>> operations;
   operations.swap(operations_);
   std::erase_if(operations, [](const auto& operation) { return operation->is_declared; });

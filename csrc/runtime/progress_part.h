@@ -7,8 +7,8 @@
 #include <span>
 
 #include "intra_node/engine.h"
+#include "memory/domain.h"
 #include "runtime/progress.h"
-#include "transport/transport.h"
 #include "worker/engine.h"
 
 namespace herring::runtime {
@@ -29,8 +29,8 @@ struct Progress::Part {
   bool network_submitted = false;
   bool aborted = false;
   bool is_join = false;  ///< No data: asks who is in.
-  std::unique_ptr<transport::Registration> registration;
-  std::span<std::byte> registered;
+  memory::Hold hold;     ///< Of staging memory; the operation holds its own.
+  std::span<std::byte> held;
 };
 
 /// Largest part that may travel inside the messages between the ranks of a host.

@@ -14,10 +14,6 @@ void RoutedEndpoint::add_peer(PeerId peer, std::span<const std::byte> address) {
 
 void RoutedEndpoint::remove_peer(PeerId peer) { (is_near(peer) ? *near_ : *far_).remove_peer(peer); }
 
-std::unique_ptr<transport::Registration> RoutedEndpoint::register_memory(std::span<std::byte> memory) {
-  return far_->register_memory(memory);
-}
-
 Status RoutedEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first,
                                  std::span<const std::byte> second, Token token) {
   return (is_near(to) ? *near_ : *far_).post_send(to, tag, first, second, token);

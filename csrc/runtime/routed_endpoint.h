@@ -11,7 +11,7 @@
 namespace herring::runtime {
 
 /// Two endpoints as one: near peers are reached through the first, all others through the second, whose address and
-/// registrations these are. What a near peer sends is received by post_receive_from() alone.
+/// memory these are. What a near peer sends is received by post_receive_from() alone.
 class RoutedEndpoint final : public transport::Endpoint {
  public:
   /// `near` knows its peers already.
@@ -23,8 +23,7 @@ class RoutedEndpoint final : public transport::Endpoint {
   /// Near ones are known: nothing happens.
   void add_peer(PeerId peer, std::span<const std::byte> address) override;
   void remove_peer(PeerId peer) override;
-  bool needs_registration() const override { return far_->needs_registration(); }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte> memory) override;
+  memory::Domain* memory() const override { return far_->memory(); }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;

@@ -1,7 +1,5 @@
 #include "runtime/runtime.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -38,11 +36,40 @@ std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
   return job_id ^ (name_key(host) & ~kNamedKey);
 }
 
-std::shared_ptr<std::byte> map_private(std::size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return nullptr;
-  madvise(memory, bytes, MADV_HUGEPAGE);  // Only a hint.
-  return {static_cast<std::byte*>(memory), [bytes](std::byte* start) { munmap(start, bytes); }};
+/// Keeps the buffer for as long as anybody has the bytes.
+std::shared_ptr<std::byte> share(memory::Buffer buffer) {
+  auto owner = std::make_shared<memory::Buffer>(std::move(buffer));
+  std::byte* const start = owner->data();
+  return {std::move(owner), start};
+}
+
+/// Where a card does not take it, it is memory like any other: the operation that needs it says why.
+std::shared_ptr<std::byte> allocate_private(memory::Domain& domain, std::size_t bytes) {
+  memory::Buffer mapped;
+  try {
+    mapped = memory::map_host(bytes);
+  } catch (const Error&) {
+    return nullptr;
+  }
+  const std::span<std::byte> memory = mapped.bytes();
+  std::shared_ptr<std::byte> owner = share(std::move(mapped));
+  if (!domain.needs_registration()) return owner;
+  try {
+    return share(domain.adopt(memory, MemoryKind::kHost, owner));
+  } catch (const Error&) {
+    return owner;
+  }
+}
+
+/// The arena says when it takes the pages back (NeighborhoodOptions::on_discard).
+std::shared_ptr<std::byte> adopt_arena(memory::Domain& domain, std::span<std::byte> memory,
+                                       std::shared_ptr<std::byte> owner) {
+  if (!domain.needs_registration()) return owner;
+  try {
+    return share(domain.adopt(memory, MemoryKind::kShared, owner, memory::Reuse::kUntilInvalidated));
+  } catch (const Error&) {
+    return owner;
+  }
 }
 
 }  // namespace
@@ -67,7 +94,7 @@ class Runtime::Impl {
         callbacks(std::make_shared<CallbackPool>()) {
     join_neighbours(deadline);
     Connections connections = connect(options.config, placement, *options.hub, Role::kWorker, options.rank,
-                                      options.fabric_search, deadline, options.wrap_endpoint);
+                                      options.fabric_search, deadline, *domain, options.wrap_endpoint);
     lanes = std::move(connections.lanes);
     const bool has_threads = wants_lane_threads(options.config, neighbours.size());
     damage = connections.damage;
@@ -85,6 +112,7 @@ class Runtime::Impl {
     progress_options.hub = options.hub.get();
     progress_options.order = order;
     progress_options.neighborhood = neighborhood;
+    progress_options.memory = domain.get();
     progress_options.endpoint = std::move(connections.endpoint);
     progress_options.peer_endpoint = std::move(connections.peer_endpoint);
     for (const auto& lane : lanes) {
@@ -119,6 +147,9 @@ class Runtime::Impl {
     near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
     near.arena_bytes = effective_arena_bytes(options.config);
     near.ring_bytes = kRingBytes;
+    near.on_discard = [domain = std::weak_ptr(domain)](std::span<const std::byte> memory) {
+      if (const auto alive = domain.lock()) alive->invalidate(memory);
+    };
     near.while_waiting = [this] { fail_where_somebody_is_gone(); };
     neighborhood = std::make_shared<intra_node::Neighborhood>(near, deadline);
   }
@@ -400,6 +431,8 @@ class Runtime::Impl {
   std::uint32_t local_rank = 0;
   std::string description;
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
+  const std::shared_ptr<memory::Domain> domain =
+      std::make_shared<memory::Domain>();  // Before all endpoints: goes last.
   std::shared_ptr<intra_node::Neighborhood> neighborhood;
   std::unique_ptr<Network> network;
   std::vector<std::unique_ptr<Lane>> lanes;
@@ -485,10 +518,12 @@ std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
   }
   if (bytes == 0) return nullptr;
   const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
-  if (!neighborhood) return map_private(bytes);
+  if (!neighborhood) return allocate_private(*impl_->domain, bytes);
   const std::span<std::byte> memory = neighborhood->allocate(bytes);
   if (memory.empty()) return nullptr;
-  return {memory.data(), [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); }};
+  std::shared_ptr<std::byte> owner(memory.data(),
+                                   [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); });
+  return adopt_arena(*impl_->domain, memory, std::move(owner));
 }
 
 void Runtime::abort(const std::string& reason) {

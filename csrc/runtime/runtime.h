@@ -12,6 +12,7 @@
 #include "core/config.h"
 #include "core/status.h"
 #include "core/types.h"
+#include "memory/domain.h"
 #include "runtime/communicator.h"
 #include "transport/transport.h"
 
@@ -24,8 +25,9 @@ namespace herring::runtime {
 
 using control::HubClient;
 
-/// Puts something around each endpoint that is opened; for tests.
-using EndpointWrapper = std::function<std::unique_ptr<transport::Endpoint>(std::unique_ptr<transport::Endpoint>)>;
+/// Puts something around each endpoint that is opened on the process's memory; for tests.
+using EndpointWrapper =
+    std::function<std::unique_ptr<transport::Endpoint>(std::unique_ptr<transport::Endpoint>, memory::Domain&)>;
 
 struct RuntimeOptions {
   Config config;

@@ -28,7 +28,7 @@ class ServerProcess::Impl {
         stop_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (stop_fd < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
     connections = connect(options.config, placement, *options.hub, Role::kServer, options.rank, options.fabric_search,
-                          deadline, options.wrap_endpoint);
+                          deadline, domain, options.wrap_endpoint);
     lane_threads = start_lane_threads(options.config, connections.lanes);
     // Where workers have lanes too, or some may be late, they part together (Runtime::shutdown); the hub waits for
     // every member's word.
@@ -108,6 +108,7 @@ class ServerProcess::Impl {
 
   Options options;
   Placement placement;
+  memory::Domain domain;  // Before the endpoints: goes after them.
   Connections connections;
   std::vector<std::unique_ptr<LaneThread>> lane_threads;
   int stop_fd = -1;

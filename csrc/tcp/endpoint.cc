@@ -59,10 +59,6 @@ void TcpEndpoint::shut_down() {
   ready_.clear();
 }
 
-std::unique_ptr<transport::Registration> TcpEndpoint::register_memory(std::span<std::byte>) {
-  return std::make_unique<transport::Registration>();
-}
-
 Status TcpEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                               Token token) {
   if (is_shut_) return shut();

@@ -497,11 +497,6 @@ class SimEndpoint final : public Endpoint {
     peers_.erase(found);
   }
 
-  bool needs_registration() const override { return false; }
-  std::unique_ptr<Registration> register_memory(std::span<std::byte>) override {
-    return std::make_unique<Registration>();
-  }
-
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     if (is_shut_) return shut();

@@ -9,6 +9,7 @@
 
 #include "core/status.h"
 #include "core/types.h"
+#include "memory/domain.h"
 
 /// The transport contract: submit and poll, no callbacks. One endpoint belongs to one thread; only wake() may be called
 /// from others. Nothing here promises ordered delivery. tests/transport/contract.h runs one suite against every
@@ -27,16 +28,9 @@ struct Completion {
   Status status;          ///< Not ok: the post failed; its memory is free again either way.
 };
 
-/// Memory that the endpoint may send from and receive into. Lives until deregistered by its destructor; must not
-/// outlive the endpoint, and goes when no post uses the memory: after the completions, or after shut_down(). Where the
-/// provider needs no registration this costs nothing.
-class Registration {
- public:
-  virtual ~Registration() = default;
-};
-
 class Endpoint {
  public:
+  /// Ends what shut_down() has not ended. Nobody may be in another call.
   virtual ~Endpoint() = default;
 
   virtual const Address& address() const = 0;
@@ -48,9 +42,9 @@ class Endpoint {
   /// Forgets a peer: its pending sends complete with kPeerLost. Unknown ids are ignored.
   virtual void remove_peer(PeerId peer) = 0;
 
-  /// True where sends and receives of unregistered memory need a bounce copy (EFA, verbs: FI_MR_LOCAL).
-  virtual bool needs_registration() const = 0;
-  [[nodiscard]] virtual std::unique_ptr<Registration> register_memory(std::span<std::byte> memory) = 0;
+  /// Where the memory of every post has to be held until the post is over (memory::Domain::hold; EFA, verbs:
+  /// FI_MR_LOCAL); a post of other memory is refused. Outlives the endpoint. Null: any memory will do.
+  virtual memory::Domain* memory() const { return nullptr; }
 
   /// Sends first + second as one message to a receive with the same tag. Both spans are borrowed until the completion.
   /// kAgain: the queue is full, nothing happened, poll and try again. Every accepted post completes exactly once.
@@ -81,8 +75,10 @@ class Endpoint {
   /// Ends a wait() in progress or the next one. Any thread.
   virtual void wake() = 0;
 
-  /// For who cannot wait for completions: ends all posts without one. From here on the endpoint touches no memory,
-  /// refuses posts and has nothing to poll; registrations can go, and then it.
+  /// For who cannot wait for completions: ends all posts without one. When it returns, the endpoint touches no memory
+  /// any more: what was held for its posts can be let go, and memory be freed. From then on it refuses posts and has
+  /// nothing to poll; every other call is allowed still, and does nothing. This is not the destructor: whoever drives
+  /// the endpoint calls it, maybe twice, while others that know it may still call wake().
   virtual void shut_down() = 0;
 };
 

@@ -6,6 +6,7 @@
 #include "efa/fabric.h"
 #include "efa/fabric_under_test.h"
 #include "transport/contract.h"
+#include "transport/holding_endpoint.h"
 
 // What libfabric allocates once when it looks for providers is never freed, and its frames have no names to tell by.
 extern "C" const char* __lsan_default_suppressions();
@@ -16,8 +17,12 @@ namespace {
 
 class FabricWorld final : public ContractWorld {
  public:
-  FabricWorld(efa::Fabric& fabric, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) endpoints_.push_back(fabric.open_endpoint());
+  FabricWorld(std::unique_ptr<efa::FabricUnderTest> fabric, std::size_t count) : fabric_(std::move(fabric)) {
+    for (std::size_t i = 0; i < count; ++i) {
+      endpoints_.push_back(fabric_->open_endpoint());
+      if (endpoints_.back()->memory() == nullptr) continue;
+      endpoints_.back() = std::make_unique<HoldingEndpoint>(std::move(endpoints_.back()));
+    }
     for (auto& endpoint : endpoints_) {
       for (std::size_t i = 0; i < count; ++i) {
         endpoint->add_peer(PeerId{static_cast<std::uint32_t>(i)}, endpoints_[i]->address());
@@ -31,18 +36,47 @@ class FabricWorld final : public ContractWorld {
   }
 
  private:
+  std::unique_ptr<efa::FabricUnderTest> fabric_;
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 
-std::unique_ptr<ContractWorld> make_fabric_world(std::size_t endpoints, std::string& reason) {
-  const auto fabric = efa::fabric_under_test(reason);
-  if (fabric == nullptr) return nullptr;
-  return std::make_unique<FabricWorld>(*fabric, endpoints);
+ContractFactory on_tcp(const std::string& name, bool registers) {
+  return {name, [registers](std::size_t endpoints, std::string& reason) -> std::unique_ptr<ContractWorld> {
+            efa::FabricOptions options = efa::options_under_test();
+            options.always_registers = registers;
+            auto fabric = efa::fabric_under_test(reason, options);
+            if (fabric == nullptr) return nullptr;
+            return std::make_unique<FabricWorld>(std::move(fabric), endpoints);
+          }};
 }
 
+// Registered: endpoints that share one libfabric domain, as on EFA.
 INSTANTIATE_TEST_SUITE_P(Fabric, TransportContract,
-                         ::testing::Values(ContractFactory{"libfabric tcp on lo", make_fabric_world}),
-                         [](const auto&) { return "Tcp"; });
+                         ::testing::Values(on_tcp("libfabric tcp on lo", false),
+                                           on_tcp("libfabric tcp on lo, registered memory", true)),
+                         [](const auto& param) { return param.index == 0 ? "Tcp" : "RegisteredTcp"; });
+
+TEST(SharedDomain, EndpointsOfOneCardShareARegistration) {
+  std::string reason;
+  efa::FabricOptions options = efa::options_under_test();
+  options.always_registers = true;
+  const auto fabric = efa::fabric_under_test(reason, options);
+  if (fabric == nullptr) GTEST_SKIP() << reason;
+  const auto one = fabric->open_endpoint();
+  const auto two = fabric->open_endpoint();
+  ASSERT_EQ(one->memory(), &fabric->domain);
+  ASSERT_EQ(two->memory(), one->memory());
+  const memory::Buffer buffer = fabric->domain.allocate(100'000);
+  EXPECT_TRUE(one->post_receive(Tag{1}, buffer.bytes(), {}, Token{1}).is_ok());
+  EXPECT_TRUE(two->post_receive(Tag{2}, buffer.bytes().first(10), buffer.bytes().subspan(99'000), Token{2}).is_ok());
+  EXPECT_EQ(fabric->domain.stats().registered, 1u);
+  std::vector<std::byte> elsewhere(100);
+  const Status status = one->post_receive(Tag{3}, elsewhere, {}, Token{3});
+  EXPECT_FALSE(status.is_ok());
+  EXPECT_NE(status.message().find("not registered"), std::string::npos) << status.to_string();
+  one->shut_down();
+  two->shut_down();
+}
 
 }  // namespace
 }  // namespace herring::transport

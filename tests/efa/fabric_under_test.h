@@ -4,7 +4,9 @@
 #include <memory>
 #include <string>
 
+#include "core/status.h"
 #include "efa/fabric.h"
+#include "memory/domain.h"
 
 /// The library that the tests run on: HERRING_TEST_LIBFABRIC (a path), or what the search finds. Always tcp on
 /// loopback: nothing leaves this machine.
@@ -18,11 +20,20 @@ inline FabricOptions options_under_test() {
   return options;
 }
 
+/// With the memory of its endpoints, which go before it.
+struct FabricUnderTest {
+  explicit FabricUnderTest(const FabricOptions& options) : fabric(options, domain) {}
+  std::unique_ptr<transport::Endpoint> open_endpoint() { return fabric.open_endpoint(); }
+
+  memory::Domain domain;
+  Fabric fabric;
+};
+
 /// Null, and a reason, where there is no libfabric.
-inline std::unique_ptr<Fabric> fabric_under_test(std::string& reason,
-                                                 const FabricOptions& options = options_under_test()) {
+inline std::unique_ptr<FabricUnderTest> fabric_under_test(std::string& reason,
+                                                          const FabricOptions& options = options_under_test()) {
   try {
-    return std::make_unique<Fabric>(options);
+    return std::make_unique<FabricUnderTest>(options);
   } catch (const Error& error) {
     if (error.status().code() != Code::kUnavailable) throw;
     reason = error.what();

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "efa/fabric_under_test.h"
-#include "efa/memory_table.h"
 
 namespace herring::efa {
 namespace {
@@ -117,7 +116,8 @@ TEST(Probe, ReportsWhatItTriedWhereThereIsNothing) {
   ASSERT_EQ(report.tried.size(), 1u);
   EXPECT_NE(report.tried[0].find("/nonexistent/libfabric.so.1"), std::string::npos);
   try {
-    Fabric fabric(options);
+    memory::Domain domain;
+    Fabric fabric(options, domain);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.status().code(), Code::kUnavailable);
@@ -157,7 +157,8 @@ TEST(Probe, NeverThrowsAndAFabricSaysWhatIsThere) {
   if (report.path.empty()) GTEST_SKIP() << "no libfabric here";
   EXPECT_EQ(report.chosen, -1);
   try {
-    Fabric fabric(options);
+    memory::Domain domain;
+    Fabric fabric(options, domain);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.status().code(), Code::kUnavailable);
@@ -165,30 +166,6 @@ TEST(Probe, NeverThrowsAndAFabricSaysWhatIsThere) {
   }
   options.provider = "nonsense";
   EXPECT_EQ(probe(options).chosen, -1);
-}
-
-TEST(MemoryTable, FindsTheRegionThatCoversASpan) {
-  std::vector<std::byte> memory(1000);
-  const std::span<const std::byte> all(memory);
-  int one = 0, two = 0, whole = 0;
-  MemoryTable table;
-  const auto first = table.insert(all.first(100), &one);
-  table.insert(all.subspan(100, 100), &two);
-  ASSERT_NE(table.find(all.first(100)), nullptr);
-  EXPECT_EQ(table.find(all.first(100))->descriptor, &one);
-  EXPECT_EQ(table.find(all.subspan(99, 1))->descriptor, &one);
-  EXPECT_EQ(table.find(all.subspan(100, 1))->descriptor, &two);
-  EXPECT_EQ(table.find(all.subspan(50, 100)), nullptr) << "no single region covers it";
-  EXPECT_EQ(table.find(all.subspan(200, 1)), nullptr);
-  const auto everything = table.insert(all, &whole);
-  EXPECT_EQ(table.find(all.subspan(50, 100))->descriptor, &whole);
-  EXPECT_EQ(table.find(all.subspan(900, 100))->descriptor, &whole);
-  table.erase(first);
-  EXPECT_EQ(table.find(all.first(100))->descriptor, &whole);
-  table.erase(everything);
-  EXPECT_EQ(table.find(all.first(100)), nullptr);
-  table.erase(everything);
-  EXPECT_EQ(table.size(), 1u);
 }
 
 }  // namespace

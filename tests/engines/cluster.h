@@ -95,7 +95,7 @@ class Cluster {
     memory_[{rank, operation.key}] = operation.memory;
     // A key may be in use already; then this submission is refused.
     if (options_.strict && !registrations_.contains({rank, operation.key})) {
-      registrations_[{rank, operation.key}] = endpoints_[rank]->register_memory(operation.memory);
+      registrations_[{rank, operation.key}] = domains_[rank]->hold(operation.memory);
     }
     workers_[rank]->submit(network_.now(), operation);
     worker_pumps_[rank]->flush(network_.now());
@@ -210,8 +210,9 @@ class Cluster {
 
   void add_endpoint(std::uint32_t peer) {
     endpoints_.push_back(network_.open_endpoint());
+    domains_.push_back(std::make_unique<memory::Domain>());
     if (options_.strict && peer < options_.workers + options_.lanes) {
-      endpoints_.back() = std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()));
+      endpoints_.back() = std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()), *domains_.back());
     }
     checked_.push_back(nullptr);
     if (!options_.checksum || peer >= options_.workers + options_.lanes) return;
@@ -231,7 +232,7 @@ class Cluster {
     worker::EngineConfig config = worker_config(rank);
     bounce_.emplace_back(worker::bounce_bytes(config));
     config.bounce = bounce_.back();
-    if (options_.strict) own_registrations_.push_back(endpoints_[rank]->register_memory(bounce_.back()));
+    if (options_.strict) own_registrations_.push_back(domains_[rank]->hold(bounce_.back()));
     workers_.push_back(std::make_unique<worker::Engine>(config));
     // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
     const std::size_t receives =
@@ -276,7 +277,7 @@ class Cluster {
     config.lanes = options_.lanes;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
     if (options_.strict) {
-      own_registrations_.push_back(endpoints_[options_.workers + lane]->register_memory(slots_.back()));
+      own_registrations_.push_back(domains_[options_.workers + lane]->hold(slots_.back()));
     }
     lanes_.push_back(std::make_unique<server::Engine>(config, slots_.back()));
     const std::size_t announces = options_.announce_credits == 0 ? 64 : options_.announce_credits + 24;
@@ -360,12 +361,13 @@ class Cluster {
 
   ClusterOptions options_;
   transport::SimNetwork network_;
+  std::vector<std::unique_ptr<memory::Domain>> domains_;  // One for each process.
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
   std::vector<runtime::CheckedEndpoint*> checked_;  // Null: without.
   std::vector<std::vector<std::byte>> slots_;
   std::deque<std::vector<std::byte>> bounce_;
-  std::vector<std::unique_ptr<transport::Registration>> own_registrations_;
-  std::map<std::pair<std::uint32_t, OpKey>, std::unique_ptr<transport::Registration>> registrations_;
+  std::vector<memory::Hold> own_registrations_;
+  std::map<std::pair<std::uint32_t, OpKey>, memory::Hold> registrations_;
   std::function<void(std::uint32_t, const CompleteAction&)> on_complete_;
   std::function<bool()> after_step_;
   std::function<void(std::uint32_t, const runtime::Unreachable&)> on_unreachable_;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "memory/domain.h"
+#include "memory/fake_nic.h"
 #include "server/engine.h"
 #include "worker/engine.h"
 
@@ -42,11 +44,15 @@ class ScriptedEndpoint final : public transport::Endpoint {
         finish(message.token, Status(Code::kPeerLost, "removed"));
     }
   }
-  bool needs_registration() const override { return registers; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
-    if (slabs == 0) throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
-    --slabs;
-    return nullptr;
+  memory::Domain* memory() const override { return domain.get(); }
+  /// From now on memory has to be registered; so many slabs of it can be.
+  void wants_memory_registered() {
+    nic->on_register = [this](auto, auto) {
+      if (slabs == 0) throw Error(Code::kTransport, "fi_mr_reg: Cannot allocate memory");
+      --slabs;
+    };
+    domain = std::make_unique<memory::Domain>();
+    domain->add_nic(nic);
   }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
@@ -106,8 +112,9 @@ class ScriptedEndpoint final : public transport::Endpoint {
   Status send_error;
   PeerId full{0xFFFF};  // Sends to it are refused.
   bool is_shut = false;
-  bool registers = false;
-  std::size_t slabs = 1000;  // That can be registered.
+  std::size_t slabs = 1000;  // That can be registered, where memory has to be.
+  std::shared_ptr<memory::FakeNic> nic = std::make_shared<memory::FakeNic>();
+  std::unique_ptr<memory::Domain> domain;
   std::deque<Sent> sent;
   std::map<std::uint64_t, bool> finished;
   std::map<std::uint64_t, Posted> receives;
@@ -246,7 +253,7 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
 /// A host that lets no more memory be pinned: what there is for sends goes round.
 TEST(Pump, SendsWaitForABufferWhereNoMoreMemoryCanBeRegistered) {
   ScriptedEndpoint endpoint;
-  endpoint.registers = true;
+  endpoint.wants_memory_registered();
   endpoint.slabs = 5;  // Two for sends, one for control, and two for headers of receives.
   worker::EngineConfig config = Bench::config();
   config.chunk_bytes = 4096;

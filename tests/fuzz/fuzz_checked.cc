@@ -66,10 +66,6 @@ class Wire final : public transport::Endpoint {
       send = sends.erase(send);
     }
   }
-  bool needs_registration() const override { return false; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
-    return std::make_unique<transport::Registration>();
-  }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     if (is_full) return Status::again();

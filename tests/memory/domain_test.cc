@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "fake_nic.h"
+#include "memory/fake_nic.h"
 
 namespace herring::memory {
 namespace {

@@ -169,15 +169,15 @@ class Cluster {
   };
 
   void lend(std::uint32_t rank, std::uint64_t handle, std::span<std::byte> memory) {
-    for (std::uint32_t link = 0; options_.strict && link < kLinks; ++link) {
-      registrations_[handle].push_back(endpoints_[rank * kLinks + link]->register_memory(memory));
-    }
+    if (options_.strict) registrations_[handle] = domains_[rank]->hold(memory);
   }
 
   void add_endpoint(std::uint32_t index) {
     endpoints_.push_back(network_.open_endpoint());
+    if (index % kLinks == 0) domains_.push_back(std::make_unique<memory::Domain>());
     if (options_.strict) {
-      endpoints_.back() = std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()));
+      endpoints_.back() =
+          std::make_unique<transport::StrictEndpoint>(std::move(endpoints_.back()), *domains_[index / kLinks]);
     }
     checked_.push_back(nullptr);
     if (!options_.checksum || index % kLinks == 0) return;
@@ -286,9 +286,10 @@ class Cluster {
 
   ClusterOptions options_;
   transport::SimNetwork network_;
+  std::vector<std::unique_ptr<memory::Domain>> domains_;  // One for each worker: its links share it.
   std::vector<std::unique_ptr<transport::Endpoint>> endpoints_;
-  std::vector<runtime::CheckedEndpoint*> checked_;                                                // Null: without.
-  std::map<std::uint64_t, std::vector<std::unique_ptr<transport::Registration>>> registrations_;  // By handle.
+  std::vector<runtime::CheckedEndpoint*> checked_;       // Null: without.
+  std::map<std::uint64_t, memory::Hold> registrations_;  // By handle.
   std::vector<Worker> workers_;
   std::set<std::uint32_t> dead_;
   std::map<std::uint64_t, std::span<const std::byte>> memory_;  // What each operation lent.

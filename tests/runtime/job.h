@@ -54,8 +54,9 @@ inline EndpointWrapper strict_wrapper(const JobShape& shape, std::optional<std::
   if (!shape.strict) return {};
   transport::StrictOptions options;
   if (shape.on_register && rank) options.on_register = [&shape, rank](std::size_t b) { shape.on_register(*rank, b); };
-  return [options](std::unique_ptr<transport::Endpoint> inner) -> std::unique_ptr<transport::Endpoint> {
-    return std::make_unique<transport::StrictEndpoint>(std::move(inner), options);
+  return [options](std::unique_ptr<transport::Endpoint> inner,
+                   memory::Domain& domain) -> std::unique_ptr<transport::Endpoint> {
+    return std::make_unique<transport::StrictEndpoint>(std::move(inner), domain, options);
   };
 }
 

@@ -29,10 +29,6 @@ class PolledEndpoint final : public transport::Endpoint {
   std::string description() const override { return inner_.description(); }
   void add_peer(PeerId peer, std::span<const std::byte> address) override { inner_.add_peer(peer, address); }
   void remove_peer(PeerId peer) override { inner_.remove_peer(peer); }
-  bool needs_registration() const override { return inner_.needs_registration(); }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte> memory) override {
-    return inner_.register_memory(memory);
-  }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     return inner_.post_send(to, tag, first, second, token);

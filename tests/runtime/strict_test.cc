@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -50,6 +51,75 @@ TEST(StrictJobs, AJobThatEndsWithMuchUnderWayReleasesNothingTooEarly) {
       for (const auto& work : works) work->wait(in_seconds(20));
     });
   }
+}
+
+/// Pinning memory for every part of every step is what the network's time went into.
+TEST(StrictJobs, NothingIsRegisteredInAStepWhoseMemoryTheRuntimeGaveOut) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  for (const std::uint32_t workers : {2u, 4u}) {  // With four, two ranks a host reduce in the arena first.
+    std::atomic<int> registered{0};
+    std::atomic<bool> is_warm{false};
+    JobShape shape{.workers = workers, .hosts = 2};
+    shape.strict = true;
+    shape.config.bucket_bytes = 1 << 20;
+    shape.on_register = [&](std::uint32_t, std::size_t) { registered += is_warm ? 1 : 0; };
+    expect_clean(run_job(shape, [&](Runtime& runtime) {
+      constexpr std::size_t kElements = 1'000'000;  // Several parts.
+      const std::shared_ptr<std::byte> memory = runtime.allocate(kElements * sizeof(float));
+      const std::span<float> values(reinterpret_cast<float*>(memory.get()), kElements);
+      std::vector<float> barrier(1, 1);
+      const auto step = [&] {
+        std::fill(values.begin(), values.end(), 1.0F);
+        finish(runtime.submit(all_reduce(values)));
+        EXPECT_EQ(values[kElements - 1], static_cast<float>(runtime.size()));
+      };
+      // The pools of buffers for headers grow to what the traffic needs.
+      for (int i = 0; i < 8; ++i) step();
+      finish(runtime.submit(all_reduce(barrier)));
+      is_warm = true;
+      for (int i = 0; i < 5; ++i) step();
+      is_warm = false;
+    }));
+    EXPECT_EQ(registered, 0) << workers << " workers";
+  }
+}
+
+TEST(StrictJobs, ATensorOfTheUsersOwnIsRegisteredOnceForAllItsParts) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  constexpr std::size_t kElements = 1'000'000;
+  constexpr int kSteps = 3;
+  std::atomic<int> whole{0};
+  std::atomic<int> parts{0};
+  JobShape shape{.workers = 2, .hosts = 2};
+  shape.strict = true;
+  shape.config.bucket_bytes = 1 << 20;
+  shape.on_register = [&](std::uint32_t, std::size_t bytes) {
+    if (bytes == kElements * sizeof(float)) ++whole;
+    if (bytes >= 500'000 && bytes <= 1 << 20) ++parts;
+  };
+  expect_clean(run_job(shape, [](Runtime& runtime) {
+    std::vector<float> values(kElements, 1);
+    for (int i = 0; i < kSteps; ++i) finish(runtime.submit(all_reduce(values)));
+  }));
+  EXPECT_EQ(whole, 2 * kSteps);
+  EXPECT_EQ(parts, 0);
+}
+
+TEST(StrictJobs, StagingMemoryIsRegisteredOnceAndUsedAgain) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  std::atomic<int> registered{0};
+  std::atomic<bool> is_warm{false};
+  JobShape shape{.workers = 4, .hosts = 2};
+  shape.strict = true;
+  shape.on_register = [&](std::uint32_t, std::size_t) { registered += is_warm ? 1 : 0; };
+  expect_clean(run_job(shape, [&](Runtime& runtime) {
+    std::vector<float> values(300'000, 1);
+    for (int i = 0; i < 8; ++i) finish(runtime.submit(all_reduce(values)));
+    is_warm = true;
+    for (int i = 0; i < 5; ++i) finish(runtime.submit(all_reduce(values)));
+    is_warm = false;
+  }));
+  EXPECT_EQ(registered, 0);
 }
 
 /// One tensor too many for `ulimit -l` fails its own operation, on all ranks, with the reason; the job goes on.

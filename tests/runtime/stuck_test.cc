@@ -23,10 +23,6 @@ class CutEndpoint final : public transport::Endpoint {
   std::string description() const override { return "cut"; }
   void add_peer(PeerId, std::span<const std::byte>) override {}
   void remove_peer(PeerId) override {}
-  bool needs_registration() const override { return false; }
-  std::unique_ptr<transport::Registration> register_memory(std::span<std::byte>) override {
-    return std::make_unique<transport::Registration>();
-  }
   Status post_send(PeerId, Tag, std::span<const std::byte>, std::span<const std::byte>, Token token) override {
     sends_.push_back(token);
     return {};
@@ -83,8 +79,9 @@ class StuckTest : public testing::Test {
     options.config = config_;
     options.placement = &placement_;
     // A card that wants memory registered: nothing may be released while a post uses it, however things end.
-    options.endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>());
-    options.peer_endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>());
+    options.endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>(), domain_);
+    options.peer_endpoint = std::make_unique<transport::StrictEndpoint>(std::make_unique<CutEndpoint>(), domain_);
+    options.memory = &domain_;
     progress_ = std::make_unique<Progress>(std::move(options));
     group_ = std::make_shared<Group>();
     const std::vector<std::uint32_t> all{0, 1};
@@ -107,6 +104,7 @@ class StuckTest : public testing::Test {
   }
 
   Config config_;
+  memory::Domain domain_;
   Placement placement_;
   std::shared_ptr<CallbackPool> callbacks_ = std::make_shared<CallbackPool>();
   std::shared_ptr<Group> group_;

@@ -24,7 +24,7 @@ using std::chrono::steady_clock;
 TEST_F(TcpTest, SaysWhereItIs) {
   open(1);
   EXPECT_EQ(parties_[0].endpoint->description(), "tcp (builtin, lo)");
-  EXPECT_FALSE(parties_[0].endpoint->needs_registration());
+  EXPECT_EQ(parties_[0].endpoint->memory(), nullptr);
 }
 
 std::string refusal(transport::Endpoint& endpoint, std::span<const std::byte> address) {

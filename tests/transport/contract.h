@@ -118,6 +118,12 @@ class TransportContract : public ::testing::TestWithParam<ContractFactory> {
     ASSERT_TRUE(status.is_ok()) << status.to_string();
   }
 
+  /// What the endpoint wants held for as long as it is posted.
+  memory::Hold hold(std::size_t index, std::span<std::byte> memory) {
+    memory::Domain* const domain = endpoint(index).memory();
+    return domain == nullptr ? memory::Hold() : domain->hold(memory);
+  }
+
   std::vector<std::map<std::uint64_t, Completion>> done_;
   std::unique_ptr<ContractWorld> world_;
 };
@@ -368,10 +374,8 @@ TEST_P(TransportContract, RemovingAPeerCompletesItsSendsOnceAndLeavesTheOthers) 
 TEST_P(TransportContract, RegisteredMemoryWorksLikeAnyOther) {
   HERRING_CONTRACT_OPEN(2);
   Bytes out = pattern(100'000, 14), in(100'000);
-  const auto out_registration = endpoint(0).register_memory(out);
-  const auto in_registration = endpoint(1).register_memory(in);
-  ASSERT_NE(out_registration, nullptr);
-  ASSERT_NE(in_registration, nullptr);
+  const auto hold_out = hold(0, out);
+  const auto hold_in = hold(1, in);
   receive(1, 1, std::span(in).first(80), std::span(in).subspan(80), 1);
   send(0, 1, 1, std::span(out).first(99'000), std::span(out).subspan(99'000), 2);
   ASSERT_TRUE(until([&] { return is_done(1, 1) && is_done(0, 2); }));
@@ -382,11 +386,12 @@ TEST_P(TransportContract, AfterShutDownNothingTouchesMemoryAndRegistrationsCanGo
   HERRING_CONTRACT_OPEN(2);
   Bytes in(1000, std::byte{1});
   Bytes data = pattern(1 << 20, 15);
-  auto into = endpoint(1).register_memory(in);
-  auto from = endpoint(0).register_memory(data);
+  auto into = hold(1, in);
+  auto from = hold(0, data);
   receive(1, 1, in, {}, 1);
   send(0, 1, 2, data, {}, 2);
   Bytes small(10, std::byte{7});
+  auto hold_small = std::pair(hold(0, small), hold(1, small));
   endpoint(0).shut_down();
   endpoint(1).shut_down();
   from.reset();
@@ -402,9 +407,30 @@ TEST_P(TransportContract, AfterShutDownNothingTouchesMemoryAndRegistrationsCanGo
   EXPECT_FALSE(sent.is_ok() || sent.is_again());
   const Status received = endpoint(1).post_receive(Tag{1}, small, {}, Token{4});
   EXPECT_FALSE(received.is_ok() || received.is_again());
+  // It is no destructor: whoever knows the endpoint may go on calling it.
   endpoint(1).cancel_receive(Token{1});
   endpoint(0).remove_peer(PeerId{1});
+  endpoint(0).wake();
+  EXPECT_FALSE(endpoint(0).address().empty());
+  EXPECT_FALSE(endpoint(0).description().empty());
+  endpoint(0).wait(std::chrono::steady_clock::now());
+  std::vector<int> descriptors;
+  Instant deadline = std::chrono::steady_clock::now();
+  static_cast<void>(endpoint(0).prepare_wait(descriptors, deadline));
   endpoint(0).shut_down();
+  EXPECT_EQ(endpoint(0).poll(done), 0u);
+}
+
+TEST_P(TransportContract, OneEndpointThatIsShutDownLeavesTheOthersOfItsMemoryAlone) {
+  HERRING_CONTRACT_OPEN(3);
+  Bytes data = pattern(100'000, 16), in(100'000);
+  const auto held = std::pair(hold(0, data), hold(2, in));
+  receive(0, 1, {}, {}, 1);
+  endpoint(1).shut_down();
+  receive(2, 3, in, {}, 2);
+  send(0, 2, 3, data, {}, 3);
+  ASSERT_TRUE(until([&] { return is_done(0, 3) && is_done(2, 2); }));
+  EXPECT_EQ(in, data);
 }
 
 TEST_P(TransportContract, AnEndpointMayCloseWithPostsPending) {

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "transport/contract.h"
+#include "transport/holding_endpoint.h"
 #include "transport/strict_endpoint.h"
 
 namespace herring::transport {
@@ -18,9 +19,9 @@ class SimWorld final : public ContractWorld {
     for (std::size_t i = 0; i < endpoints; ++i) {
       endpoints_.push_back(network_.open_endpoint());
       if (!strict) continue;
-      StrictOptions registers;
-      registers.refuses_unregistered = false;  // The contract: it works too, only slower.
-      endpoints_.back() = std::make_unique<StrictEndpoint>(std::move(endpoints_.back()), registers);
+      domains_.push_back(std::make_unique<memory::Domain>());
+      auto on_card = std::make_unique<StrictEndpoint>(std::move(endpoints_.back()), *domains_.back());
+      endpoints_.back() = std::make_unique<HoldingEndpoint>(std::move(on_card));
     }
     for (auto& from : endpoints_) {
       for (std::size_t to = 0; to < endpoints; ++to) {
@@ -36,6 +37,7 @@ class SimWorld final : public ContractWorld {
  private:
   SimOptions options_;
   SimNetwork network_;
+  std::vector<std::unique_ptr<memory::Domain>> domains_;
   std::vector<std::unique_ptr<Endpoint>> endpoints_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,73 +10,139 @@
 #include <utility>
 #include <vector>
 
+#include "memory/domain.h"
 #include "transport/transport.h"
 
 /// What a network card that reads and writes memory by itself forgives nobody, on top of any other endpoint: memory is
-/// registered while a post uses it, and registrations go before the endpoint does.
+/// registered while a post uses it.
 namespace herring::transport {
 
 struct StrictOptions {
-  bool refuses_unregistered = true;
   /// Empty: all work. Throws Error where a registration is to fail.
   std::function<void(std::size_t bytes)> on_register;
-  /// What to do where one is not forgiven. Must be set; shared by all copies.
+  /// What to do where one is not forgiven. Must be set.
   std::function<void(const std::string& what)> on_fault;
 };
 
+/// The card of all strict endpoints of one domain.
+class StrictNic final : public memory::Nic {
+ public:
+  using Memory = std::span<const std::byte>;
+
+  explicit StrictNic(StrictOptions options) : options_(std::move(options)) {}
+  ~StrictNic() override {
+    if (!regions_.empty()) fault(std::to_string(regions_.size()) + " registrations outlive their card");
+    if (!posts_.empty()) fault("posts outlive their card");
+  }
+
+  std::string description() const override { return "strict"; }
+  bool takes(MemoryKind kind) const noexcept override { return is_on_host(kind); }
+  std::unique_ptr<memory::Registration> register_memory(std::span<std::byte> memory, MemoryKind) override {
+    if (options_.on_register) options_.on_register(memory.size());
+    const std::scoped_lock lock(mutex_);
+    auto region = std::make_unique<Region>(*this, next_++);
+    regions_.emplace(region->id, memory);
+    return region;
+  }
+
+  void began(const Endpoint& endpoint, Token token, Memory first, Memory second) {
+    const std::scoped_lock lock(mutex_);
+    posts_[{&endpoint, token.value}].emplace_back(first, second);
+  }
+  void ended(const Endpoint& endpoint, Token token) {
+    const std::scoped_lock lock(mutex_);
+    const auto found = posts_.find({&endpoint, token.value});
+    if (found == posts_.end()) return fault("a post completes twice");
+    found->second.pop_back();  // Users of one token for two posts at once name the same memory.
+    if (found->second.empty()) posts_.erase(found);
+  }
+  void all_ended(const Endpoint& endpoint) {
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(posts_, [&endpoint](const auto& entry) { return entry.first.first == &endpoint; });
+  }
+  bool covers(Memory memory) const {
+    const std::scoped_lock lock(mutex_);
+    return covers_locked(memory);
+  }
+  void fault(const std::string& what) const { options_.on_fault("a strict endpoint: " + what); }
+
+ private:
+  struct Region final : memory::Registration {
+    Region(StrictNic& of, std::uint64_t number) : nic(of), id(number) {}
+    ~Region() override { nic.release(id); }
+    void* descriptor() const noexcept override { return const_cast<Region*>(this); }
+    StrictNic& nic;
+    const std::uint64_t id;
+  };
+
+  void release(std::uint64_t id) {
+    const std::scoped_lock lock(mutex_);
+    regions_.erase(id);
+    for (const auto& [post, uses] : posts_) {
+      for (const auto& [first, second] : uses) {
+        if (!covers_locked(first) || !covers_locked(second)) fault("memory is released while a post uses it");
+      }
+    }
+  }
+  bool covers_locked(Memory memory) const {
+    if (memory.empty()) return true;
+    for (const auto& [id, region] : regions_) {
+      if (memory.data() >= region.data() && memory.data() + memory.size() <= region.data() + region.size()) return true;
+    }
+    return false;
+  }
+
+  const StrictOptions options_;
+  mutable std::mutex mutex_;  // guards all below
+  std::map<std::uint64_t, Memory> regions_;
+  std::map<std::pair<const Endpoint*, std::uint64_t>, std::vector<std::pair<Memory, Memory>>> posts_;
+  std::uint64_t next_ = 1;
+};
+
+/// An endpoint on it.
 class StrictCard : public Endpoint {
  public:
-  StrictCard(std::unique_ptr<Endpoint> inner, StrictOptions options)
-      : inner_(std::move(inner)), options_(std::move(options)), card_(std::make_shared<Card>()) {
-    card_->on_fault = options_.on_fault;
+  /// Endpoints of one domain share its card; `options` are those of the first. The domain outlives them.
+  StrictCard(std::unique_ptr<Endpoint> inner, memory::Domain& domain, const StrictOptions& options)
+      : inner_(std::move(inner)), domain_(domain) {
+    const auto& nics = domain.nics();
+    for (std::size_t i = 0; i < nics.size() && nic_ == nullptr; ++i) {
+      nic_ = std::dynamic_pointer_cast<StrictNic>(nics[i]);
+      place_ = memory::NicId{static_cast<std::uint32_t>(i)};
+    }
+    if (nic_ != nullptr) return;
+    nic_ = std::make_shared<StrictNic>(options);
+    place_ = domain.add_nic(nic_);
   }
   ~StrictCard() override {
-    if (!card_->regions.empty()) fault(std::to_string(card_->regions.size()) + " registrations outlive their endpoint");
-    card_->is_gone = true;
+    inner_.reset();  // Nothing uses the memory any more.
+    nic_->all_ended(*this);
   }
 
   const Address& address() const override { return inner_->address(); }
   std::string description() const override { return inner_->description() + ", strict"; }
   void add_peer(PeerId peer, std::span<const std::byte> address) override { inner_->add_peer(peer, address); }
   void remove_peer(PeerId peer) override { inner_->remove_peer(peer); }
-
-  bool needs_registration() const override { return true; }
-  std::unique_ptr<Registration> register_memory(std::span<std::byte> memory) override {
-    if (options_.on_register) options_.on_register(memory.size());
-    auto registration = std::make_unique<Region>();
-    registration->inner = inner_->register_memory(memory);
-    registration->card = card_;
-    registration->id = card_->next++;
-    card_->regions.emplace(registration->id, memory);
-    return registration;
-  }
+  memory::Domain* memory() const override { return &domain_; }
 
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     if (Status status = check(first, second); !status.is_ok()) return status;
     const Status status = inner_->post_send(to, tag, first, second, token);
-    if (status.is_ok()) card_->posts[token.value].push_back({first, second});
+    if (status.is_ok()) nic_->began(*this, token, first, second);
     return status;
   }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override {
     if (Status status = check(first, second); !status.is_ok()) return status;
     const Status status = inner_->post_receive(tag, first, second, token);
-    if (status.is_ok()) card_->posts[token.value].push_back({first, second});
+    if (status.is_ok()) nic_->began(*this, token, first, second);
     return status;
   }
   void cancel_receive(Token token) override { inner_->cancel_receive(token); }
 
   std::size_t poll(std::span<Completion> completions) override {
     const std::size_t count = inner_->poll(completions);
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto found = card_->posts.find(completions[i].token.value);
-      if (found == card_->posts.end()) {
-        fault("a post completes twice");
-        continue;
-      }
-      found->second.pop_back();  // Users of one token for two posts at once name the same memory.
-      if (found->second.empty()) card_->posts.erase(found);
-    }
+    for (std::size_t i = 0; i < count; ++i) nic_->ended(*this, completions[i].token);
     return count;
   }
   void wait(Instant deadline, std::span<const int> also) override { inner_->wait(deadline, also); }
@@ -85,58 +152,25 @@ class StrictCard : public Endpoint {
   void wake() override { inner_->wake(); }
   void shut_down() override {
     inner_->shut_down();
-    card_->posts.clear();
+    nic_->all_ended(*this);
   }
 
  private:
-  using Memory = std::span<const std::byte>;
-
-  void fault(const std::string& what) const { card_->fault(what); }
-
-  /// What the card knows. Outlives the endpoint for the registrations that do.
-  struct Card {
-    bool covers(Memory memory) const {
-      if (memory.empty()) return true;
-      for (const auto& [id, region] : regions) {
-        if (memory.data() >= region.data() && memory.data() + memory.size() <= region.data() + region.size()) {
-          return true;
-        }
-      }
-      return false;
-    }
-    std::map<std::uint64_t, Memory> regions;
-    std::map<std::uint64_t, std::vector<std::pair<Memory, Memory>>> posts;  // By token.
-    std::uint64_t next = 1;
-    bool is_gone = false;
-    std::function<void(const std::string& what)> on_fault;  // A registration may outlive what has the options.
-    void fault(const std::string& what) const { on_fault("a strict endpoint: " + what); }
-  };
-
-  struct Region final : Registration {
-    ~Region() override {
-      card->regions.erase(id);
-      for (const auto& [token, uses] : card->posts) {
-        for (const auto& [first, second] : uses) {
-          if (!card->covers(first) || !card->covers(second)) card->fault("memory is released while a post uses it");
-        }
-      }
-      if (card->is_gone) card->fault("a registration is released after its endpoint");
-    }
-    std::unique_ptr<Registration> inner;
-    std::shared_ptr<Card> card;
-    std::uint64_t id = 0;
-  };
-
-  Status check(Memory first, Memory second) const {
-    if (!options_.refuses_unregistered || (card_->covers(first) && card_->covers(second))) return Status::ok();
-    fault("a post of " + std::to_string(first.size()) + " + " + std::to_string(second.size()) +
-          " bytes that are not registered");
+  /// As a real endpoint would: by what the domain knows, which the card has to know too.
+  Status check(StrictNic::Memory first, StrictNic::Memory second) const {
+    if (is_known(first) && is_known(second)) return Status::ok();
+    nic_->fault("a post of " + std::to_string(first.size()) + " + " + std::to_string(second.size()) +
+                " bytes that are not registered");
     return Status(Code::kTransport, "strict: memory that is not registered");
+  }
+  bool is_known(StrictNic::Memory memory) const {
+    return memory.empty() || (domain_.find(place_, memory) != nullptr && nic_->covers(memory));
   }
 
   std::unique_ptr<Endpoint> inner_;
-  StrictOptions options_;
-  std::shared_ptr<Card> card_;
+  memory::Domain& domain_;
+  std::shared_ptr<StrictNic> nic_;
+  memory::NicId place_;
 };
 
 }  // namespace herring::transport

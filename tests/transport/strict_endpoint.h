@@ -13,8 +13,8 @@ namespace herring::transport {
 
 class StrictEndpoint final : public StrictCard {
  public:
-  explicit StrictEndpoint(std::unique_ptr<Endpoint> inner, StrictOptions options = {})
-      : StrictCard(std::move(inner), fails_test(std::move(options))) {}
+  StrictEndpoint(std::unique_ptr<Endpoint> inner, memory::Domain& domain, StrictOptions options = {})
+      : StrictCard(std::move(inner), domain, fails_test(std::move(options))) {}
 
  private:
   static StrictOptions fails_test(StrictOptions options) {
