@@ -177,6 +177,9 @@ void FabricEndpoint::shut_down() {
   static_cast<void>(fi_cq_read(objects_.queue.get(), nullptr, 0));
   // From here on libfabric touches no memory of a pending post.
   objects_.endpoint.reset();
+  operations_.for_each([](Operation& operation) {
+    for (memory::Hold& hold : operation.holds) hold.reset();
+  });
   // Nor does anybody ask the queue: without its endpoint libfabric 1.17 crashes there.
   waiter_.forget_queue();
   waiting_.clear();
@@ -236,8 +239,8 @@ Status FabricEndpoint::attach_descriptors(Operation& operation) const {
   if (memory_.domain == nullptr) return Status::ok();
   for (std::size_t i = 0; i < operation.spans; ++i) {
     const iovec& span = operation.span[i];
-    const memory::Registration* known =
-        memory_.domain->find(memory_.nic, {static_cast<const std::byte*>(span.iov_base), span.iov_len});
+    operation.holds[i] = memory_.domain->borrow({static_cast<const std::byte*>(span.iov_base), span.iov_len});
+    const memory::Registration* const known = operation.holds[i].registration(memory_.nic);
     if (known == nullptr) {
       return Status(Code::kInternal, "a post of " + std::to_string(span.iov_len) +
                                          " bytes that are not registered: this is a bug in Herring, please report it");

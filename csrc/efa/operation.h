@@ -14,6 +14,7 @@
 #include <rdma/fi_domain.h>
 
 #include "core/types.h"
+#include "memory/domain.h"
 
 /// What an endpoint remembers about its posts and its peers. No allocation once the pool has grown to the most posts
 /// that were ever pending.
@@ -51,6 +52,7 @@ struct Operation {
   std::uint8_t spans = 0;  // Used entries of the arrays below; empty spans are left out.
   std::array<iovec, 2> span{};
   std::array<void*, 2> descriptor{};
+  std::array<memory::Hold, 2> holds;  // Of what the descriptors stand for.
   std::size_t bytes = 0;
   Operation* next = nullptr;  // Free list, or the peer's waiting sends.
 };
@@ -72,6 +74,7 @@ class OperationPool final {
   }
   void give_back(Operation* operation) noexcept {
     operation->state = OperationState::kFree;
+    for (memory::Hold& hold : operation->holds) hold.reset();
     operation->peer = nullptr;
     operation->cancel_requested = false;
     operation->next = free_;

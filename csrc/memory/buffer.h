@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "core/memory_kind.h"
+#include "core/types.h"
 
 namespace herring::memory {
 
 class Domain;
+class Registration;
 class Regions;
 struct Region;
 
@@ -26,6 +28,8 @@ class Hold final {
   ~Hold() { reset(); }
 
   explicit operator bool() const noexcept { return region_ != nullptr; }
+  /// With this card; null where it does not take such memory.
+  const Registration* registration(Id<struct NicKind> nic) const noexcept;
   void reset() noexcept;
   /// The memory is its owner's again, who may free it, while a card may still read it for somebody who is gone. Nobody
   /// else shares this registration from now on.

@@ -30,6 +30,10 @@ void Hold::outlive_memory() noexcept {
   if (region_ != nullptr) regions_->outlive(region_);
 }
 
+const Registration* Hold::registration(NicId nic) const noexcept {
+  return region_ == nullptr ? nullptr : region_->registrations[nic.value].get();
+}
+
 Buffer map_host(std::size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
@@ -62,6 +66,12 @@ Buffer Domain::adopt(std::span<std::byte> memory, MemoryKind kind, std::shared_p
 
 Hold Domain::hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse) {
   Region* region = regions_->hold(memory, kind, reuse);
+  if (region == nullptr) return {};
+  return {regions_, region, false};
+}
+
+Hold Domain::borrow(std::span<const std::byte> memory) {
+  Region* region = regions_->borrow(memory);
   if (region == nullptr) return {};
   return {regions_, region, false};
 }

@@ -64,8 +64,11 @@ class Domain final {
   /// This memory is about to be unmapped, or to lose its pages: no registration that has some of it is used again.
   void invalidate(std::span<const std::byte> memory) noexcept;
 
-  /// The registration with this card that covers all of `memory`, or null. Good for as long as somebody holds the
-  /// memory, as whoever posts it does.
+  /// For an endpoint: keeps a registration that covers all of `memory` until its post is over; empty where there is
+  /// none. It need not be the one that whoever posts the memory holds: that of another tensor may cover it too, and end
+  /// first.
+  [[nodiscard]] Hold borrow(std::span<const std::byte> memory);
+  /// A registration with this card that covers all of `memory`, or null. Good for as long as somebody holds that one.
   const Registration* find(NicId nic, std::span<const std::byte> memory) const noexcept;
   DomainStats stats() const;
 

@@ -55,6 +55,15 @@ Region* Regions::take_known(std::span<const std::byte> memory) {
   return known;
 }
 
+Region* Regions::borrow(std::span<const std::byte> memory) {
+  const std::unique_lock lock(mutex_);
+  Region* known = table_.find(memory);
+  if (known == nullptr) return nullptr;
+  if (known->is_idle) stop_idling(*known);
+  ++known->holds;
+  return known;
+}
+
 void Regions::own(Region* region) noexcept {
   if (!guard_.in_owner()) return;
   const std::unique_lock lock(mutex_);

@@ -49,6 +49,8 @@ class Regions final {
   const std::vector<std::shared_ptr<Nic>>& nics() const noexcept { return nics_; }
   /// Null: nothing to register.
   Region* hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse);
+  /// Of a known one, stale or not; null: none covers the memory.
+  Region* borrow(std::span<const std::byte> memory);
   void own(Region* region) noexcept;
   void let_go(Region* region, bool owns_memory) noexcept;
   void outlive(Region* region) noexcept;

@@ -77,10 +77,16 @@ class StrictNic final : public memory::Nic {
 
   void release(std::uint64_t id) {
     const std::scoped_lock lock(mutex_);
-    regions_.erase(id);
+    const auto found = regions_.find(id);
+    const Memory gone = found->second;
+    regions_.erase(found);
+    const auto lost = [&](Memory memory) {
+      return memory.data() < gone.data() + gone.size() && gone.data() < memory.data() + memory.size() &&
+             !covers_locked(memory);
+    };
     for (const auto& [post, uses] : posts_) {
       for (const auto& [first, second] : uses) {
-        if (!covers_locked(first) || !covers_locked(second)) fault("memory is released while a post uses it");
+        if (lost(first) || lost(second)) fault("memory is released while a post uses it");
       }
     }
   }
