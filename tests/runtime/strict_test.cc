@@ -53,7 +53,8 @@ TEST(StrictJobs, AJobThatEndsWithMuchUnderWayReleasesNothingTooEarly) {
   }
 }
 
-/// No buffer of headers is that large.
+/// With kFewEager no pool of buffers for headers and small messages grows by that much.
+constexpr std::uint32_t kFewEager = 1 << 10;
 constexpr std::size_t kLarge = 400'000;
 
 /// Pinning memory for every part of every step is what the network's time went into.
@@ -65,7 +66,7 @@ TEST(StrictJobs, NothingIsRegisteredInAStepWhoseMemoryTheRuntimeGaveOut) {
     JobShape shape{.workers = workers, .hosts = 2};
     shape.strict = true;
     shape.config.bucket_bytes = 1 << 20;
-    // Pools of buffers for headers may still grow.
+    shape.config.eager_bytes = kFewEager;
     shape.on_register = [&](std::uint32_t, std::size_t bytes) { registered += is_warm && bytes >= kLarge ? 1 : 0; };
     expect_clean(run_job(shape, [&](Runtime& runtime) {
       constexpr std::size_t kElements = 1'000'000;  // Several parts.
@@ -96,6 +97,7 @@ TEST(StrictJobs, ATensorOfTheUsersOwnIsRegisteredOnceForAllItsParts) {
   JobShape shape{.workers = 2, .hosts = 2};
   shape.strict = true;
   shape.config.bucket_bytes = 1 << 20;
+  shape.config.eager_bytes = kFewEager;
   std::atomic<bool> is_up{false};
   shape.on_register = [&](std::uint32_t, std::size_t bytes) {
     if (!is_up || bytes < kLarge) return;
@@ -118,6 +120,7 @@ TEST(StrictJobs, StagingMemoryIsRegisteredOnceAndUsedAgain) {
   std::atomic<bool> is_warm{false};
   JobShape shape{.workers = 4, .hosts = 2};
   shape.strict = true;
+  shape.config.eager_bytes = kFewEager;
   shape.on_register = [&](std::uint32_t, std::size_t bytes) { registered += is_warm && bytes >= kLarge ? 1 : 0; };
   expect_clean(run_job(shape, [&](Runtime& runtime) {
     std::vector<float> values(300'000, 1);
