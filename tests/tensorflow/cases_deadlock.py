@@ -1,4 +1,4 @@
-"""What each rank does in test_deadlock.py, as cases.py. A job in which ranks wait for each other is over: each case
+"""What each rank does in test_deadlocks.py, as cases.py. A job in which ranks wait for each other is over: each case
 begins another one."""
 
 from __future__ import annotations
