@@ -64,6 +64,7 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
     const Fusion::State state = fusion_->wait(ticket_, deadline);
     return state == Fusion::State::kDone || (state == Fusion::State::kAlone && alone_->wait(deadline));
   }
+  std::shared_ptr<void> block(bool from_pool) override { return is_alone() ? alone_->block(from_pool) : nullptr; }
   Status status() const override {
     return is_alone() ? with_name(alone_->status(), *request_.name) : fusion_->status(ticket_);
   }
@@ -110,6 +111,7 @@ class Outside final : public Work {
     if (!has_come_back_.exchange(true)) fusion_->came_back(name_);
     return true;
   }
+  std::shared_ptr<void> block(bool from_pool) override { return work_->block(from_pool); }
   Status status() const override { return with_name(work_->status(), name_); }
   void on_done(std::function<void(const Status&)> callback) override {
     work_->on_done(

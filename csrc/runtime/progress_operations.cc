@@ -494,7 +494,9 @@ Status Progress::with_pending(const Status& status) const {
   constexpr std::size_t kNamed = 3;
   std::string text = "; " + std::to_string(pending_.load()) + " pending here";
   for (std::size_t i = 0; i < std::min(operations_.size(), kNamed); ++i) {
-    text += (i == 0 ? ": " : ", ") + to_string(operations_[i]->descriptor);
+    const PendingOperation& operation = *operations_[i];
+    text += (i == 0 ? ": " : ", ") + (operation.name.empty() ? "" : "'" + operation.name + "' ") +
+            to_string(operation.descriptor);
   }
   return Status(status.code(), status.message() + text + (operations_.size() > kNamed ? ", ..." : ""));
 }
