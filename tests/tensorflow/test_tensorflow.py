@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -161,6 +162,7 @@ def test_the_example_learns(tmp_path: Path, options: list[str]) -> None:
     assert float(found[1]) > 0.9
 
 
+@pytest.mark.skipif("TENSORFLOW_LONG" not in os.environ, reason="make test-tensorflow-long runs it: some minutes")
 @pytest.mark.parametrize("options", [[], ["--fit"]], ids=["loop", "fit"])
 def test_resnet_50_trains(tmp_path: Path, options: list[str]) -> None:
     """Small images and few of them: that the script runs to its end on two processes, with the same loss."""
