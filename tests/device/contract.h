@@ -160,9 +160,11 @@ TEST_P(DeviceContract, HostCannotReadDeviceMemory) {
   EXPECT_EXIT(
       {
         const volatile char* const address = reinterpret_cast<const char*>(memory.address);
-        std::exit(*address == 0 ? 0 : 1);
+        static_cast<void>(*address);
+        std::exit(0);
       },
-      [](int status) { return WIFSIGNALED(status); }, "");
+      // A sanitizer turns the signal into an exit.
+      [](int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != 0; }, "");
   ok(device().release(memory));
 }
 

@@ -172,6 +172,7 @@ void pack_twin(const PackParameters& parameters, std::span<const Tile> tiles, st
 }
 
 void sum_twin(const SumParameters& parameters) {
+  if (parameters.elements == 0) return;
   if (parameters.source_count == 1 && parameters.average_over <= 1) {
     // Nothing is computed: NaNs stay what they are.
     std::memmove(reinterpret_cast<void*>(parameters.target), reinterpret_cast<const void*>(parameters.sources[0]),
