@@ -83,19 +83,11 @@ class Contender(Protocol):
         """Ends whatever was started. Idempotent."""
 
 
-def timed_loop(
-    pattern: Pattern,
-    source: Array,
-    result: Array,
-    barrier: Callable[[], None],
-    operate: Callable[[], None],
-    plan: Plan,
-) -> Turn:
-    """The measuring loop of every contender: fill, barrier, clock, operation, clock, barrier; at the end, the check.
+def timed(plan: Plan, fill: Callable[[int], None], barrier: Callable[[], None], operate: Callable[[], None]) -> Turn:
+    """The measuring loop of every contender: fill(iteration), barrier, clock, operation, clock, barrier.
 
     The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
     Costs count until after it: a rank may still work for others when its own result is there.
-    `source` and `result` are the same array for an operation in place.
     """
     turn = Turn(costs=Costs(syscalls=None if plan.event is None else 0))
     meter = Meter(plan.event)
@@ -104,7 +96,7 @@ def timed_loop(
     gc.disable()
     try:
         for i in range(plan.iterations):
-            pattern.fill(source, plan.salt + i)
+            fill(i)
             barrier()
             before = meter.read()
             begin = time.perf_counter()
@@ -118,6 +110,19 @@ def timed_loop(
         meter.close()
         if gc_was_on:
             gc.enable()
+    return turn
+
+
+def timed_loop(
+    pattern: Pattern,
+    source: Array,
+    result: Array,
+    barrier: Callable[[], None],
+    operate: Callable[[], None],
+    plan: Plan,
+) -> Turn:
+    """timed(), and at the end the check. `source` and `result` are the same array for an operation in place."""
+    turn = timed(plan, lambda i: pattern.fill(source, plan.salt + i), barrier, operate)
     if plan.iterations > 0:
         last = plan.salt + plan.iterations - 1
         turn.wrong = pattern.count_wrong(result, last)

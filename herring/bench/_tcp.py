@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import select
 import socket
-import time
 
 import numpy as np
 
@@ -15,8 +13,7 @@ import herring
 from herring._context import process
 from herring._errors import UnavailableError
 from herring._rendezvous import published_address
-from herring.bench._contender import Case, Plan, Turn
-from herring.bench._profile import Costs, Meter
+from herring.bench._contender import Case, Plan, Turn, timed
 
 _TIMEOUT_S = 300.0
 _TOKEN_BYTES = 16
@@ -91,29 +88,10 @@ class TcpContender:
 
     def turn(self, plan: Plan) -> Turn:
         """See Contender. Wrong are the bytes of the last piece that are not the sender's."""
-        turn = Turn(costs=Costs(syscalls=None if plan.event is None else 0))
-        meter = Meter(plan.event)
-        spent = Costs(syscalls=meter.overhead())
         length = min(self._bytes, _BUFFER_BYTES)
         source = np.full(length, self._rank % 251, np.uint8)
         target = np.zeros(length, np.uint8)
-        gc_was_on = gc.isenabled()
-        gc.disable()
-        try:
-            for i in range(plan.iterations):
-                herring.barrier()
-                before = meter.read()
-                begin = time.perf_counter()
-                self._exchange(source.data, target.data)
-                seconds = time.perf_counter() - begin
-                herring.barrier()
-                if i >= plan.lead_in:
-                    turn.seconds.append(seconds)
-                    turn.costs += meter.read() - before - spent
-        finally:
-            meter.close()
-            if gc_was_on:
-                gc.enable()
+        turn = timed(plan, lambda i: None, herring.barrier, lambda: self._exchange(source.data, target.data))
         if plan.iterations > 0:
             turn.wrong = int(np.count_nonzero(target != (self._rank - 1) % self._ranks % 251))
         return turn
