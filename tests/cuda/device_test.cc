@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "device/contract.h"
-#include "device/fake_gpu.h"
+#include "device/fake_gpu_world.h"
 
 namespace herring::testing {
 namespace {
@@ -22,48 +22,27 @@ Function* symbol(const std::string& path, const char* name) {
   return reinterpret_cast<Function*>(dlsym(handle, name));
 }
 
-class CudaWorld final : public DeviceWorld {
+struct OpenedDevice {
+  cuda::CudaDevice device;
+};
+
+class CudaWorld final : private OpenedDevice, public FakeGpuWorld {
  public:
   /// The copy of the library: a device that was broken stays so, as in a process.
   explicit CudaWorld(const std::string& path)
-      : device_(cuda::Driver::open(path), DeviceId{0}),
-        gpu_(*symbol<FakeGpu*()>(path, "herring_fake_gpu")()),
-        misuse_(symbol<const char*()>(path, "herring_fake_misuse")) {
-    theirs_ = gpu_.create_stream();
-    captured_ = gpu_.create_stream();
-    gpu_.capture(captured_);
-  }
+      : OpenedDevice{{cuda::Driver::open(path), DeviceId{0}}},
+        FakeGpuWorld(*symbol<FakeGpu*()>(path, "herring_fake_gpu")()),
+        misuse_(symbol<const char*()>(path, "herring_fake_misuse")) {}
 
-  Device& device() override { return device_; }
-  ForeignEvent fill_later(DeviceSpan memory, std::byte value) override {
-    for (int i = 0; i < 20; ++i) gpu_.launch(theirs_, [] {});
-    gpu_.launch(theirs_, [this, memory, value] {
-      std::memset(gpu_.alias(memory.address, memory.bytes), static_cast<int>(value), memory.bytes);
-    });
-    const std::uint64_t event = gpu_.create_event();
-    gpu_.record(event, theirs_);
-    return {event};
-  }
-  ForeignStream captured_stream() override { return {captured_}; }
-  ForeignStream plain_stream() override { return {theirs_}; }
-  std::size_t too_much_memory() const override { return (64 << 20) + 1; }
-  std::size_t too_much_pinned() const override { return (64 << 20) + 4096; }
-  bool fail() override {
-    gpu_.fail();
-    return true;
-  }
+  Device& device() override { return OpenedDevice::device; }
   std::vector<std::string> faults() const override {
-    std::vector<std::string> all = gpu_.faults();
+    std::vector<std::string> all = FakeGpuWorld::faults();
     if (*misuse_() != '\0') all.emplace_back(misuse_());
     return all;
   }
 
  private:
-  cuda::CudaDevice device_;
-  FakeGpu& gpu_;
   const char* (*misuse_)();
-  std::uint64_t theirs_ = 0;
-  std::uint64_t captured_ = 0;
 };
 
 /// Each world loads a library of its own, so that what one test breaks is broken for it alone.

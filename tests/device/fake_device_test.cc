@@ -2,48 +2,26 @@
 
 #include "device/contract.h"
 #include "device/fake_device.h"
+#include "device/fake_gpu_world.h"
 #include "seeds.h"
 
 namespace herring::testing {
 namespace {
 
-class FakeWorld final : public DeviceWorld {
- public:
-  static constexpr std::size_t kLimit = 64 << 20;
+struct OwnedGpu {
+  explicit OwnedGpu(FakeGpuOptions options) : gpu(options) {}
+  FakeGpu gpu;
+};
 
+class FakeWorld final : private OwnedGpu, public FakeGpuWorld {
+ public:
   explicit FakeWorld(std::uint64_t seed)
-      : gpu_({.seed = seed, .memory_bytes = kLimit, .pin_bytes = kLimit}), device_(gpu_) {
-    theirs_ = gpu_.create_stream();
-    captured_ = gpu_.create_stream();
-    gpu_.capture(captured_);
-  }
+      : OwnedGpu({.seed = seed, .memory_bytes = kLimit, .pin_bytes = kLimit}), FakeGpuWorld(gpu), device_(gpu) {}
 
   Device& device() override { return device_; }
-  ForeignEvent fill_later(DeviceSpan memory, std::byte value) override {
-    // Several pieces of work: as long as the seed likes.
-    for (int i = 0; i < 20; ++i) gpu_.launch(theirs_, [] {});
-    gpu_.launch(theirs_, [this, memory, value] {
-      std::memset(gpu_.alias(memory.address, memory.bytes), static_cast<int>(value), memory.bytes);
-    });
-    const std::uint64_t event = gpu_.create_event();
-    gpu_.record(event, theirs_);
-    return {event};
-  }
-  ForeignStream captured_stream() override { return {captured_}; }
-  ForeignStream plain_stream() override { return {theirs_}; }
-  std::size_t too_much_memory() const override { return kLimit + 1; }
-  std::size_t too_much_pinned() const override { return kLimit + 4096; }
-  bool fail() override {
-    gpu_.fail();
-    return true;
-  }
-  std::vector<std::string> faults() const override { return gpu_.faults(); }
 
  private:
-  FakeGpu gpu_;
   FakeDevice device_;
-  std::uint64_t theirs_ = 0;
-  std::uint64_t captured_ = 0;
 };
 
 DeviceFactory fake(std::uint64_t seed) {

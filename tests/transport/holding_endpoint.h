@@ -9,21 +9,17 @@
 #include <vector>
 
 #include "memory/domain.h"
-#include "transport/transport.h"
+#include "transport/forwarding_endpoint.h"
 
 namespace herring::transport {
 
 /// Holds the memory of every post of an endpoint that wants that, until the post is over: for suites that are the same
 /// for those that do not.
-class HoldingEndpoint final : public Endpoint {
+class HoldingEndpoint final : public ForwardingEndpoint {
  public:
-  explicit HoldingEndpoint(std::unique_ptr<Endpoint> inner) : inner_(std::move(inner)) {}
+  explicit HoldingEndpoint(std::unique_ptr<Endpoint> inner) : ForwardingEndpoint(std::move(inner)) {}
+  ~HoldingEndpoint() override { inner_.reset(); }  // Nothing uses the memory any more.
 
-  const Address& address() const override { return inner_->address(); }
-  std::string description() const override { return inner_->description(); }
-  void add_peer(PeerId peer, std::span<const std::byte> address) override { inner_->add_peer(peer, address); }
-  void remove_peer(PeerId peer) override { inner_->remove_peer(peer); }
-  memory::Domain* memory() const override { return inner_->memory(); }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
     Holds holds = hold(first, second);
@@ -37,7 +33,6 @@ class HoldingEndpoint final : public Endpoint {
     if (status.is_ok()) receives_.emplace(token.value, std::move(holds));
     return status;
   }
-  void cancel_receive(Token token) override { inner_->cancel_receive(token); }
   std::size_t poll(std::span<Completion> completions) override {
     const std::size_t count = inner_->poll(completions);
     for (std::size_t i = 0; i < count; ++i) {
@@ -47,11 +42,6 @@ class HoldingEndpoint final : public Endpoint {
     }
     return count;
   }
-  void wait(Instant deadline, std::span<const int> also) override { inner_->wait(deadline, also); }
-  bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override {
-    return inner_->prepare_wait(descriptors, deadline);
-  }
-  void wake() override { inner_->wake(); }
   void shut_down() override {
     inner_->shut_down();
     sends_.clear();
@@ -70,7 +60,6 @@ class HoldingEndpoint final : public Endpoint {
 
   std::multimap<std::uint64_t, Holds> sends_;  // By token.
   std::multimap<std::uint64_t, Holds> receives_;
-  std::unique_ptr<Endpoint> inner_;  // Goes first.
 };
 
 }  // namespace herring::transport

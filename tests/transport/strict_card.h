@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "memory/domain.h"
-#include "transport/transport.h"
+#include "transport/forwarding_endpoint.h"
 
 /// What a network card that reads and writes memory by itself forgives nobody, on top of any other endpoint: memory is
 /// registered while a post uses it.
@@ -106,11 +106,11 @@ class StrictNic final : public memory::Nic {
 };
 
 /// An endpoint on it.
-class StrictCard : public Endpoint {
+class StrictCard : public ForwardingEndpoint {
  public:
   /// Endpoints of one domain share its card; `options` are those of the first. The domain outlives them.
   StrictCard(std::unique_ptr<Endpoint> inner, memory::Domain& domain, const StrictOptions& options)
-      : inner_(std::move(inner)), domain_(domain) {
+      : ForwardingEndpoint(std::move(inner)), domain_(domain) {
     const auto& nics = domain.nics();
     for (std::size_t i = 0; i < nics.size() && nic_ == nullptr; ++i) {
       nic_ = std::dynamic_pointer_cast<StrictNic>(nics[i]);
@@ -125,10 +125,7 @@ class StrictCard : public Endpoint {
     nic_->all_ended(*this);
   }
 
-  const Address& address() const override { return inner_->address(); }
   std::string description() const override { return inner_->description() + ", strict"; }
-  void add_peer(PeerId peer, std::span<const std::byte> address) override { inner_->add_peer(peer, address); }
-  void remove_peer(PeerId peer) override { inner_->remove_peer(peer); }
   memory::Domain* memory() const override { return &domain_; }
 
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
@@ -144,18 +141,12 @@ class StrictCard : public Endpoint {
     if (status.is_ok()) nic_->began(*this, token, first, second);
     return status;
   }
-  void cancel_receive(Token token) override { inner_->cancel_receive(token); }
 
   std::size_t poll(std::span<Completion> completions) override {
     const std::size_t count = inner_->poll(completions);
     for (std::size_t i = 0; i < count; ++i) nic_->ended(*this, completions[i].token);
     return count;
   }
-  void wait(Instant deadline, std::span<const int> also) override { inner_->wait(deadline, also); }
-  bool prepare_wait(std::vector<int>& descriptors, Instant& deadline) override {
-    return inner_->prepare_wait(descriptors, deadline);
-  }
-  void wake() override { inner_->wake(); }
   void shut_down() override {
     inner_->shut_down();
     nic_->all_ended(*this);
@@ -173,7 +164,6 @@ class StrictCard : public Endpoint {
     return memory.empty() || (domain_.find(place_, memory) != nullptr && nic_->covers(memory));
   }
 
-  std::unique_ptr<Endpoint> inner_;
   memory::Domain& domain_;
   std::shared_ptr<StrictNic> nic_;
   memory::NicId place_;
