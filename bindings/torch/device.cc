@@ -5,12 +5,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <map>
 #include <utility>
 
+#include "core/thread.h"
 #include "gil.h"
 
 namespace herring::torch_binding {
@@ -276,8 +276,7 @@ void Stager::add(c10::intrusive_ptr<StagedWork> work) {
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
-      thread_ = std::thread([this] { run(); });
-      pthread_setname_np(thread_.native_handle(), "herring-stager");
+      thread_ = start_thread("herring-stager", [this] { run(); });
     }
     waiting_.push_back(std::move(work));
     unstarted_.fetch_add(1);
