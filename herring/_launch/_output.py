@@ -135,8 +135,15 @@ class Source:
         self._since = 0.0  # When text came that is not shown yet.
         self._last = 0.0  # When anything came.
 
+    @property
+    def has_floor(self) -> bool:
+        """No other's long line has the stream to itself."""
+        return self.destination.floor in (None, self)
+
     def read(self) -> None:
-        """Takes what is there; call it when there is something."""
+        """Takes what is there, unless a long line has come between; call it when there is something."""
+        if not self.has_floor:
+            return
         try:
             data = os.read(self.fd, _READ)
         except BlockingIOError:
@@ -192,7 +199,7 @@ class Source:
         """When (time.monotonic()) to call show(); None: not before more comes."""
         if self.destination.floor is self:
             return self._last + FLOOR_S
-        if self._size == self._shown:
+        if self._size == self._shown or not self.has_floor:
             return None
         if self._is_bar:
             return self._since + BAR_S
@@ -377,8 +384,7 @@ class Outputs:
             to = source.destination
             if to.is_full:
                 source.hold(now)
-            may = not to.is_full and to.floor in (None, source)
-            self._select(source.fd, source, selectors.EVENT_READ, may)
+            self._select(source.fd, source, selectors.EVENT_READ, source.has_floor and not to.is_full)
         for each in {self._out, self._err}:
             self._select(each.fd, each, selectors.EVENT_WRITE, each.waits)
 

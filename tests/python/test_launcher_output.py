@@ -15,7 +15,7 @@ import time
 import pytest
 from launcher import wait_for
 
-from herring._launch._output import Destination, Source
+from herring._launch._output import LONG_LINE, Destination, Source
 
 
 def read_until(fd: int, wanted: bytes, seconds: float) -> bytes:
@@ -242,6 +242,30 @@ def test_any_way_of_cutting_gives_the_same_lines(tmp_path, seed):
     for at, tag in enumerate(tags):
         assert [line for line in got if line.removeprefix(tag).startswith(b"%d." % at)] == [tag + x for x in lines[at]]
     assert len(got) == 80
+
+
+def test_two_long_lines_that_are_ready_in_one_turn_stay_whole(tmp_path):
+    """The first to be long has the stream; what is ready beside it, a progress bar too, waits until it ends."""
+    path = tmp_path / "out"
+    with open(path, "wb") as file:
+        to = Destination(file.fileno(), "stdout")
+        pipes = [os.pipe() for _ in range(2)]
+        one, other = (Source(read, b"", to) for read, _ in pipes)
+        bar = Source(-1, b"", to)
+        for (_, write), source, byte in zip(pipes, (one, other), (b"a", b"b"), strict=True):
+            source.take(byte * LONG_LINE, 0.0)
+            os.write(write, byte + b"\n" if source is other else byte)
+        bar.take(b"\r5 %", 0.0)
+        one.read()
+        other.read()
+        assert bar.due() is None
+        one.take(b"\n", 1.0)
+        other.read()
+        assert bar.due() is not None
+        bar.show()
+    for fd in sum(pipes, ()):
+        os.close(fd)
+    assert path.read_bytes() == b"a" * (LONG_LINE + 1) + b"\n" + b"b" * (LONG_LINE + 1) + b"\n" + b"\r5 %"
 
 
 def test_bars_of_two_ranks_in_a_file_leave_lines_alone(tmp_path):
