@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "bindings/c/job.h"
+#include "core/clock.h"
 #include "core/config.h"
 #include "core/process.h"
 #include "intra_node/neighborhood.h"
@@ -49,7 +50,7 @@ herring_code guarded(const Call& call) noexcept {
 Duration seconds(double value) {
   if (!(value >= 0))
     throw Error(Code::kInvalidArgument, "a time-out is " + std::to_string(value) + "; it must not be below 0");
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
+  return duration_of(value);
 }
 Instant in(double value) { return std::chrono::steady_clock::now() + seconds(value); }
 

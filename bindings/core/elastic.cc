@@ -4,6 +4,7 @@
 #include "bindings/core/py_config.h"
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
+#include "core/clock.h"
 #include "elastic/elastic_runtime.h"
 #include "elastic/rendezvous_server.h"
 #include "intra_node/neighborhood.h"
@@ -15,10 +16,6 @@ using elastic::Change;
 using elastic::ElasticRuntime;
 using elastic::ElasticServer;
 using elastic::RendezvousServer;
-
-Duration nanoseconds(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
 
 elastic::Home make_home(const PyConfig& config, std::string host, std::uint16_t port, std::uint32_t rank,
                         std::vector<std::string> fabric_search) {
@@ -85,10 +82,10 @@ std::unique_ptr<PyRendezvous> open_rendezvous(const PyConfig& config, std::strin
   options.job.workers = workers;
   options.job.servers = servers;
   options.job.min_workers = min_workers;
-  options.job.heartbeat = nanoseconds(settings.heartbeat_s);
-  options.job.dead_after = nanoseconds(settings.dead_after_s);
+  options.job.heartbeat = duration_of(settings.heartbeat_s);
+  options.job.dead_after = duration_of(settings.dead_after_s);
   // Before those that wait give up.
-  options.job.start_within = nanoseconds(settings.join_timeout_s * 0.8);
+  options.job.start_within = duration_of(settings.join_timeout_s * 0.8);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rendezvous"));
   return std::make_unique<PyRendezvous>(std::make_shared<RendezvousServer>(options));
 }

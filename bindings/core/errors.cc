@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bindings/core/python.h"
+#include "core/clock.h"
 
 namespace herring::python {
 namespace {
@@ -83,7 +84,7 @@ Instant deadline_after(double seconds) {
   }
   constexpr double kForever = 3600.0 * 24 * 365 * 10;
   return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(seconds, kForever)));
+         duration_of(std::min(seconds, kForever));
 }
 
 }  // namespace herring::python

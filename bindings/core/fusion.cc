@@ -4,6 +4,7 @@
 
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
+#include "core/clock.h"
 
 namespace herring::python {
 namespace {
@@ -62,7 +63,7 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
   FusionSettings settings;
   settings.engine.index = index;
   settings.engine.bucket_bytes = bucket_bytes;
-  settings.engine.cycle = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(cycle));
+  settings.engine.cycle = duration_of(cycle);
   settings.tensor_bytes = tensor_bytes;
   settings.timeout = to_duration(timeout);
   settings.series = series;

@@ -9,6 +9,7 @@
 #include "bindings/core/py_hub.h"
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
+#include "core/clock.h"
 #include "intra_node/neighborhood.h"
 
 namespace herring::python {
@@ -34,9 +35,6 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
                                 std::uint64_t job_id, const PyConfig& config, std::string meet_host,
                                 std::uint16_t master_port, double doubt_for, double settle, std::string launch) {
   const Config& settings = config.result.config;
-  const auto nanoseconds = [](double seconds) {
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-  };
   control::HubOptions options;
   options.listen_host = std::move(listen_host);
   options.ports = std::move(ports);
@@ -44,16 +42,16 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.servers = settings.servers;
   options.secret = settings.secret;
   options.job_id = job_id;
-  options.heartbeat = nanoseconds(settings.heartbeat_s);
-  options.dead_after = nanoseconds(settings.dead_after_s);
+  options.heartbeat = duration_of(settings.heartbeat_s);
+  options.dead_after = duration_of(settings.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
   options.lead =
       Member{Role::kWorker,    0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
              std::move(launch)};
   options.meet_host = std::move(meet_host);
   options.master_port = master_port;
-  options.doubt_for = nanoseconds(std::min(doubt_for, 1e9));
-  options.settle = nanoseconds(settle);
+  options.doubt_for = duration_of(doubt_for);
+  options.settle = duration_of(settle);
   return std::make_unique<PyHub>(call_interruptibly([options] { return std::make_shared<Hub>(options); }));
 }
 

@@ -13,7 +13,6 @@ constexpr Duration kSlice = std::chrono::milliseconds(50);
 // The background thread's: what it waits for ends also where this rank closes.
 constexpr Duration kBackgroundSlice = std::chrono::seconds(10);
 
-Instant now() { return std::chrono::steady_clock::now(); }
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
 

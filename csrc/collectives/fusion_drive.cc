@@ -15,8 +15,6 @@ constexpr const char* kBucketName = "small tensors";
 constexpr Duration kYear = std::chrono::hours(24 * 365);
 constexpr std::size_t kMostNamesInText = 3;
 
-Instant now() { return std::chrono::steady_clock::now(); }
-
 runtime::Request request(GroupId group, const char* name, Collective collective, DataType dtype, ReduceOp reduce,
                          std::span<std::byte> memory, Duration timeout) {
   runtime::Request made;

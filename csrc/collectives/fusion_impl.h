@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 
 namespace herring::collectives {
 
+inline Instant now() { return std::chrono::steady_clock::now(); }
 inline Status shut_down() { return {Code::kShutdown, "herring has been shut down"}; }
 
 /// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets

@@ -1,4 +1,5 @@
 #include "collectives/operations.h"
+#include "core/clock.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,7 +24,7 @@ FusionSettings settings_of(const Config& config) {
   settings.engine.bucket_bytes = config.fusion_bytes;
   settings.engine.cycle = std::chrono::milliseconds(config.fusion_cycle_ms);
   settings.tensor_bytes = std::min<std::uint64_t>(config.fusion_bytes, kMostTensorBytes);
-  settings.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.timeout_s));
+  settings.timeout = duration_of(config.timeout_s);
   settings.queues_names = true;
   return settings;
 }

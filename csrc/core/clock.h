@@ -21,4 +21,10 @@ inline Instant deadline_after(double seconds) noexcept {
   return deadline_after(std::chrono::steady_clock::now(), seconds);
 }
 
+/// Seconds as a Duration, held to what is used of one: 1e9 s (30 years) at most, and nothing for negative ones and NaN.
+inline Duration duration_of(double seconds) noexcept {
+  if (!(seconds > 0)) return Duration::zero();
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds < 1e9 ? seconds : 1e9));
+}
+
 }  // namespace herring

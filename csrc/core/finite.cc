@@ -7,16 +7,16 @@ namespace herring {
 namespace {
 
 /// Elements looked at before the first look at the answer: the loop in between has no branch, so it is vectorized.
-constexpr std::size_t kBlock = 512;
+constexpr std::size_t kLookEvery = 512;
 constexpr std::size_t kNamed = 8;
 
 /// All bits of the exponent set: NaN or infinity.
 template <class Bits, Bits kExponent>
 std::optional<std::uint64_t> find(std::span<const std::byte> data) noexcept {
   const std::size_t count = data.size() / sizeof(Bits);
-  for (std::size_t start = 0; start < count; start += kBlock) {
-    const std::size_t length = std::min(kBlock, count - start);
-    Bits values[kBlock];
+  for (std::size_t start = 0; start < count; start += kLookEvery) {
+    const std::size_t length = std::min(kLookEvery, count - start);
+    Bits values[kLookEvery];
     std::memcpy(values, data.data() + start * sizeof(Bits), length * sizeof(Bits));
     Bits any = 0;
     for (std::size_t i = 0; i < length; ++i) {

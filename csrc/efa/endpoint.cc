@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/clock.h"
 #include "efa/objects.h"
 #include "efa/operation.h"
 #include "efa/waiter.h"
@@ -166,7 +167,7 @@ FabricEndpoint::FabricEndpoint(std::shared_ptr<Card> card, ProviderKind kind, co
       can_disconnect_(kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs),
       // In 1.17 its fi_trywait does nothing, and the descriptor stays readable for ever; a blocking read resets it.
       sticky_descriptor_(kind == ProviderKind::kNet),
-      connect_timeout_(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.connect_timeout_s))) {
+      connect_timeout_(duration_of(options.connect_timeout_s)) {
 }
 
 FabricEndpoint::~FabricEndpoint() { shut_down(); }

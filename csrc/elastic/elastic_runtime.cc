@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/copy.h"
 #include "core/status.h"
 #include "core/thread.h"
@@ -26,10 +27,6 @@ constexpr Duration kGoodbye = std::chrono::seconds(30);
 constexpr Duration kSettling = std::chrono::seconds(10);
 constexpr Duration kAnswer = std::chrono::seconds(1);
 constexpr Duration kLastCallbacks = std::chrono::seconds(10);
-
-Duration seconds(double value) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
-}
 
 /// Nothing where it is lost.
 std::optional<std::uint32_t> rank_in(const Group& group, std::uint64_t member) {
@@ -55,14 +52,14 @@ bool is_break(Code code) {
 ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     : home(given),
       elastic(given.config.elastic == Toggle::kOn),
-      join_timeout(seconds(given.config.join_timeout_s)),
+      join_timeout(duration_of(given.config.join_timeout_s)),
       logger(logger_options(given.config, "elastic")) {
   groups[GroupId{0}] = Group{GroupId{0}, {}, {}, 0, 0};
   RendezvousClientOptions options;
   options.host = home.host;
   options.port = home.port;
   options.secret = home.config.secret;
-  options.dead_after = seconds(home.config.dead_after_s);
+  options.dead_after = duration_of(home.config.dead_after_s);
   options.enter.role = control::Role::kWorker;
   options.enter.rank = home.self.rank;
   options.enter.workers = home.workers;
@@ -101,7 +98,7 @@ void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
   if (!elastic || kept_bytes <= home.config.journal_bytes) return;
   // Others are slower, or the report is still to go; never for ever: they have a deadline for each operation.
   rendezvous->wake();
-  changed.wait_for(lock, seconds(home.config.timeout_s),
+  changed.wait_for(lock, duration_of(home.config.timeout_s),
                    [this] { return kept_bytes <= home.config.journal_bytes || !ended.is_ok() || is_stopping; });
 }
 

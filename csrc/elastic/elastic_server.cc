@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/thread.h"
@@ -15,10 +16,6 @@ namespace {
 using runtime::ServerCounters;
 using runtime::ServerProcess;
 using Clock = std::chrono::steady_clock;
-
-Duration seconds(double value) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
-}
 
 void add(ServerCounters& all, const ServerCounters& one) {
   all.server = one.server;
@@ -40,8 +37,8 @@ class ElasticServer::Impl final {
     options.host = home.host;
     options.port = home.port;
     options.secret = home.config.secret;
-    options.dead_after = seconds(home.config.dead_after_s);
-    begin_by = Clock::now() + seconds(home.config.join_timeout_s);
+    options.dead_after = duration_of(home.config.dead_after_s);
+    begin_by = Clock::now() + duration_of(home.config.join_timeout_s);
     options.enter.role = control::Role::kServer;
     options.enter.rank = home.self.rank;
     options.enter.pid = home.self.pid;
@@ -158,7 +155,7 @@ class ElasticServer::Impl final {
     std::string failure;
     bool was_told = false;  // It knows nothing of its own.
     try {
-      const Instant deadline = Clock::now() + seconds(home.config.join_timeout_s);
+      const Instant deadline = Clock::now() + duration_of(home.config.join_timeout_s);
       const auto is_unwanted = [this, &serving, &was_told] {
         const std::scoped_lock lock(mutex);
         return was_told = serving.is_unwanted;

@@ -6,10 +6,10 @@
 #include <limits>
 #include <string>
 
+#include "fusion_buffer/refuse.h"
+
 namespace herring {
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) { throw Error(Code::kInvalidArgument, what); }
 
 /// Next multiple of alignment, or nothing where that overflows.
 std::optional<std::uint64_t> align_up(std::uint64_t value, std::uint64_t alignment) {

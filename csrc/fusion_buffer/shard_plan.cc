@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "fusion_buffer/refuse.h"
 
 namespace herring {
 namespace {
@@ -40,8 +41,6 @@ void keep_few_lanes(const ShardPlanInput& input, std::vector<std::uint64_t>& par
     smallest = new_smallest;
   }
 }
-
-[[noreturn]] void refuse(const std::string& what) { throw Error(Code::kInvalidArgument, what); }
 
 }  // namespace
 

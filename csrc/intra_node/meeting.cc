@@ -19,8 +19,8 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x4E524548;  // "HERN"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint32_t kMeetingMagic = 0x4E524548;  // "HERN"
+constexpr std::uint16_t kMeetingVersion = 1;
 constexpr std::size_t kDescriptors = 3;
 constexpr int kBacklog = 128;
 constexpr std::size_t kMaxStrangers = 16;
@@ -30,8 +30,8 @@ constexpr int kLastRetryMs = 20;
 enum class Speaker : std::uint16_t { kCaller = 1, kListener = 2 };
 
 struct Hello {
-  std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
+  std::uint32_t magic = kMeetingMagic;
+  std::uint16_t version = kMeetingVersion;
   std::uint16_t speaker = 0;
   std::uint32_t from = 0;
   std::uint32_t to = 0;
@@ -180,13 +180,13 @@ class Meeting final {
   }
 
   bool is_genuine(const Hello& hello) const {
-    return hello.magic == kMagic && equal_constant_time(hello.mac, mac_of(hello, options_.token));
+    return hello.magic == kMeetingMagic && equal_constant_time(hello.mac, mac_of(hello, options_.token));
   }
 
   /// True where it is the rank we wait for: `from`, or any. Throws where a genuine rank disagrees about the sizes.
   bool check(const Hello& hello, Speaker speaker, std::optional<std::uint32_t> from) const {
     if (!is_genuine(hello)) return false;
-    if (hello.version != kVersion || hello.local_size != options_.local_size ||
+    if (hello.version != kMeetingVersion || hello.local_size != options_.local_size ||
         hello.ring_bytes != options_.ring_bytes || hello.arena_bytes != options_.arena_bytes) {
       throw Error(Code::kMismatch, "ranks of one host disagree: local rank " + describe(hello) + ", but local rank " +
                                        describe(hello_to(hello.from, speaker)));

@@ -9,11 +9,11 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint64_t kSkip = ~std::uint64_t{0};
+constexpr std::uint64_t kEndOfLap = ~std::uint64_t{0};
 constexpr std::uint64_t kLine = 64;
 constexpr std::uint64_t kHeadBytes = 2 * sizeof(std::uint64_t);
 
-constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+constexpr std::uint64_t padded_to_lines(std::uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 /// What SplitMix64 makes of it: every bit of the result depends on every bit given.
 std::uint64_t stamp_of(std::uint64_t position, std::uint64_t secret) {
@@ -56,12 +56,12 @@ bool MulticastProducer::push(std::span<const std::byte> first, std::span<const s
                              std::span<const std::byte> third, bool streams) {
   const std::uint64_t length = first.size() + second.size() + third.size();
   if (broken_ || length > max_multicast_message(data_.size())) return false;
-  const std::uint64_t need = padded(kHeadBytes + length);
+  const std::uint64_t need = padded_to_lines(kHeadBytes + length);
   const std::uint64_t to_end = data_.size() - (head_ & (data_.size() - 1));
   const std::uint64_t skip = need > to_end ? to_end : 0;
   if (!has_room(skip + need)) return false;
   if (skip > 0) {
-    publish(head_, kSkip);
+    publish(head_, kEndOfLap);
     head_ += skip;
   }
   std::byte* const to = data_.data() + (head_ & (data_.size() - 1)) + kHeadBytes;
@@ -101,13 +101,13 @@ bool MulticastConsumer::front(std::span<const std::byte>& message) {
     // Read once into private memory; what the peer does to the ring from here on cannot move the bounds.
     std::uint64_t length = 0;
     std::memcpy(&length, data_.data() + offset + sizeof(length), sizeof(length));
-    if (length != kSkip && length <= max_multicast_message(data_.size()) && kHeadBytes + length <= room) {
-      current_ = padded(kHeadBytes + length);
+    if (length != kEndOfLap && length <= max_multicast_message(data_.size()) && kHeadBytes + length <= room) {
+      current_ = padded_to_lines(kHeadBytes + length);
       message = {data_.data() + offset + kHeadBytes, length};
       return true;
     }
     // To the beginning, where nothing is skipped again.
-    if (length != kSkip || skipped || offset == 0) {
+    if (length != kEndOfLap || skipped || offset == 0) {
       broken_ = true;
       return false;
     }

@@ -10,7 +10,7 @@
 /// each. One producer; consumers that each get every message.
 ///
 /// Layout of a message, which begins at a multiple of 64 bytes: uint64 stamp, uint64 length, the bytes, padding to 64.
-/// A length of kSkip: the rest up to the ring's end is unused. The stamp is a secret function of how many bytes were
+/// A length of ~0: the rest up to the ring's end is unused. The stamp is a secret function of how many bytes were
 /// written before it, so that what an earlier round left there is no message: a message is published by its stamp, and
 /// one cache line brings all of a small one. Consumers say now and then how far they have read. Neither side trusts
 /// what the other wrote: what no correct peer writes marks the ring broken, for good, and nothing outside of it is ever

@@ -7,10 +7,10 @@
 namespace herring::intra_node {
 namespace {
 
-constexpr std::uint64_t kSkip = ~std::uint64_t{0};
+constexpr std::uint64_t kRestIsUnused = ~std::uint64_t{0};
 constexpr std::uint64_t kLengthBytes = sizeof(std::uint64_t);
 
-constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) & ~std::uint64_t{7}; }
+constexpr std::uint64_t padded_to_words(std::uint64_t bytes) { return (bytes + 7) & ~std::uint64_t{7}; }
 
 }  // namespace
 
@@ -37,7 +37,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
                                               std::to_string(max_ring_message(data_.size())));
   }
   if (broken_) return Status(Code::kProtocol, "the ring's reader wrote an impossible position into shared memory");
-  const std::uint64_t need = kLengthBytes + padded(length);
+  const std::uint64_t need = kLengthBytes + padded_to_words(length);
   const std::uint64_t position = head_ & (data_.size() - 1);
   const std::uint64_t to_end = data_.size() - position;
   const std::uint64_t skip = need > to_end ? to_end : 0;
@@ -50,7 +50,7 @@ Status RingProducer::push(std::span<const std::byte> first, std::span<const std:
     if (!has_room(skip + need)) return Status::again();
   }
   starved_ = false;
-  if (skip > 0) std::memcpy(data_.data() + position, &kSkip, sizeof(kSkip));
+  if (skip > 0) std::memcpy(data_.data() + position, &kRestIsUnused, sizeof(kRestIsUnused));
   std::byte* to = data_.data() + ((head_ + skip) & (data_.size() - 1));
   std::memcpy(to, &length, sizeof(length));
   write_pieces(to + kLengthBytes, first, second, third, streams);
@@ -93,7 +93,7 @@ bool RingConsumer::front(std::span<const std::byte>& message) {
   std::uint64_t length = 0;
   std::uint64_t skip = 0;
   std::memcpy(&length, data_.data() + position, sizeof(length));
-  if (length == kSkip) {
+  if (length == kRestIsUnused) {
     skip = data_.size() - position;
     position = 0;
     // A skip alone is never published.
@@ -105,13 +105,13 @@ bool RingConsumer::front(std::span<const std::byte>& message) {
     std::memcpy(&length, data_.data(), sizeof(length));
   }
   // `length` was read once into private memory; what the peer does to the ring from here on cannot move the bounds.
-  if (length > max_ring_message(data_.size()) || skip + kLengthBytes + padded(length) > known_head_ - tail_ ||
+  if (length > max_ring_message(data_.size()) || skip + kLengthBytes + padded_to_words(length) > known_head_ - tail_ ||
       position + kLengthBytes + length > data_.size()) {
     broken_ = true;
     known_head_ = tail_;
     return false;
   }
-  current_ = skip + kLengthBytes + padded(length);
+  current_ = skip + kLengthBytes + padded_to_words(length);
   message = {data_.data() + position + kLengthBytes, length};
   return true;
 }

@@ -9,7 +9,7 @@
 
 /// A byte ring of messages from one process to another, in memory that both map. One producer, one consumer.
 ///
-/// Layout of a message: uint64 length, the bytes, padding to 8. A length of kSkip: the rest up to the ring's end is
+/// Layout of a message: uint64 length, the bytes, padding to 8. A length of ~0: the rest up to the ring's end is
 /// unused. Each side keeps its own index in private memory and only reads the other's, which it never trusts: an index
 /// or a length that no correct peer writes marks the ring broken, for good, and nothing outside of it is ever touched.
 namespace herring::intra_node {

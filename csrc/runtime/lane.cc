@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/clock.h"
 #include "core/status.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
@@ -99,7 +100,7 @@ server::EngineConfig Lane::engine_config() const {
   result.failover = options_.failover;
   result.check_finite = config.check_finite == Toggle::kOn;
   result.backup_workers = options_.backup_workers;
-  result.backup_grace = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.backup_grace_s));
+  result.backup_grace = duration_of(config.backup_grace_s);
   result.backup_bytes = config.backup_bytes;
   result.lanes = options_.lanes;
   return result;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "core/clock.h"
 #include "core/config.h"
 #include "core/types.h"
 #include "runtime/pump.h"
@@ -12,7 +13,7 @@ namespace herring::runtime {
 struct ProgressOptions;
 
 inline Duration dead_after(const Config& config) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(config.dead_after_s));
+  return duration_of(config.dead_after_s);
 }
 
 /// What the placement and the settings make of a worker's engine; without memory for results.

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/copy.h"
 #include "core/log.h"
 #include "core/status.h"
@@ -30,10 +31,6 @@ constexpr std::uint32_t kRingBytes = 256 << 10;
 constexpr Duration kGoodbye = std::chrono::seconds(30);
 // And for the callbacks of what has ended; longer only where one waits for the thread that shuts down.
 constexpr Duration kLastCallbacks = std::chrono::seconds(10);
-
-Duration seconds(double value) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(std::min(value, 1e9)));
-}
 
 std::uint64_t host_token(std::uint64_t job_id, const std::string& host) {
   return job_id ^ (name_key(host) & ~kNamedKey);
@@ -94,7 +91,7 @@ class Runtime::Impl {
 
   /// In an elastic job operations go from one generation to the next, and nobody there knows who waits.
   void watch_for_deadlocks(std::span<const std::uint32_t> everybody) {
-    const Duration patience = seconds(options.config.deadlock_after_s);
+    const Duration patience = duration_of(options.config.deadlock_after_s);
     if (options.is_generation || placement.workers < 2 || patience <= Duration::zero()) return;
     add_group(DeadlockWatch::kGroup, everybody);
     DeadlockWatch::Ports ports;
@@ -268,7 +265,7 @@ class Runtime::Impl {
     operation->call.group = request.group;
     operation->call.use = admitted.use;
     operation->call.work = work.get();
-    const Duration timeout = request.timeout.value_or(seconds(options.config.timeout_s));
+    const Duration timeout = request.timeout.value_or(duration_of(options.config.timeout_s));
     operation->deadline = std::chrono::steady_clock::now() + timeout;
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
@@ -351,7 +348,7 @@ class Runtime::Impl {
                                       const std::optional<Duration>& timeout, const char* what) {
     auto work = std::make_shared<MessageWork>(callbacks);
     message.work = work;
-    message.deadline = std::chrono::steady_clock::now() + timeout.value_or(seconds(options.config.timeout_s));
+    message.deadline = std::chrono::steady_clock::now() + timeout.value_or(duration_of(options.config.timeout_s));
     const std::scoped_lock lock(mutex);
     Status status = find_route(message.group, peer, timeout, what, message);
     if (status.is_ok()) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/text.h"
 #include "tcp/endpoint.h"
 #include "tcp/text.h"
@@ -26,8 +27,6 @@ constexpr int kMostDrains = 64;
 bool is_out_of_room(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
 Instant now() { return std::chrono::steady_clock::now(); }
-
-Duration seconds(double count) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(count)); }
 
 void set_option(int socket, int level, int option) {
   const int on = 1;
@@ -281,7 +280,7 @@ void TcpEndpoint::accept_some() {
       continue;
     }
     connection->text = to_string(from);
-    connection->deadline = now() + seconds(options_.handshake_limit_s);
+    connection->deadline = now() + duration_of(options_.handshake_limit_s);
     strangers_.push_back(connection);
   }
   accept_again_ = now();  // There may be more.

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/hmac.h"
 #include "tcp/text.h"
 #include "transport/limits.h"
@@ -29,7 +30,7 @@ Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
 
 TcpEndpoint::TcpEndpoint(const Options& options)
     : options_(options),
-      connect_timeout_(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.connect_timeout_s))) {
+      connect_timeout_(duration_of(options.connect_timeout_s)) {
   const Candidate candidate = choose_candidate(options.interface);
   own_.socket = candidate.socket;
   own_.instance = options.instance;

@@ -8,7 +8,7 @@
 namespace herring::tcp {
 namespace {
 
-constexpr std::array<std::byte, 4> kMagic{std::byte{'H'}, std::byte{'T'}, std::byte{'C'}, std::byte{1}};
+constexpr std::array<std::byte, 4> kHelloMagic{std::byte{'H'}, std::byte{'T'}, std::byte{'C'}, std::byte{1}};
 
 Digest mac(const Digest& key, std::string_view label, const HelloBytes& hello, std::span<const std::byte> nonce) {
   std::vector<std::byte> text;
@@ -29,7 +29,7 @@ Nonce fresh_nonce() {
 
 HelloBytes make_hello(const Nonce& nonce, const Instance& target, const Instance& own) {
   HelloBytes hello{};
-  auto next = std::copy(kMagic.begin(), kMagic.end(), hello.begin());
+  auto next = std::copy(kHelloMagic.begin(), kHelloMagic.end(), hello.begin());
   next = std::copy(nonce.begin(), nonce.end(), next);
   next = std::copy(target.begin(), target.end(), next);
   std::copy(own.begin(), own.end(), next);
@@ -37,8 +37,8 @@ HelloBytes make_hello(const Nonce& nonce, const Instance& target, const Instance
 }
 
 std::optional<Instance> check_hello(std::span<const std::byte> hello, const Instance& own) {
-  constexpr std::size_t kTarget = kMagic.size() + sizeof(Nonce);
-  if (hello.size() != kHelloBytes || !std::equal(kMagic.begin(), kMagic.end(), hello.begin())) return std::nullopt;
+  constexpr std::size_t kTarget = kHelloMagic.size() + sizeof(Nonce);
+  if (hello.size() != kHelloBytes || !std::equal(kHelloMagic.begin(), kHelloMagic.end(), hello.begin())) return std::nullopt;
   if (!std::equal(own.begin(), own.end(), hello.begin() + kTarget)) return std::nullopt;
   Instance who{};
   std::memcpy(who.data(), &hello[kTarget + sizeof(Instance)], who.size());
