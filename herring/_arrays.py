@@ -46,6 +46,10 @@ def as_input(array: Any) -> Any:
         return array if contiguous is None else contiguous()
     import numpy as np
 
+    if type(array).__name__ == "MaskedArray":  # asarray() would drop the mask in silence.
+        raise InvalidArgumentError(
+            "the array is a masked array, and what is masked would count too; pass array.filled(0) or array.data"
+        )
     return np.asarray(array, order="C")
 
 

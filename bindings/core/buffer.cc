@@ -122,6 +122,9 @@ void export_to(Py_buffer& exported, py::handle object, const std::string& role) 
 
 View view_of(const Py_buffer& exported, py::handle object, Access access, const std::string& role) {
   View view;
+  if (std::string_view(Py_TYPE(object.ptr())->tp_name) == "MaskedArray") {
+    refuse(role, "is a masked array, and what is masked would count too; pass array.filled(0) or array.data");
+  }
   if (!parse_format(exported.format == nullptr ? "B" : exported.format, exported.itemsize, view.dtype)) {
     refuse(role, "has dtype " + dtype_of(object, exported.format) +
                      ", which Herring does not take; dtypes that work: " + kDtypes);

@@ -137,10 +137,15 @@ const PyRuntime& runtime_of(PyObject* self) { return native_of<PyRuntime>(self, 
 /// None: the operation goes by the order of calls.
 std::optional<std::string> name_of(py::handle name) {
   if (name.is_none()) return std::nullopt;
-  if (!py::isinstance<py::str>(name)) {
-    throw Error(Code::kInvalidArgument, "name is " + py::cast<std::string>(py::repr(name)) + "; it must be a string");
+  const auto refuse = [name](const char* why) -> std::string {
+    throw Error(Code::kInvalidArgument, "name is " + py::cast<std::string>(py::repr(name)) + "; " + why);
+  };
+  if (!py::isinstance<py::str>(name)) return refuse("it must be a string");
+  try {
+    return std::string(text_of(name));
+  } catch (const py::error_already_set&) {
+    return refuse("it must have UTF-8 characters only, no lone surrogate");
   }
-  return std::string(text_of(name));
 }
 
 /// Runtime.run(collective, input, output, op, root, name, timeout, backup, /).

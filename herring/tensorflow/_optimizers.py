@@ -16,11 +16,26 @@ class _Reducer:
     """What one optimizer does with its gradients: reduces them at once, or adds up those of several passes before."""
 
     def __init__(self, reduce: Reduce, passes: int, averages_passes: bool) -> None:
-        self.reduce = reduce
         self.passes = passes
+        self.counter: Any = None  # Passes whose gradients wait in `_sums`.
+        self._reduce = reduce
         self._averages = averages_passes
         self._sums: list[Any] = []
-        self._count: Any = None
+        self._is_reduced = False  # What is applied next comes from compute().
+
+    def compute(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+        """What compute_gradients() returns: reduced, but for those that add up, which reduce() does when it is time."""
+        if self.passes > 1:
+            return gradients
+        self._is_reduced = True
+        return self._reduce(gradients, sources)
+
+    def reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+        """What is applied: the reduced gradients, once."""
+        if self._is_reduced:
+            self._is_reduced = False
+            return gradients
+        return self._reduce(gradients, sources)
 
     def step(
         self, optimizer: Any, gradients: list[Any], sources: list[Any], apply: Callable[[list[Any]], object]
@@ -28,9 +43,9 @@ class _Reducer:
         """Adds the gradients to what there is; each time that there are those of `passes`, applies their reduction."""
         gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        if self._count is None:
+        if self.counter is None:
             with tf.init_scope():
-                self._count = tf.Variable(0, trainable=False, name="backward_passes")
+                self.counter = tf.Variable(0, trainable=False, name="backward_passes")
                 self._sums = [
                     tf.Variable(tf.zeros(sources[index].shape, gradients[index].dtype), trainable=False)
                     for index in present
@@ -42,19 +57,19 @@ class _Reducer:
             )
         for total, index in zip(self._sums, present, strict=True):
             total.assign_add(gradients[index])
-        count = self._count.assign_add(1)
+        count = self.counter.assign_add(1)
 
         def apply_all() -> Any:
             sums = list(gradients)
             for total, index in zip(self._sums, present, strict=True):
                 sums[index] = tf.convert_to_tensor(total)
-            reduced = self.reduce(sums, sources)
+            reduced = self._reduce(sums, sources)
             if self._averages:
                 reduced = [None if each is None else each / self.passes for each in reduced]
             apply(reduced)
             for total in self._sums:
                 total.assign(tf.zeros_like(total))
-            self._count.assign(0)
+            self.counter.assign(0)
             return tf.constant(True)
 
         def pass_by() -> Any:
@@ -62,6 +77,53 @@ class _Reducer:
             return tf.constant(False)
 
         tf.cond(count >= self.passes, apply_all, pass_by)
+
+
+def _gradients(loss: Any, variables: list[Any], grad_loss: Any, tape: Any) -> list[Any]:
+    """Of a loss that is computed here, or was under `tape`."""
+    if not callable(loss) and tape is None:
+        raise InvalidArgumentError("loss is a tensor: compute_gradients() needs the tape that it was computed under")
+    tape = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        with tape:
+            tape.watch(variables)
+            loss = loss()
+    gradients: list[Any] = tape.gradient(loss, variables, grad_loss)
+    return gradients
+
+
+def _horovods(kind: Any) -> dict[str, Any]:
+    """Methods that Horovod's optimizers have, and scripts call."""
+
+    def _compute_gradients(self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        variables = list(var_list() if callable(var_list) else var_list)
+        if hasattr(kind, "_compute_gradients"):
+            gradients = [each for each, _ in kind._compute_gradients(self, loss, variables, grad_loss, tape)]
+        elif grad_loss is None and hasattr(kind, "compute_gradients"):
+            gradients = [each for each, _ in kind.compute_gradients(self, loss, variables, tape)]
+        else:
+            gradients = _gradients(loss, variables, grad_loss, tape)
+        return list(zip(self._herring_reducer.compute(gradients, variables), variables, strict=True))
+
+    def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Pairs of all ranks' gradients and variables, for apply_gradients(); with backward_passes_per_step of this
+        rank's gradients."""
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def get_gradients(self: Any, loss: Any, params: Any) -> Any:
+        return self._herring_reducer.compute(list(kind.get_gradients(self, loss, params)), list(params))
+
+    def _agg_helper(self: Any) -> Any:
+        return self._herring_reducer if self._herring_reducer.passes > 1 else None
+
+    methods: dict[str, Any] = {
+        "_compute_gradients": _compute_gradients,
+        "compute_gradients": compute_gradients,
+        "_agg_helper": property(_agg_helper),
+    }
+    if hasattr(kind, "get_gradients"):
+        methods["get_gradients"] = get_gradients
+    return methods
 
 
 def _keras_3(kind: Any) -> dict[str, Any]:
@@ -106,7 +168,7 @@ def distributed_class(kind: Any) -> Any:
     if not hasattr(kind, "from_config"):
         raise InvalidArgumentError(f"optimizer is {kind.__name__}; it must be an optimizer of Keras 3 or tf_keras")
     methods = _keras_3(kind) if callable(getattr(kind, "apply", None)) else _keras_2(kind)
-    return type(kind.__name__, (kind,), {**methods, "__module__": kind.__module__})
+    return type(kind.__name__, (kind,), {**_horovods(kind), **methods, "__module__": kind.__module__})
 
 
 def set_reducer(optimizer: Any, reduce: Reduce, passes: int = 1, averages_passes: bool = False) -> Any:

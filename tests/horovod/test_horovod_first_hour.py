@@ -105,8 +105,26 @@ def test_private_names_that_scripts_import() -> None:
         model = torch.nn.Linear(2, 2)
         made = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
         assert isinstance(made, optimizer._DistributedOptimizer)
+        assert basics._get_process_set_ids_and_ranks() == {0: [0]}
     finally:
         hvd.shutdown()
+
+
+def test_names_of_horovods_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = importlib.import_module("herring.horovod.runner")
+    assert runner.run is importlib.import_module("herring.horovod").run
+    place = importlib.import_module("herring.horovod.runner.common.util.env").get_env_rank_and_size
+    for name in ("HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert place() == (0, 1)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    with pytest.raises(RuntimeError, match="OMPI_COMM_WORLD_SIZE is not"):
+        place()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert place() == (1, 3)
+    monkeypatch.setenv("HOROVOD_RANK", "2")
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    assert place() == (2, 4)
 
 
 def test_scripts_that_assert_a_backend_go_on() -> None:

@@ -69,6 +69,7 @@ def test_read_only_input_is_fine_and_read_only_output_is_not(single):
     [
         (np.zeros((4, 4)).T[::2], "not contiguous"),
         (np.zeros(3, np.complex64), "complex64"),
+        (np.ma.masked_array(np.ones(3), [True, False, False]), "masked"),
         (np.zeros(3, np.uint32), "uint32"),
         (np.zeros(3, ">f4"), ">f4"),
         (np.array([None]), "object"),
@@ -80,6 +81,15 @@ def test_read_only_input_is_fine_and_read_only_output_is_not(single):
 def test_what_cannot_be_reduced_is_refused_by_name(single, array, names):
     with pytest.raises(herring.InvalidArgumentError, match=names):
         herring.allreduce_(array)
+
+
+def test_a_mask_is_not_dropped_in_silence(single):
+    masked = np.ma.masked_array(np.ones(3), [True, False, False])
+    for call in (herring.allreduce, herring.broadcast, herring.allgather, lambda x: herring.grouped_allreduce([x])):
+        with pytest.raises(herring.InvalidArgumentError, match=r"masked.*filled\(0\)"):
+            call(masked)
+    with pytest.raises(herring.InvalidArgumentError, match="masked"):
+        herring.allreduce(np.ones(3), out=masked)
 
 
 def test_bad_arguments_are_named(single):
@@ -94,6 +104,8 @@ def test_bad_arguments_are_named(single):
         for async_op in (False, True):
             with pytest.raises(herring.InvalidArgumentError, match="name is 5"):
                 call(array, name=5, async_op=async_op)
+            with pytest.raises(herring.InvalidArgumentError, match=r"name is 'a\\ud800'.*surrogate"):
+                call(array, name="a\ud800", async_op=async_op)
     with pytest.raises(herring.InvalidArgumentError, match="name is b'x'"):
         herring.barrier(name=b"x")
     with pytest.raises(herring.InvalidArgumentError, match="timeout"):

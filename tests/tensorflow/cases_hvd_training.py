@@ -129,6 +129,39 @@ def passes_per_step() -> None:
     expect(ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), "> 0")
 
 
+def gradients_between_computing_and_applying() -> None:
+    """compute_gradients() returns those of all ranks, as scripts that clip them expect; they are reduced once."""
+    tf_keras = importlib.import_module("tf_keras")
+    rank, size = hvd.rank(), hvd.size()
+    kinds = (keras.optimizers.SGD, tf_keras.optimizers.SGD, tf_keras.optimizers.legacy.SGD)
+    for kind in kinds:
+        for eager in (True, False):
+            weight = tf.Variable([2.0, 3.0])
+            optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+            optimizer.apply_gradients([(tf.zeros([2]), weight)])  # Makes what tf.function may not make.
+
+            def step(weight: tf.Variable = weight, optimizer: Any = optimizer) -> tf.Tensor:
+                pairs = optimizer._compute_gradients(lambda: tf.reduce_sum(weight * (rank + 1.0)), [weight])
+                optimizer.apply_gradients([(tf.clip_by_value(each, -100.0, 1.5), variable) for each, variable in pairs])
+                return pairs[0][0]
+
+            run = step if eager else tf.function(step)
+            for _ in range(3):
+                close(run(), [size * (size + 1) / 2] * 2)
+            close(weight, [2.0 - 3 * 1.5, 3.0 - 3 * 1.5])
+            # What does not come from there is reduced when it is applied.
+            optimizer.apply_gradients([(tf.constant([1.0, rank + 1.0]), weight)])
+            close(weight, [2.0 - 3 * 1.5 - size, 3.0 - 3 * 1.5 - size * (size + 1) / 2])
+    weight = tf.Variable([1.0])
+    with tf.GradientTape() as recorded:
+        loss = tf.reduce_sum(weight * (rank + 1.0))
+    optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0))
+    close(optimizer.compute_gradients(loss, [weight], tape=recorded)[0][0], [(size + 1) / 2])
+    expect(
+        ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD())._compute_gradients(loss, [weight]), "tape"
+    )
+
+
 def tape() -> None:
     """Dense, sparse and absent gradients, in eager mode and in a tf.function; every option."""
     rank, size = hvd.rank(), hvd.size()

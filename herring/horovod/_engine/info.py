@@ -179,3 +179,8 @@ def _cross() -> tuple[int, int]:
     deep = [host for host, count in _processes_by_host().items() if count > local_rank()]
     # Where the launcher counts otherwise (several launchers on one host), this host may be missing.
     return (deep.index(own), len(deep)) if own in deep else (0, 1)
+
+
+def _get_process_set_ids_and_ranks() -> dict[int, list[int]]:
+    """Horovod's name for it, which its tests and some scripts use: the ranks of each process set, by its id."""
+    return {each.set_id: list(each.ranks) for each in home.current().sets()}

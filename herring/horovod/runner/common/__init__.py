@@ -1,0 +1,1 @@
+"""As in Horovod; see util.env."""
