@@ -114,7 +114,14 @@ def test_names_of_horovods_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = importlib.import_module("herring.horovod.runner")
     assert runner.run is importlib.import_module("herring.horovod").run
     place = importlib.import_module("herring.horovod.runner.common.util.env").get_env_rank_and_size
-    for name in ("HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"):
+    for name in (
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_RANK",
+        "PMI_SIZE",
+    ):
         monkeypatch.delenv(name, raising=False)
     assert place() == (0, 1)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
