@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,17 +11,20 @@
 #include "bindings/tensorflow/composed.h"
 #include "bindings/tensorflow/pending.h"
 #include "bindings/tensorflow/tf_c_api.h"
+#include "bindings/tensorflow/waiting_threads.h"
 
 /// TensorFlow's operations of Herring.
 ///
 ///   token = HerringBegin()               stateful: a call in a graph is in its place, and nothing after it is constant
 ///   handle = HerringSubmit(value, token) starts one operation and does not wait
 ///   results = HerringWait(handles)       stateful: waits for all of them, starts the further steps of those that have
+///   results = HerringWaitAside(handles)  the same on a thread of Herring's
 ///   some number = HerringPlace()              stateful: rank, size and so on, when the graph runs
 ///
 /// TensorFlow runs stateful operations of a graph one after the other, in the order of the program, and others when
 /// their inputs are there. So gradients are submitted as they come out of the backward pass, and calls end in the same
-/// order on every rank, which one inter-op thread can keep up with.
+/// order on every rank, which one inter-op thread can keep up with. In a session of TensorFlow 1 nothing has an order:
+/// there, as many waits as TensorFlow has threads would keep it from submitting the rest, each rank another rest.
 namespace herring::tensorflow_binding {
 namespace {
 
@@ -324,6 +328,15 @@ void wait(void*, TF_OpKernelContext* context) {
   if (failure) fail(context, failure.code, failure.text);
 }
 
+/// `done` is TensorFlow's own std::function<void()>, on the stack of who calls this: it is copied, by what its class is
+/// in the releases that herring/tensorflow/_ops.py names (tensorflow/core/framework/op_kernel.h, DoneCallback).
+void wait_aside(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  WaitingThreads::instance().run([context, end = *reinterpret_cast<std::function<void()>*>(done)] {
+    wait(nullptr, context);
+    end();
+  });
+}
+
 /// What HerringPlace tells. Numbers are those of herring/tensorflow/_ops.py.
 enum class Place : std::int64_t { kRank = 0, kSize = 1, kLocalRank = 2, kLocalSize = 3, kIncluded = 4 };
 
@@ -417,6 +430,12 @@ void serve(const char* op, void* (*create)(TF_OpKernelConstruction*), void (*com
   TF_RegisterKernelBuilder(op, TF_NewKernelBuilder(op, "CPU", create, compute, destroy), status.get());
 }
 
+void serve_aside(const char* op, void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
+  const TfStatus status = new_status();
+  TF_KernelBuilder* const builder = TF_NewAsyncKernelBuilder(op, "CPU", &create_nothing, compute, &delete_nothing);
+  TF_RegisterKernelBuilder(op, builder, status.get());
+}
+
 /// When the library is loaded, which is what tf.load_op_library asks for.
 [[maybe_unused]] const bool kIsRegistered = [] {
   define("HerringBegin", true, {}, "token: int64", {});
@@ -428,11 +447,13 @@ void serve(const char* op, void* (*create)(TF_OpKernelConstruction*), void (*com
           "group: int = 0", "has_key: int = 0"});
   define("HerringPlace", true, {}, "number: int32", {"place: int", "group: int = 0"});
   define("HerringWait", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
+  define("HerringWaitAside", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
   serve("HerringBegin", &create_nothing, &begin, &delete_nothing);
   serve("HerringSubmit", &create_submit, &submit, &delete_submit);
   serve("HerringSubmitSplits", &create_submit, &submit, &delete_submit);
   serve("HerringPlace", &create_place, &place, &delete_place);
   serve("HerringWait", &create_nothing, &wait, &delete_nothing);
+  serve_aside("HerringWaitAside", &wait_aside);
   return true;
 }();
 

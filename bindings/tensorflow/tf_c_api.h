@@ -8,6 +8,7 @@
 /// TensorFlow is.
 extern "C" {
 
+struct TF_AsyncOpKernelDoneCallback;
 struct TF_KernelBuilder;
 struct TF_OpDefinitionBuilder;
 struct TF_OpKernelConstruction;
@@ -68,6 +69,10 @@ void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext* context, 
 
 TF_KernelBuilder* TF_NewKernelBuilder(const char* op, const char* device, void* (*create)(TF_OpKernelConstruction*),
                                       void (*compute)(void*, TF_OpKernelContext*), void (*destroy)(void*));
+TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
+                                           void* (*create)(TF_OpKernelConstruction*),
+                                           void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
+                                           void (*destroy)(void*));
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder* builder, TF_Status* status);
 void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction* context, const char* attr, std::int32_t* entries,
                                          std::int32_t* bytes, TF_Status* status);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -402,6 +403,34 @@ def one_thread() -> None:
         close(rows, size * (size + 1) / 2)
         close(swapped, size * 2)
         close(part, 2 * size)
+
+
+def a_session_with_few_threads() -> None:
+    """TensorFlow 1: more calls in one run than TensorFlow has threads, in another order on each rank."""
+    rank, size = hvd.rank(), hvd.size()
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        order = list(range(40))
+        random.Random(rank).shuffle(order)
+        rows = {
+            each: hvd.allgather(tf.ones([rank + 1, each + 1]) * each, name=f"rows.{each}")
+            if each % 2
+            else hvd.allreduce(tf.ones([3]) * each, op=hvd.Sum, name=f"sum.{each}")
+            for each in order
+        }
+        moved = hvd.alltoall(tf.ones([size]), name="moved")
+        for _ in range(5):
+            for each, value in session.run(rows).items():
+                if each % 2:
+                    assert value.shape == (size * (size + 1) // 2, each + 1)
+                close(value, np.full(value.shape, each if each % 2 else each * size))
+            close(session.run(moved), np.ones(size))
+        # One call that waits for another.
+        twice = hvd.allreduce(hvd.allreduce(tf.ones([2]), op=hvd.Sum, name="once"), op=hvd.Sum, name="twice")
+        close(session.run(twice), [size * size] * 2)
+        # An error is told to the session, and names the tensor.
+        wrong = hvd.allreduce(tf.ones([2 + rank]), name="wrong")
+        expect(tf.errors.FailedPreconditionError, lambda: session.run(wrong), "wrong", "float32[3]")
 
 
 def before_init_of_horovod() -> None:
