@@ -47,21 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "replay (the gradients of real models, in the order and the time of a backward pass)"
     )
-    group.add_argument("--model", metavar="LIST", help=f"of {', '.join(MODELS)}")
-    group.add_argument("--backward-ms", type=float, metavar="T", help="how long the backward pass takes, in each model")
+    group.add_argument("--model", metavar="LIST", help=f"models to replay, of {', '.join(MODELS)}")
+    group.add_argument(
+        "--backward-ms", type=float, metavar="T", help="milliseconds that each model's backward pass takes"
+    )
     group.add_argument(
         "--backward-for",
         metavar="WHO=PERCENT",
-        help="instead: as long as it takes for WHO's efficiency to be about that, such as gloo=50%%; measured first",
+        help="instead of --backward-ms: choose the time at which WHO (herring or gloo) has this efficiency, such as "
+        "gloo=50%%; it is measured first",
     )
     group.add_argument(
-        "--scale", type=float, default=1.0, metavar="X", help="make every gradient X as large (default 1)"
+        "--scale", type=float, default=1.0, metavar="X", help="multiply the size of every gradient by X (default 1)"
     )
     group.add_argument(
         "--bucket",
         metavar="LIST",
-        help="size, as DDP's bucket_cap_mb; several: of the first, the second, ..., and all others, as DDP's "
-        "bucket_cap_mb_list (default 1MB,25MB, both times --scale)",
+        help="bucket size, as DDP's bucket_cap_mb. Several sizes: of the first bucket, the second, ..., and all "
+        "others, as DDP's bucket_cap_mb_list (default 1MB,25MB, each multiplied by --scale)",
     )
 
 
