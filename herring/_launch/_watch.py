@@ -145,7 +145,7 @@ def _goes_on(job: Supervised, process: Member, policy: Policy) -> bool:
         return False
     job.bury(process)
     again = job.may_start(process.name) and policy.takes_back(process, running)
-    more = "; it is started again" if again else ""
+    more = f"; restarting {process.name}" if again else ""
     job.say(f"{process.name} {how}; the job goes on with {whom}{more}")
     if again:
         job.start(process.name, policy.commands[process.name])

@@ -91,17 +91,17 @@ def _read_target(text: str, shared: Options) -> tuple[str, float]:
 def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
     shared = read_options(args)
-    _refuse(args, _UNHEEDED, "for allreduce; a replay's sizes are its model's, and contenders take turns step by step")
+    _refuse(args, _UNHEEDED, "for allreduce, not for a replay, whose sizes come from its model: leave it out")
     if shared.op != "sum" or shared.in_place != (True,):
         raise InvalidArgumentError(
-            "a replay sums in place, as DistributedDataParallel does: leave out --op, --in-place"
+            "a replay sums in place, as DistributedDataParallel does: leave out --op and --in-place"
         )
     if not shared.dtype.startswith("float"):
-        raise InvalidArgumentError(f"--dtype {shared.dtype}: gradients are floating point")
+        raise InvalidArgumentError(f"--dtype {shared.dtype}: gradients are floating point: float16, float32 or float64")
     for peer in shared.peers:
         if peer not in CONTENDERS:
             raise InvalidArgumentError(
-                f"--peers {peer}: a replay has gloo alone, on which DistributedDataParallel runs"
+                f"--peers {peer}: a replay compares only with gloo, on which DistributedDataParallel runs"
             )
     names = tuple(name.strip() for name in (args.model or "").split(",") if name.strip())
     if not names:
@@ -112,11 +112,11 @@ def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"--model: {args.model!r} names something twice")
     if not 0 < args.scale <= 1:
-        raise InvalidArgumentError(f"--scale {args.scale:g}: above 0 and at most 1")
+        raise InvalidArgumentError(f"--scale {args.scale:g}: it must be above 0 and at most 1")
     if (args.backward_ms is None) == (args.backward_for is None):
         raise InvalidArgumentError("give one of --backward-ms T and --backward-for gloo=50%")
     if args.backward_ms is not None and not 0 < args.backward_ms < 1e6:
-        raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: above 0 and below 1,000,000")
+        raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: it must be above 0 and below 1,000,000")
     # A model that is X as large in buckets X as large: as many of them, ready at the same points of backward.
     scaled = tuple(max(round(size * args.scale / 1024), 1) * 1024 for size in (_FIRST_BUCKET, _BUCKET))
     given = () if args.bucket is None else tuple(parse_size(size) for size in args.bucket.split(","))

@@ -70,7 +70,7 @@ def test_what_the_ranks_leave_running_ends_with_the_job(launches):
     code, _, err = launches.run(FAMILY, env={"PYTHONWARNINGS": "ignore"})
     assert code == 0, err
     all_are_gone(pids_of(launches), 1)
-    assert "the job has ended; ending what it left running: python" in err
+    assert "the job has ended; ending programs that it left running: python" in err
 
 
 def test_a_rank_that_a_shell_started_has_time_to_save(launches):
