@@ -48,24 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--quiet", action="store_true", help="do not print the counters at the end")
 
-    rendezvous = commands.add_parser(
-        "rendezvous",
-        help="run the rendezvous of an elastic job that is started by hand",
-        description="An elastic job that is started by hand needs one rendezvous. Set HERRING_RENDEZVOUS=host:port and "
-        "HERRING_SECRET for it, for every worker and for every server, and HERRING_ELASTIC=on for the workers. It ends "
-        "with the job, with exit status 0 if the job went well. herringrun --elastic does all this by itself.",
-    )
-    rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers at the start")
-    rendezvous.add_argument(
-        "--servers", type=int, default=0, metavar="K", help="number of server processes at the start (default 0)"
-    )
-    rendezvous.add_argument(
-        "--min-workers",
-        type=int,
-        default=1,
-        metavar="M",
-        help="end the job when fewer than M workers are left (default 1)",
-    )
+    _add_rendezvous(commands)
 
     doctor = commands.add_parser(
         "doctor",
@@ -101,6 +84,27 @@ def _parser() -> argparse.ArgumentParser:
     _options.add_arguments(bench)
     _replay_options.add_arguments(bench)
     return parser
+
+
+def _add_rendezvous(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rendezvous = commands.add_parser(
+        "rendezvous",
+        help="run the rendezvous of an elastic job that is started by hand",
+        description="An elastic job that is started by hand needs one rendezvous. Set HERRING_RENDEZVOUS=host:port and "
+        "HERRING_SECRET for it, for every worker and for every server, and HERRING_ELASTIC=on for the workers. It ends "
+        "with the job, with exit status 0 if the job went well. herringrun --elastic does all this by itself.",
+    )
+    rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers at the start")
+    rendezvous.add_argument(
+        "--servers", type=int, default=0, metavar="K", help="number of server processes at the start (default 0)"
+    )
+    rendezvous.add_argument(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="end the job when fewer than M workers are left (default 1)",
+    )
 
 
 def _server(args: argparse.Namespace) -> int:

@@ -114,7 +114,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bound.add_argument(
         "--server-hosts", type=int, metavar="K", help="number of hosts that only run servers (default: detected)"
     )
-    results = parser.add_argument_group("results")
+    _add_results(parser.add_argument_group("results"))
+
+
+def _add_results(results: argparse._ArgumentGroup) -> None:
     results.add_argument("--json", metavar="FILE", help="also write all results to FILE")
     results.add_argument(
         "--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two files of --json; exit status 1 if NEW is worse"
