@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What backup workers save: steps in which now and then a worker is late, with and without them, in pairs.
+"""Measures what backup workers save: steps in which sometimes a worker is late, with and without backup workers.
 
   benchmarks/backup_workers.py --pairs 5 --workers 10 --every 10
 
-Each pair is two jobs under herringrun, one after the other and in alternating order: HERRING_BACKUP_WORKERS as
-`--backup` says, and 0. A step is `--work-ms` of sleep, so that the machine's cores do not matter, and an allreduce
-(backup=True) of `--mb`. In every `--every`-th step one worker, another one each time, sleeps `--late-ms` longer.
-Printed is the time of a step (of the whole job, until the last worker has done all its steps, divided by their number),
-for each pair and the medians, and which share of all contributions was in.
+Each pair is two jobs under herringrun, one after the other, in alternating order: one with
+HERRING_BACKUP_WORKERS=`--backup`, one with 0. A step sleeps for `--work-ms`, so that the machine's cores do not matter,
+and calls one allreduce (backup=True) of `--mb`. In every `--every`-th step one worker, a different one each time,
+sleeps `--late-ms` longer. Prints for each pair, and as medians, the time of a step (the time until the last worker
+has done all its steps, divided by their number) and the share of contributions that counted.
 """
 
 from __future__ import annotations
@@ -74,15 +74,17 @@ PASSED = ("steps", "every", "work_ms", "late_ms", "mb")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=10)
-    parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--every", type=int, default=10, help="a worker is late in each so-many-th step (default 10)")
-    parser.add_argument("--work-ms", type=float, default=20)
-    parser.add_argument("--late-ms", type=float, default=50)
-    parser.add_argument("--backup", type=int, default=1, help="HERRING_BACKUP_WORKERS to look at (default 1)")
-    parser.add_argument("--mb", type=float, default=0.25, help="of one allreduce (default 0.25)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of jobs (default 5)")
+    parser.add_argument("--workers", type=int, default=10, help="workers of each job (default 10)")
+    parser.add_argument("--servers", type=int, default=1, help="server processes of each job (default 1)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of each job (default 100)")
+    parser.add_argument(
+        "--every", type=int, default=10, help="one worker is late in every N-th step (default 10)", metavar="N"
+    )
+    parser.add_argument("--work-ms", type=float, default=20, help="sleep in each step (default 20)")
+    parser.add_argument("--late-ms", type=float, default=50, help="longer sleep of the late worker (default 50)")
+    parser.add_argument("--backup", type=int, default=1, help="HERRING_BACKUP_WORKERS to measure (default 1)")
+    parser.add_argument("--mb", type=float, default=0.25, help="MB of one allreduce (default 0.25)")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:

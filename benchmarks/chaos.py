@@ -7,25 +7,25 @@
 Every round is a job of 2 to 4 workers (servers inside them, or 1 or 2 server processes; started one by one or by
 herringrun; through shared memory, libfabric, or both) that sums arrays whose sums are known. At a random moment of
 start, connecting, a step, or shutdown, a random process is killed (SIGKILL), stopped (SIGSTOP), or its host's link is
-taken down, or loses what it sends to one other host alone; in one round of four a second one follows. Then every
+taken down, or loses only what it sends to one other host. In one round of four a second process follows. Then every
 survivor must end by itself within HERRING_DEAD_AFTER_S (HERRING_JOIN_TIMEOUT_S before all have joined) and a margin,
-either with all its sums or with an error that names the lost one and a status that is not 0; nobody may have a wrong
-sum, and no process and no file may be left. Some rounds only pause a process or its link for a quarter of that time:
-nobody may fail. Some start the job again at once on the same ports; some let the stopped process go on afterwards: it
-has to end by itself, too.
+either with all its sums, or with an error that names the lost process and a status that is not 0. No process may have a
+wrong sum, and no process and no file may be left. Some rounds only pause a process or its link for a quarter of that
+time: no process may fail. Some rounds start the job again at once on the same ports. Some let the stopped process
+continue afterwards: it must end by itself, too.
 
-Where one of several servers dies, and in the rounds of elastic jobs, the job has to go on: every worker that is left
-has all its sums, all of them the same, with its own part in each. In some rounds a second job of the same shape starts
-on the same port, without a secret: nobody may have a sum of the other's numbers, and whoever fails names the other job.
-In others one rank aborts or destroys a
-group of some ranks, in which the rest of the group works: these hear who did it, and everything else goes on. In a
-quarter of the rounds the workers use one name for several operations at once (in order, that is), in some they go on
-calling while and after the job ends (an error, no crash), in some every endpoint behaves as a network card that wants
-memory registered and ends the process that does what such a card does not forgive (this takes g++).
-In some rounds servers that die are started again (herringrun --restart-servers), in some all messages carry checksums.
+If one of several servers dies, and in rounds of elastic jobs, the job must go on: every worker that is left has all its
+sums, the same on all workers, with its own part in each. In some rounds a second job of the same shape starts on the
+same port, without a secret: no process may have a sum of the other job's numbers, and a process that fails must name
+the other job. In some rounds one rank aborts or destroys a group in which other ranks work: these get an error that
+names that rank, and everything else goes on. In a quarter of the rounds the workers use one name for several operations
+at once, in order. In some they still call operations while the job ends and after it (an error, no crash). In some,
+every endpoint behaves as a network card that needs registered memory, and ends a process that uses the card wrongly
+(this needs g++). In some, servers that die are restarted (herringrun --restart-servers). In some, all messages carry
+checksums.
 
-As root (with iproute2) hosts are network namespaces of their own; else everything runs plainly on this machine and no
-link is cut. Exit status 0 where nothing was wrong.
+As root (with iproute2) each host is a network namespace; else all processes run on this machine and no link is cut.
+Exit status 0 if nothing was wrong.
 """
 
 from __future__ import annotations
@@ -254,16 +254,25 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="number of the first round (default 0)")
-    parser.add_argument("--only", type=int, help="this round alone, and all that its processes said")
-    parser.add_argument("--hosts", type=int, default=MAX_HOSTS, help="emulated hosts, as root; 1: none (default 6)")
+    parser.add_argument("--rounds", type=int, default=50, help="number of rounds (default 50)")
     parser.add_argument(
-        "--dead-after", type=float, action="append", help="HERRING_DEAD_AFTER_S to draw from (default 5, and 2)"
+        "--seed", type=int, default=1, help="chooses the rounds; the same seed plays the same rounds (default 1)"
     )
-    parser.add_argument("--margin", type=float, default=8.0, help="seconds beyond it until a round hangs (default 8)")
-    parser.add_argument("--jobs", type=int, default=1, help="so many rounds at the same time")
+    parser.add_argument("--first", type=int, default=0, help="number of the first round (default 0)")
+    parser.add_argument("--only", type=int, help="play only this round, and show all its output")
+    parser.add_argument(
+        "--hosts", type=int, default=MAX_HOSTS, help="number of emulated hosts, as root; 1: none (default 6)"
+    )
+    parser.add_argument(
+        "--dead-after",
+        type=float,
+        action="append",
+        help="a value of HERRING_DEAD_AFTER_S to choose from; repeatable (default 5 and 2)",
+    )
+    parser.add_argument(
+        "--margin", type=float, default=8.0, help="seconds after that until a round counts as hung (default 8)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="rounds that run at the same time (default 1)")
     parser.add_argument("--json", type=Path, help="write the summary and every round to this file")
     parser.add_argument("--share", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--strict-library", type=Path, help=argparse.SUPPRESS)

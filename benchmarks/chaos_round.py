@@ -536,7 +536,7 @@ class Round:
         return " or ".join(self.plan.name_of(index) for index in sorted(self.struck))
 
     def _note_detection(self, heard: Heard, index: int, text: str) -> None:
-        """Who has joined is missed after dead_after; of who never came nobody knows before the join's time-out."""
+        """Who has joined is missed after dead_after; of who never came nobody knows before the join's timeout."""
         strike, error_at = self.first_strike or 0.0, heard.first_error_at or 0.0
         seconds = error_at - strike
         kind = "/".join(sorted(set(self.struck.values())))

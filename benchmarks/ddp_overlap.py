@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of DDP's communication backward hides, on real torch: a step against its parts.
+"""Measures how much of DDP's communication is hidden behind backward: a step, and its parts.
 
     benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
         python benchmarks/ddp_overlap.py --backends herring,gloo
@@ -30,12 +30,22 @@ MB = 1 << 20
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", default="herring,gloo", help="in this order in each round (herring,gloo)")
-    parser.add_argument("--layers", type=int, default=12, metavar="N", help="linear layers (12)")
-    parser.add_argument("--width", type=int, default=1024, metavar="N", help="features of each: 4 N^2 bytes (1024)")
-    parser.add_argument("--batch", type=int, default=1024, metavar="N", help="rows: what backward computes (1024)")
-    parser.add_argument("--bucket-mb", type=float, default=4, metavar="MB", help="DDP's bucket_cap_mb (4)")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="of which medians are taken (7)")
+    parser.add_argument(
+        "--backends", default="herring,gloo", help="backends, in this order in each round (default herring,gloo)"
+    )
+    parser.add_argument("--layers", type=int, default=12, metavar="N", help="number of linear layers (default 12)")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="features of each layer, which has 4 N^2 bytes (default 1024)",
+    )
+    parser.add_argument("--batch", type=int, default=1024, metavar="N", help="rows of the batch (default 1024)")
+    parser.add_argument("--bucket-mb", type=float, default=4, metavar="MB", help="DDP's bucket_cap_mb (default 4)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, metavar="N", help="number of rounds; the results are medians (default 7)"
+    )
     args = parser.parse_args()
     if unknown := set(args.backends.split(",")) - {"herring", "gloo"}:
         parser.error(f"--backends: {', '.join(sorted(unknown))}: herring, gloo or both")

@@ -369,7 +369,7 @@ def main() -> int:
     )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds after which everything is stopped")
     parser.add_argument("--verbose", action="store_true", help="print what the servers did and what crossed each link")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what every worker runs, after --")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the command that every worker runs, after --")
     args = parser.parse_args()
     args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not args.command:

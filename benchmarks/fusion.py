@@ -1,11 +1,12 @@
-"""Many tensors reduced by name, as Horovod's users do it, beside the same bytes fused by hand and Herring's DDP.
+"""Measures many tensors reduced by name (Horovod's API), the same bytes fused by hand, and Herring's DDP.
 
     herringrun -np 2 python benchmarks/fusion.py                  # one host
     herringrun -np 2 --servers 2 python benchmarks/fusion.py
     sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/fusion.py
 
-Milliseconds of a step, medians over the steps; contenders take turns, every step is checked. Fused by hand: torch.cat,
-one all-reduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands of calls a second.
+Prints the median milliseconds of a step. The ways take turns, and every step is checked. Fused by hand means:
+torch.cat, one allreduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands
+of calls per second.
 """
 
 from __future__ import annotations
@@ -105,9 +106,11 @@ def calls_per_second() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default="1000x4KB,resnet50,4x25MB", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each contender (default: %(default)s)")
-    parser.add_argument("--json", help="rank 0 writes its figures here")
+    parser.add_argument(
+        "--cases", default="1000x4KB,resnet50,4x25MB", help="what to reduce, comma-separated (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way (default: %(default)s)")
+    parser.add_argument("--json", help="rank 0 also writes its figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()

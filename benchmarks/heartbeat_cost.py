@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What being watched costs: steps with the default heartbeat against steps with next to none, in pairs.
+"""Measures what heartbeats cost: steps with the default heartbeat, and steps with almost none, in pairs.
 
   benchmarks/heartbeat_cost.py --pairs 10 --workers 4 --servers 2
 
-Each pair is two jobs under herringrun, one after the other and in alternating order: HERRING_HEARTBEAT_S as set (1 by
-default), and 3600 (nobody is asked once). Each job measures the median time of a step (allreduce of 1 MB and of 4
-bytes, and 5 ms of computing) over some seconds. Printed is the ratio of each pair, their median and their spread; and,
-which the machine's other load does not blur, the processor time of the threads of worker 0's process that only watch
-(the hub, and its own connection to it) for each second of the job.
+Each pair is two jobs under herringrun, one after the other, in alternating order: one with HERRING_HEARTBEAT_S as set
+(default 1), one with 3600 (no heartbeat in the whole job). Each job measures the median time of a step (allreduce of
+1 MB and of 4 bytes, and 5 ms of computing) over some seconds. Prints the ratio of each pair, their median and their
+spread. Prints also the processor time, per second of the job, of the threads in worker 0's process that do nothing but
+heartbeats (the hub, and the process's connection to it): other load on the machine does not change this figure.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def measure(args: argparse.Namespace, settings: dict[str, str]) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each job (default 5)")
-    parser.add_argument("--heartbeat", type=float, default=1.0, help="HERRING_HEARTBEAT_S to look at (default 1)")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of jobs (default 10)")
+    parser.add_argument("--workers", type=int, default=2, help="workers of each job (default 2)")
+    parser.add_argument("--servers", type=int, default=1, help="server processes of each job (default 1)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each job (default 5)")
+    parser.add_argument("--heartbeat", type=float, default=1.0, help="HERRING_HEARTBEAT_S to measure (default 1)")
     parser.add_argument("--work", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work is not None:

@@ -53,8 +53,8 @@ def connect(address: str, port: int) -> socket.socket:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=25, help="payload of a part (MiB, default 25)")
-    parser.add_argument("--parts", type=int, default=5, help="how many count (default 5)")
+    parser.add_argument("--megabytes", type=int, default=25, help="payload of each part in MiB (default 25)")
+    parser.add_argument("--parts", type=int, default=5, help="number of timed parts (default 5)")
     args = parser.parse_args()
     text = os.environ.get("EMULATED_CLUSTER")
     if text is None:

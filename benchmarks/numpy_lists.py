@@ -1,11 +1,11 @@
-"""Many small numpy arrays: one call each by name, the same in another order on each rank, one grouped call, and fused
-by hand.
+"""Measures ways to reduce many small numpy arrays: one call by name for each, the same in another order on each rank,
+one grouped call, and fused by hand.
 
     herringrun -np 2 python benchmarks/numpy_lists.py
     sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/numpy_lists.py
 
-Milliseconds of a step, medians; contenders take turns, every step is checked. Fused by hand: numpy.concatenate, one
-allreduce, copies back.
+Prints the median milliseconds of a step. The ways take turns, and every step is checked. Fused by hand means:
+numpy.concatenate, one allreduce, copies back.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="number of arrays (default: %(default)s)")
-    parser.add_argument("--bytes", type=int, default=4096, help="of each array (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each contender (default: %(default)s)")
+    parser.add_argument("--bytes", type=int, default=4096, help="bytes of each array (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way (default: %(default)s)")
     options = parser.parse_args()
     herring.init()
     case = Case(options.count, options.bytes // 4)

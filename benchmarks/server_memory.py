@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Memory of server processes over many buckets, beside the bound that they state.
+"""Measures the memory of server processes over many buckets, and compares it with the bound that they state.
 
   herringrun -np 4 --servers 2 python benchmarks/server_memory.py --buckets 10000
 
-Keeps eight buckets in flight and prints what each server process has resident (RssAnon, of /proc) before the first one
-and as they pass. Exit code 1 where one grew beyond its bound, or by more than 1 MB over the second half. One host.
+Keeps eight buckets in flight. Prints the resident memory of each server process (RssAnon of /proc) before the first
+bucket and while they pass. Exit status 1 if a server grew beyond its bound, or by more than 1 MB over the second half.
+Works on one host only.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def run(buckets: int, size: int, report: bool) -> list[list[int]]:
 def main() -> int:
     """Runs as one rank of the job; rank 0 reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--buckets", type=int, default=10_000, help="how many (default 10000)")
-    parser.add_argument("--size", type=int, default=1 << 20, help="bytes of each (default 1 MB)")
+    parser.add_argument("--buckets", type=int, default=10_000, help="number of buckets (default 10000)")
+    parser.add_argument("--size", type=int, default=1 << 20, help="bytes of each bucket (default 1048576)")
     args = parser.parse_args()
     if args.buckets < ROWS:
         parser.error(f"--buckets must be at least {ROWS}")

@@ -163,12 +163,18 @@ def replay(only: str, build: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=100_000, help="schedules in all (default %(default)s)")
-    parser.add_argument("--first", type=int, default=0, help="begin so many seeds later: other schedules")
-    parser.add_argument("--only", metavar="WORLD:SEED", help="play this one and show what it says")
-    parser.add_argument("--worlds", nargs="+", choices=[world.name for world in WORLDS], help="these alone")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
-    parser.add_argument("--build", type=Path, default=ROOT / "build" / "tests", help="where the C++ tests are built")
+    parser.add_argument("--seeds", type=int, default=100_000, help="number of schedules (default %(default)s)")
+    parser.add_argument(
+        "--first", type=int, default=0, help="skip this number of seeds, to play other schedules (default 0)"
+    )
+    parser.add_argument("--only", metavar="WORLD:SEED", help="play only this schedule and show its output")
+    parser.add_argument("--worlds", nargs="+", choices=[world.name for world in WORLDS], help="play only these worlds")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at the same time (default: number of cores)"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build" / "tests", help="folder in which the C++ tests are built"
+    )
     args = parser.parse_args()
     args.build = Path(os.path.relpath(args.build))
     if not (args.build / "tests" / WORLDS[0].binary).exists():

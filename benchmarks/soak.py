@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Steps at speed for minutes; the memory and the descriptors of every process must stay flat.
+"""Runs steps at full speed for minutes. Memory and descriptors of every process must not grow.
 
   benchmarks/soak.py --minutes 10 --workers 2 --servers 2
 
-Runs a job under herringrun whose workers sum arrays of 1 to a quarter million elements as fast as they go, each step
-checked. Once a second what every process holds is sampled: resident memory (anonymous and shared) and open descriptors.
-The first fifth is for warming up; of the rest the medians of the first and the last quarter are compared: memory may
-grow by 1 % or 2 MB, the number of descriptors by none. At the end nothing may be left in /dev/shm, and no process. Exit
-status 0: all held.
+Runs a job under herringrun whose workers sum arrays of 1 to a quarter million elements as fast as they can. Each step
+is checked. Once a second it samples each process: resident memory (anonymous and shared) and open descriptors.
+The first fifth is warm-up. Of the rest the medians of the first and the last quarter are compared: memory may
+grow by 1 % or 2 MB, the number of descriptors not at all. At the end nothing may be left in /dev/shm, and no process.
+Exit status 0 if all this holds.
 """
 
 from __future__ import annotations
@@ -117,10 +117,14 @@ def run(args: argparse.Namespace, token: str) -> tuple[dict[str, Any], list[str]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--servers", type=int, default=2, help="server processes; 0: shared memory alone (default 2)")
-    parser.add_argument("--intra-node", choices=("auto", "on", "off"), default="auto", help="HERRING_INTRA_NODE")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers (default 2)")
+    parser.add_argument(
+        "--servers", type=int, default=2, help="number of server processes; 0: only shared memory (default 2)"
+    )
+    parser.add_argument(
+        "--intra-node", choices=("auto", "on", "off"), default="auto", help="HERRING_INTRA_NODE (default auto)"
+    )
     parser.add_argument("--json", type=Path, help="write the report to this file")
     args = parser.parse_args()
     found = importlib.util.find_spec("herring")

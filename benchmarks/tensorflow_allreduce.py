@@ -1,4 +1,4 @@
-"""All-reduce from a tf.function: Herring beside TensorFlow's own ring and others, in turns of one run.
+"""Measures allreduce from a tf.function: Herring, TensorFlow's own ring and others, in turns in one run.
 
     herringrun -np 2 python benchmarks/tensorflow_allreduce.py --sizes 1KB 1MB 25MB 100MB --others gloo arrays
     herringrun -np 2 python benchmarks/tensorflow_allreduce.py --per-op 100
@@ -55,12 +55,16 @@ def resnet_gradients() -> list[int]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", type=to_bytes, default=[1000, 64_000, 1000_000, 25_000_000, 100_000_000])
-    parser.add_argument("--turns", type=int, default=5, help="of each contender, one after the other (default 5)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one turn, about (default 0.5)")
-    parser.add_argument("--port", type=int, default=43210, help="TensorFlow's: this one and the next (default 43210)")
-    parser.add_argument("--others", nargs="*", default=[], choices=["gloo", "arrays"], help="beside the ring, by size")
-    parser.add_argument("--per-op", type=int, metavar="COUNT", help="1 KB: what each of so many operations costs")
-    parser.add_argument("--only-sizes", action="store_true", help="without the gradients of ResNet-50")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each library (default 5)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="approximate length of one turn (default 0.5)")
+    parser.add_argument(
+        "--port", type=int, default=43210, help="TensorFlow uses this port and the next (default 43210)"
+    )
+    parser.add_argument(
+        "--others", nargs="*", default=[], choices=["gloo", "arrays"], help="also measure these, by size"
+    )
+    parser.add_argument("--per-op", type=int, metavar="COUNT", help="measure COUNT reductions of 1 KB in one graph")
+    parser.add_argument("--only-sizes", action="store_true", help="leave out the gradients of ResNet-50")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Whether gradients travel while others are computed: a timeline of one training step in TensorFlow.
+"""Shows whether gradients are sent while others are computed: a timeline of one training step in TensorFlow.
 
     herringrun -np 2 python benchmarks/tensorflow_overlap.py --trace overlap.json
 
@@ -47,8 +47,8 @@ def gradients_of(batch: int) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=7, help="of each way; medians are printed (default 7)")
-    parser.add_argument("--trace", type=Path, help="write the last overlapped step here")
+    parser.add_argument("--steps", type=int, default=7, help="steps of each way; medians are printed (default 7)")
+    parser.add_argument("--trace", type=Path, help="write the last overlapped step to this file")
     arguments = parser.parse_args()
     herring_tf.init()
     rank = herring_tf.rank()

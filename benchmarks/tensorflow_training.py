@@ -2,13 +2,13 @@
 
     python benchmarks/tensorflow_training.py                           # one process, to compare with
     herringrun -np 2 python benchmarks/tensorflow_training.py          # the same batch in each of two
-    herringrun -np 2 python benchmarks/tensorflow_training.py --apart  # two that do not know of each other, at once
+    herringrun -np 2 python benchmarks/tensorflow_training.py --apart  # two separate trainings at the same time
     herringrun -np 2 python benchmarks/tensorflow_training.py --leak 20000
 
-The first three print the median time of a step of fit(), of a small convolutional network on one core a process. The
-time apart divided by the time together is the efficiency: what the machine itself loses with both cores in use is in
-both. --leak prints the memory of rank 0 at 1,000 steps of a
-tf.function with DistributedGradientTape, an all-gather and an all-to-all, and at the last one.
+The first three print the median time of a step of fit(), of a small convolutional network on one core per process. The
+time of --apart divided by the time together is the efficiency: both use both cores, so what the machine itself loses
+then is in both. --leak prints the memory of rank 0 after 1,000 steps of a tf.function with DistributedGradientTape, an
+allgather and an alltoall, and after the last step.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def leak(steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each process (default 64)")
-    parser.add_argument("--steps", type=int, default=100, help="of fit (default 100)")
+    parser.add_argument("--batch-size", type=int, default=64, help="batch size of each process (default 64)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of fit (default 100)")
     parser.add_argument("--apart", action="store_true", help="each process trains alone")
-    parser.add_argument("--leak", type=int, metavar="STEPS", help="look at memory instead")
+    parser.add_argument("--leak", type=int, metavar="STEPS", help="measure memory over this number of steps instead")
     arguments = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()

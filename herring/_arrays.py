@@ -64,7 +64,7 @@ def shared_empty(
     if any(size < 0 for size in dims):
         raise InvalidArgumentError(f"shape is {dims}; sizes must not be negative")
     if kind.hasobject:
-        raise InvalidArgumentError(f"dtype {kind} holds Python objects, which have no place in shared memory")
+        raise InvalidArgumentError(f"dtype {kind} holds Python objects, which cannot be in shared memory")
     nbytes = math.prod(dims) * kind.itemsize
     if nbytes > sys.maxsize:
         raise InvalidArgumentError(f"an array of shape {dims} and dtype {kind} would have {nbytes} bytes: too many")
@@ -92,6 +92,6 @@ def new_result(runtime: _core.Runtime, array: Any, shape: Sequence[int] | None =
         dtype = np.from_dlpack(array).dtype
     except (BufferError, RuntimeError, TypeError) as error:
         raise InvalidArgumentError(
-            f"no result like this {type(array).__name__} can be made ({error}); pass out=, or use the call in place"
+            f"cannot make a result like this {type(array).__name__} ({error}); pass out=, or use the in-place call"
         ) from error
     return shared_empty(runtime, dims, dtype, _SHARED_FROM_BYTES)

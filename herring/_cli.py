@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "server",
         help="run a server process",
         description="Runs until all workers have left. Set MASTER_ADDR, MASTER_PORT (or HERRING_HUB) and "
-        "HERRING_SERVERS as for the workers, unless the scheduler says them. Processes may start in any order. "
+        "HERRING_SERVERS as for the workers, unless the scheduler sets them. Processes may start in any order. "
         "If WORLD_SIZE is set, it must be the number of workers.",
     )
     server.add_argument(
@@ -43,26 +43,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_rank_or_auto,
         required=True,
         metavar="R",
-        help="0 to HERRING_SERVERS - 1, each once; auto: as the launcher counts (srun, mpirun, a pod's index)",
+        help="this server's number, 0 to HERRING_SERVERS - 1; auto: take it from the launcher (srun, mpirun, a pod's "
+        "index)",
     )
-    server.add_argument("--quiet", action="store_true", help="do not print what was served at the end")
+    server.add_argument("--quiet", action="store_true", help="do not print the counters at the end")
 
-    rendezvous = commands.add_parser(
-        "rendezvous",
-        help="run the rendezvous of an elastic job that is started by hand",
-        description="For elastic jobs by hand: run one of these. Set HERRING_RENDEZVOUS=host:port and HERRING_SECRET "
-        "for it, for every worker and for every server, and HERRING_ELASTIC=on for the workers. It ends with the job, "
-        "with exit status 0 if the job went well. herringrun --elastic does all this by itself.",
-    )
-    rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="workers to begin with")
-    rendezvous.add_argument("--servers", type=int, default=0, metavar="K", help="server processes to begin with")
-    rendezvous.add_argument(
-        "--min-workers",
-        type=int,
-        default=1,
-        metavar="M",
-        help="end the job when fewer than M workers are left (default 1)",
-    )
+    _add_rendezvous(commands)
 
     doctor = commands.add_parser(
         "doctor",
@@ -75,16 +61,22 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser(
         "build",
         help="build the torch binding for the torch that is installed",
-        description="Builds the binding now instead of at the first use of the torch backend. For images. Needs g++.",
+        description="Builds the binding now, not at the first use of the torch backend. Use it when you make an image. "
+        "Needs g++.",
     )
     build.add_argument("what", choices=["torch"], help="torch: the binding for the installed torch")
 
-    commands.add_parser("config", help="print every setting with its value and where it came from")
+    commands.add_parser(
+        "config",
+        help="print every setting with its value and where it came from",
+        description="Prints every setting, its value, and where it came from: default or environment. The "
+        "secret is not shown.",
+    )
 
     _kubernetes_options.add_command(commands)
     bench = commands.add_parser(
         "bench",
-        help="measure allreduce, or replay a model's steps, beside gloo and MPI",
+        help="measure allreduce, or replay a model's steps, and compare with gloo and MPI",
         description=_options.DESCRIPTION,
         epilog=_options.EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,6 +84,27 @@ def _parser() -> argparse.ArgumentParser:
     _options.add_arguments(bench)
     _replay_options.add_arguments(bench)
     return parser
+
+
+def _add_rendezvous(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    rendezvous = commands.add_parser(
+        "rendezvous",
+        help="run the rendezvous of an elastic job that is started by hand",
+        description="An elastic job that is started by hand needs one rendezvous. Set HERRING_RENDEZVOUS=host:port and "
+        "HERRING_SECRET for it, for every worker and for every server, and HERRING_ELASTIC=on for the workers. It ends "
+        "with the job, with exit status 0 if the job went well. herringrun --elastic does all this by itself.",
+    )
+    rendezvous.add_argument("--workers", type=int, required=True, metavar="N", help="number of workers at the start")
+    rendezvous.add_argument(
+        "--servers", type=int, default=0, metavar="K", help="number of server processes at the start (default 0)"
+    )
+    rendezvous.add_argument(
+        "--min-workers",
+        type=int,
+        default=1,
+        metavar="M",
+        help="end the job when fewer than M workers are left (default 1)",
+    )
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -142,17 +155,17 @@ def _rendezvous(args: argparse.Namespace) -> int:
     most = most_servers()
     if args.workers < 1 or not 1 <= args.min_workers <= args.workers:
         print(
-            f"herring rendezvous: --workers {args.workers} --min-workers {args.min_workers}: at least one worker, "
-            "and --min-workers is from 1 to --workers",
+            f"herring rendezvous: --workers {args.workers} --min-workers {args.min_workers}: --workers must be at "
+            "least 1, and --min-workers from 1 to --workers",
             file=sys.stderr,
         )
         return 2
     if args.servers < 0 or (most is not None and args.servers > most):
-        print(f"herring rendezvous: --servers {args.servers}: from 0 to {most}", file=sys.stderr)
+        print(f"herring rendezvous: --servers {args.servers}: it must be from 0 to {most}", file=sys.stderr)
         return 2
     config = read_settings({})
     if not config.rendezvous:
-        print("herring rendezvous: set HERRING_RENDEZVOUS=host:port, as for the workers", file=sys.stderr)
+        print("herring rendezvous: set HERRING_RENDEZVOUS=host:port, the same as for the workers", file=sys.stderr)
         return 2
     place = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
     rendezvous = _core.Rendezvous(

@@ -278,7 +278,9 @@ def adasum(call: Call, sources: Sequence[Any], combine: Callable[[Any, Any], Any
 def equal_splits(rows: int, size: int) -> list[int]:
     """Raises InvalidArgumentError where `rows` is no multiple of `size`."""
     if rows % size != 0:
-        raise InvalidArgumentError(f"alltoall without splits: {rows} rows cannot be divided equally among {size} ranks")
+        raise InvalidArgumentError(
+            f"alltoall without splits: {rows} rows cannot be divided equally among {size} ranks; pass splits"
+        )
     return [rows // size] * size
 
 
@@ -355,7 +357,7 @@ def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
 def check_dims(array: Any) -> None:
     """Raises InvalidArgumentError for more dimensions than ranks tell each other of."""
     if len(array.shape) > _MAX_DIMS:
-        raise InvalidArgumentError(f"an array of {len(array.shape)} dimensions; at most {_MAX_DIMS} work")
+        raise InvalidArgumentError(f"the array has {len(array.shape)} dimensions; at most {_MAX_DIMS} are supported")
 
 
 def dtype_name(array: Any) -> str:

@@ -100,7 +100,7 @@ class Process:
         self.refuse_in_child()
         if self._ended:
             raise ShutdownError("herring.shutdown() was called; call herring.init() again first")
-        raise ShutdownError("herring.init() has not been called in this process")
+        raise ShutdownError("herring.init() has not been called in this process; call it first")
 
     def start(
         self,
@@ -227,17 +227,19 @@ def _check_same(session: Session, settings: Mapping[str, object], rank: int | No
     """A second init() may repeat what the first one said, or say nothing."""
     for name, asked, now in (("rank", rank, session.job.rank), ("size", size, session.job.size)):
         if asked is not None and asked != now:
-            raise InvalidArgumentError(f"herring runs already with {name} {now}, not {asked}; call shutdown() before")
+            raise InvalidArgumentError(
+                f"herring.init() was called before with {name} {now}, not {asked}; call shutdown() first"
+            )
     given = {name: value for name, value in settings.items() if value is not None}
     wanted, running = read_settings(given), session.config
     values = {name: value for name, value, _ in running.origins}
     for name, value, _ in wanted.origins:
         if name.removeprefix("HERRING_").lower() in given and values[name] != value:
             raise InvalidArgumentError(
-                f"herring runs already with {name}={values[name]}, not {value}; call shutdown() before"
+                f"herring.init() was called before with {name}={values[name]}, not {value}; call shutdown() first"
             )
     if given.get("secret") not in (None, running.secret):
-        raise InvalidArgumentError("herring runs already with another secret; call shutdown() before")
+        raise InvalidArgumentError("herring.init() was called before with another secret; call shutdown() first")
 
 
 process = Process()

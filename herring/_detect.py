@@ -100,7 +100,7 @@ def _worker(env: Environment) -> Detected:
     if found.size not in (None, told):
         raise InvalidArgumentError(
             f"WORLD_SIZE is {told}, but {found.source} say that there are {found.size} workers: set RANK as well, or "
-            "leave WORLD_SIZE away"
+            "unset WORLD_SIZE"
         )
     return found
 
@@ -161,8 +161,8 @@ def _srun(env: Environment) -> Detected | None:
         raise InvalidArgumentError("SLURM_PROCID is set, but SLURM_NTASKS is not: start with srun, " + _BY_HAND)
     if size > 1 and "SLURM_PTY_PORT" in env:
         raise InvalidArgumentError(
-            f"this is a task of `srun --pty` with {size} tasks: without --pty it is a job of {size}; for a job of one "
-            "set RANK=0 WORLD_SIZE=1"
+            f"this is one of {size} tasks of `srun --pty`: leave out --pty for a job of {size} workers, or set RANK=0 "
+            "WORLD_SIZE=1 for a job of one"
         )
     node, spans = number(env, "SLURM_NODEID"), _slurm.spans_components(env)
     local_size = None if node is None or spans else _slurm.tasks_on(node, env.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -230,7 +230,7 @@ def _sagemaker(env: Environment) -> Detected | None:
         hosts = groups[0]
     hosts = sorted(hosts, key=by_number)
     if own not in hosts:
-        raise InvalidArgumentError(f"SM_CURRENT_HOST is {own!r}, which SM_HOSTS ({', '.join(hosts)}) does not have")
+        raise InvalidArgumentError(f"SM_CURRENT_HOST is {own!r}; it must be one of SM_HOSTS ({', '.join(hosts)})")
     source = "SM_CURRENT_HOST and SM_HOSTS"
     return Detected(
         "worker", hosts.index(own), len(hosts), 0, 1, Master(hosts[0], _SAGEMAKER_PORT), source, False, len(hosts)
@@ -247,8 +247,8 @@ def _sagemaker_groups(env: Environment, role: Role) -> tuple[list[str], list[str
         return None
     if len(groups) > 1 and role == "worker":
         raise InvalidArgumentError(
-            f"SageMaker has started {len(groups) + 1} instance groups: which of them work and which serve is not "
-            "known. Use one for workers and one for servers, " + _BY_HAND
+            f"SageMaker has started {len(groups) + 1} instance groups, and Herring cannot know which of them "
+            "train and which run servers. Use one group for workers and one for servers, " + _BY_HAND
         )
     return (own, next(iter(groups.values()))) if len(groups) == 1 else None
 
@@ -276,8 +276,8 @@ def _tf_cluster(env: Environment) -> Detected | None:
         return None
     if task.is_server:
         raise InvalidArgumentError(
-            "TF_CONFIG makes this process a parameter server (ps), and this is a training script: start `herring "
-            "server --rank auto` there, or the job without ps"
+            "TF_CONFIG says that this process is a parameter server (ps), but it runs a training script: run `herring "
+            "server --rank auto` in ps tasks, or start the job without ps"
         )
     local, hub = (task.local_rank, task.local_size), Master(task.host, task.port)
     return Detected("worker", task.rank, task.size, *local, hub, "TF_CONFIG", False, task.peers)
@@ -340,8 +340,8 @@ def _server(env: Environment) -> Detected:
     contexts = number(env, "OMPI_NUM_APP_CTX") or 1
     if "OMPI_COMM_WORLD_RANK" in env and contexts > 1 and size is None:
         raise InvalidArgumentError(
-            "mpirun has started this server in one world with other programs, whose ranks then count servers as well: "
-            "start servers by an mpirun of their own"
+            "mpirun has started this server together with other programs, so its ranks count workers and servers "
+            "together: start the servers with a separate mpirun"
         )
     if _slurm.is_step(env) and "OMPI_COMM_WORLD_RANK" not in env and "MPI_LOCALRANKID" not in env:
         size, hub = _of_slurms_workers(env, size)

@@ -101,7 +101,7 @@ def _offers(offers: list[_core.ProviderReport], chosen: int) -> list[Finding]:
         is_of_use = index == chosen or reason.startswith("usable")
         text = f"{CHOSEN}{reason}" if index == chosen else reason
         if is_of_use and index != chosen and provider["domain"].startswith("lo "):
-            is_of_use, text = False, "loopback: reaches this host alone"
+            is_of_use, text = False, "loopback: reaches only this host"
         place = f"{provider['domain']}: " if provider["domain"] else ""
         findings.append(Finding(f"  {provider['name']}", "ok" if is_of_use else "absent", place + text))
     return findings

@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
 def _session(what: str) -> Session:
     session = process.current()
     if session.elastic is not None:
-        raise InvalidArgumentError(f"{what} does not work in an elastic job: what it means depends on who is there")
+        raise InvalidArgumentError(f"{what} does not work in an elastic job: its result depends on which ranks exist")
     return session
 
 
@@ -70,7 +70,7 @@ def _start(
             key = f"{kind}.{name}"
         running = uses.in_flight.get((number, key))
         if isinstance(running, Operation) and not running.is_done():
-            raise InvalidArgumentError(f"{kind} {name!r} is in flight; wait for its handle first, or take another name")
+            raise InvalidArgumentError(f"{kind} {name!r} is in flight; wait for its handle first, or use another name")
         instance = uses.counts[number, key] = uses.counts.get((number, key), 0) + 1
         call = _composed.Call(
             session.runtime, number, ranks, place, key, instance, not async_op, space="np/", timeout_s=seconds
@@ -111,7 +111,7 @@ def as_sliced(array: Any) -> Any:
 def _check_no_gradient(array: Any) -> None:
     if getattr(array, "requires_grad", False):
         raise InvalidArgumentError(
-            "this tensor requires a gradient, which operations do not follow: pass tensor.detach()"
+            "this tensor requires a gradient, and herring cannot compute that: pass tensor.detach()"
         )
 
 
@@ -127,7 +127,7 @@ def _op(op: Any, sources: Sequence[Any]) -> str:
 
 def _rows(source: Any, what: str) -> None:
     if len(source.shape) == 0:
-        raise InvalidArgumentError(f"{what}: the array is a number; it takes at least one dimension")
+        raise InvalidArgumentError(f"{what}: the array is a number; it must have at least one dimension")
 
 
 def _maker(session: Session) -> Callable[[Any, tuple[int, ...]], Any]:
@@ -369,7 +369,7 @@ def _reduce_list(
 ) -> Any:
     if not sources:
         raise InvalidArgumentError(
-            "grouped_allreduce: the list is empty; every rank gives the same arrays, at least one"
+            "grouped_allreduce: the list is empty; every rank must pass the same arrays, at least one"
         )
 
     def steps(call: _composed.Call) -> Steps:

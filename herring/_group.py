@@ -51,13 +51,13 @@ class Group:
 def number_of(session: Session, group: Group) -> int:
     """The runtime's number. Raises InvalidArgumentError where this rank has no part in the group, or not any more."""
     if not isinstance(group, Group):
-        raise InvalidArgumentError(f"group is {group!r}; it takes what herring.new_group() or split() returned")
+        raise InvalidArgumentError(f"group is {group!r}; it must come from herring.new_group() or split()")
     if group._session is not session:
         raise ShutdownError(f"{group} is of a job that this process has left; make it again after herring.init()")
     if group.rank is None:
         raise InvalidArgumentError(f"rank {session.job.rank} is not in {group}; only its ranks may use it")
     if group._number in session.uses.closed:
-        raise InvalidArgumentError(f"{group} is closed")
+        raise InvalidArgumentError(f"{group} is closed; make a new group")
     return group._number
 
 
@@ -71,10 +71,10 @@ def new_group(ranks: Iterable[int]) -> Group:
     _refuse_elastic(session, "new_group()")
     size = session.job.size
     if not isinstance(ranks, Iterable):
-        raise InvalidArgumentError(f"ranks is {ranks!r}; it takes a list of ranks")
+        raise InvalidArgumentError(f"ranks is {ranks!r}; it must be a list of ranks")
     wanted = tuple(_whole(rank, "a rank") for rank in ranks)
     if not wanted or len(set(wanted)) != len(wanted) or min(wanted) < 0 or max(wanted) >= size:
-        raise InvalidArgumentError(f"a group of ranks {list(wanted)}: it takes different ranks from 0 to {size - 1}")
+        raise InvalidArgumentError(f"a group of ranks {list(wanted)}: it takes different ranks, from 0 to {size - 1}")
     # Of each rank its place in the group: all name the same ranks in the same order where these are equal. More
     # than the two numbers of split(): a rank that calls that is told.
     mine = [wanted.index(rank) if rank in wanted else -1 for rank in range(max(size, 3))]
@@ -147,4 +147,4 @@ def _whole(value: Any, what: str) -> int:
 
 def _refuse_elastic(session: Session, what: str) -> None:
     if session.elastic is not None:
-        raise InvalidArgumentError(f"{what} does not work in an elastic job, whose ranks change")
+        raise InvalidArgumentError(f"{what} does not work in an elastic job, because its ranks change")

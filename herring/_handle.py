@@ -68,7 +68,7 @@ class Handle(Generic[ResultT]):
                 raise InternalError(
                     f"{self._what()} did not end at its deadline: this is a bug in Herring, please report it"
                 )
-            raise HerringTimeoutError(f"{self._what()} is not done after {limit:g} s; it goes on")
+            raise HerringTimeoutError(f"{self._what()} is not done after {limit:g} s; it is still running")
         self._work.check()
         return self._result
 
@@ -106,7 +106,7 @@ class OperationHandle(Handle[ResultT]):
     def wait(self, timeout: float | timedelta | None = None) -> ResultT:
         limit = to_seconds(timeout)
         if limit is not None and not self._operation.wait_for(limit):
-            raise HerringTimeoutError(f"{self._what()} is not done after {limit:g} s; it goes on")
+            raise HerringTimeoutError(f"{self._what()} is not done after {limit:g} s; it is still running")
         result: ResultT = self._operation.wait()
         return result
 

@@ -297,13 +297,13 @@ def _server_rank(found: Detected, servers: int | None) -> int:
     """`servers` is None where a rendezvous knows how many there are."""
     if found.rank is None:
         raise InvalidArgumentError(
-            "nothing says which server this is (srun's SLURM_PROCID, a pod's JOB_COMPLETION_INDEX or VC_TASK_INDEX, "
-            "mpirun's variables, SageMaker's hosts): give --rank, 0 to HERRING_SERVERS - 1"
+            "no variable says which server this is (srun's SLURM_PROCID, a pod's JOB_COMPLETION_INDEX or "
+            "VC_TASK_INDEX, mpirun's variables, SageMaker's hosts): give --rank, 0 to HERRING_SERVERS - 1"
         )
     if servers is not None and found.peers not in (None, servers):
         raise InvalidArgumentError(
             f"HERRING_SERVERS is {servers}, but {found.peers} processes were started together with this server (from "
-            f"{found.source}): start as many servers as that, by a launcher's call of their own"
+            f"{found.source}): start exactly {servers} servers, separately from the workers"
         )
     return found.rank
 
@@ -335,7 +335,7 @@ def _fixed_meeting(
         )
     if not placement.is_mpi:
         raise InvalidArgumentError(
-            f"worker {placement.rank} of {placement.size} does not know where the others are: set MASTER_ADDR and "
+            f"worker {placement.rank} of {placement.size} does not know where worker 0 is: set MASTER_ADDR and "
             "MASTER_PORT (torchrun and herringrun do), or HERRING_HUB=host:port, or launch with mpirun"
         )
     return None

@@ -12,8 +12,8 @@ from herring.kubernetes import KINDS, Job, render, to_yaml
 __all__ = ["add_command", "run", "split"]
 
 DESCRIPTION = (
-    "Prints manifests for a job of W workers and K servers. Nothing is sent to a cluster. The Secret with the job's "
-    "secret has to be there first (docs/kubernetes.md)."
+    "Prints manifests for a job of W workers and K servers. Nothing is sent to a cluster. Create the Secret with the "
+    "job's secret before the job (docs/kubernetes.md)."
 )
 USAGE = "herring kubernetes KIND --name NAME --image IMAGE --workers W [options] -- command ..."
 EPILOG = """\
@@ -45,18 +45,18 @@ def _add_arguments(add: Callable[..., object]) -> None:
     add("--image", required=True, help="image of all pods, with Herring and the training script in it")
     add("--workers", type=int, required=True, metavar="W", help="pods that train")
     add("--servers", type=int, default=0, metavar="K", help="pods that run servers (default 0: inside the workers)")
-    add("--processes", type=int, default=1, metavar="P", help="worker processes in a pod, by torchrun (default 1)")
-    add("--gpus", type=int, default=0, metavar="G", help="nvidia.com/gpu of each worker's pod (default 0)")
+    add("--processes", type=int, default=1, metavar="P", help="worker processes in each pod (default 1)")
+    add("--gpus", type=int, default=0, metavar="G", help="GPUs (nvidia.com/gpu) of each worker's pod (default 0)")
     for role in ("worker", "server"):
-        text = f"what a {role}'s pod asks for, as cpu=8 or memory=64Gi (repeatable)"
+        text = f"a resource that a {role}'s pod asks for, such as cpu=8 or memory=64Gi (repeatable)"
         add(f"--{role}-resource", action="append", default=[], metavar="NAME=AMOUNT", help=text)
         text = f"a label of the nodes that {role}s run on (repeatable)"
         add(f"--{role}-node", action="append", default=[], metavar="LABEL=VALUE", help=text)
     add("-x", "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for all pods (repeatable)")
-    add("--namespace", default="", help="written into the manifest (default: none, kubectl's counts)")
+    add("--namespace", default="", help="the namespace in the manifest (default: none, so kubectl chooses)")
     add("--secret", default="", metavar="NAME", help="the Secret (default NAME-secret; kubeflow: RUNTIME-secret)")
-    add("--restarts", type=int, default=3, metavar="R", help="how often a failed job is started again (default 3)")
-    add("--elastic", action="store_true", help="jobset: the job goes on without a lost worker, which comes back")
+    add("--restarts", type=int, default=3, metavar="R", help="restart a failed job at most R times (default 3)")
+    add("--elastic", action="store_true", help="jobset: the job goes on without a lost worker, which is restarted")
     add("--runtime", default="herring", metavar="NAME", help="kubeflow: name of the runtime (default herring)")
 
 

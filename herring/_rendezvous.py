@@ -160,7 +160,7 @@ def interface_address(interface: str) -> str:
         names = ", ".join(name for _, name in socket.if_nameindex())
         raise InvalidArgumentError(
             f"HERRING_INTERFACE is {interface!r}, which has no IPv4 address here ({error}), and no IPv6 address "
-            f"(but for link-local ones, which others cannot reach by themselves); interfaces: {names}"
+            f"(except link-local ones, which other hosts cannot reach); interfaces: {names}"
         ) from None
 
 

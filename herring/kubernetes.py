@@ -75,7 +75,7 @@ def _check(kind: str, job: Job) -> None:
     for what, name in (("name", job.name), ("secret", job.secret), ("runtime", job.runtime)):
         if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
             raise InvalidArgumentError(
-                f"{what} is {name!r}; it must begin with a letter and have small letters, digits and '-' only"
+                f"{what} is {name!r}; it must begin with a letter and have lower-case letters, digits and '-' only"
             )
     if len(job.name) > _DNS_LABEL - _LONGEST_SUFFIX:
         raise InvalidArgumentError(
@@ -93,9 +93,9 @@ def _check(kind: str, job: Job) -> None:
         raise InvalidArgumentError("give the image, and the command that trains (after --)")
     taken = sorted(name for name in job.env if _RESERVED.fullmatch(name))
     if taken:
-        raise InvalidArgumentError(f"env has {', '.join(taken)}: the manifest sets it itself; leave it away")
+        raise InvalidArgumentError(f"env has {', '.join(taken)}: the manifest sets it itself; remove it")
     if job.elastic and (kind != "jobset" or job.processes > 1):
-        raise InvalidArgumentError("elastic jobs: kind jobset, with one process in each pod")
+        raise InvalidArgumentError("elastic jobs need kind jobset and one process in each pod")
 
 
 # --- Pods ------------------------------------------------------------------------------------------------------------

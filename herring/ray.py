@@ -58,7 +58,7 @@ class HerringConfig(TorchConfig):  # type: ignore[misc]  # Ray is not here where
     def __post_init__(self) -> None:
         if "herring" not in (self.backend or ""):
             raise InvalidArgumentError(
-                f"HerringConfig(backend={self.backend!r}): it must be herring, or have herring in it"
+                f"HerringConfig(backend={self.backend!r}): it must be herring or contain it, such as cpu:herring"
             )
         count, most = self.servers, most_servers() or math.inf
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= most:
@@ -92,7 +92,9 @@ class HerringServer:
         """Reads HERRING_* and these settings. Raises InvalidArgumentError for bad ones."""
         self._config = read_settings(settings)
         if is_elastic(self._config):
-            raise InvalidArgumentError("HERRING_RENDEZVOUS is set: elastic jobs have no servers as Ray actors")
+            raise InvalidArgumentError(
+                "HERRING_RENDEZVOUS is set: elastic jobs have no servers as Ray actors; unset it"
+            )
 
     def serve(self, rank: int) -> None:
         """Until the last worker has left. Raises as `herring server` does."""

@@ -35,26 +35,26 @@ _NO_MEANING: dict[str, str] = {
     "--autotune-steps-per-sample": "Herring has no autotuning",
     "--autotune-bayes-opt-max-samples": "Herring has no autotuning",
     "--autotune-gaussian-process-noise": "Herring has no autotuning",
-    "--no-timeline-mark-cycles!": "cycles are not marked unless asked for",
-    "--stall-check!": "stalls are looked for anyway",
+    "--no-timeline-mark-cycles!": "cycles are marked only with --timeline-mark-cycles",
+    "--stall-check!": "the stall check is on unless --no-stall-check is given",
     "--mpi-threads-disable!": "nothing goes through MPI",
     "--no-mpi-threads-disable!": "nothing goes through MPI",
-    "--tcp!": "HERRING_PROVIDER=tcp says so to Herring",
+    "--tcp!": "to use TCP, set HERRING_PROVIDER=tcp",
     "--num-nccl-streams": "nothing goes through NCCL",
     "--thread-affinity": _FIXED,
-    "--gloo-timeout-seconds": "HERRING_JOIN_TIMEOUT_S says how long the start may take",
-    "--log-with-timestamp!": "Herring's log has its own form",
-    "--log-without-timestamp!": "Herring's log has its own form",
-    "--log-hide-timestamp!": "Herring's log has its own form",
-    "--prefix-output-with-timestamp!": "lines have the rank in front, and no time",
-    "--elastic-timeout": "HERRING_JOIN_TIMEOUT_S says how long the start may take",
+    "--gloo-timeout-seconds": "to limit the time of the start, set HERRING_JOIN_TIMEOUT_S",
+    "--log-with-timestamp!": "the format of Herring's log cannot be changed",
+    "--log-without-timestamp!": "the format of Herring's log cannot be changed",
+    "--log-hide-timestamp!": "the format of Herring's log cannot be changed",
+    "--prefix-output-with-timestamp!": "each line begins with the rank, without a time",
+    "--elastic-timeout": "to limit the time of the start, set HERRING_JOIN_TIMEOUT_S",
     "--cooldown-range": "a host that was lost is not used again",
     "--blacklist-cooldown-range": "a host that was lost is not used again",
     "--mpi!": "processes are started by ssh, not by mpirun",
 }
 _REFUSED: dict[str, str] = {
     "--config-file": "give the options on the command line, and Herring's settings as HERRING_* variables",
-    "--host-discovery-script": "name the hosts with -H; more workers come in by hand (docs/launching.md, By hand)",
+    "--host-discovery-script": "name the hosts with -H; add more workers by hand (docs/launching.md, By hand)",
     "--mpi-args": "start with mpirun itself: mpirun -n N python train.py",
     "--binding-args": "start with mpirun itself: mpirun -n N --bind-to ... python train.py",
     "--jsrun!": "start with jsrun or mpirun itself",
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(noted=[])
     add = parser.add_argument
     add("-v", "--version", action="version", version=f"herring {__version__}")
-    add("-cb", "--check-build", action="store_true", help="what Herring finds on this machine (herring doctor)")
+    add("-cb", "--check-build", action="store_true", help="show what Herring finds on this machine (herring doctor)")
     add("-np", "--num-proc", type=int, metavar="N", help="number of workers")
     add("-H", "--hosts", metavar="HOST:SLOTS,...", help="the workers' hosts")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same from a file: `HOST slots=N` on each line")
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--network-interfaces", "--network-interface", metavar="NAME", help="the interface to use (HERRING_INTERFACE)")
     add("--output-filename", metavar="FOLDER", help="also write output to FOLDER/rank.N/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and how it ended")
-    add("--gloo", action="store_true", help="accepted, and ignored")
+    add("--gloo", action="store_true", help="accepted and ignored")
     add("--timeline-filename", metavar="FILE", help="rank 0 writes a Chrome trace (HOROVOD_TIMELINE)")
     add(
         "--timeline-mark-cycles", action="store_true", help="mark where operations start (HOROVOD_TIMELINE_MARK_CYCLES)"
@@ -110,16 +110,26 @@ def _parser() -> argparse.ArgumentParser:
         "--stall-check-warning-time-seconds",
         type=float,
         metavar="S",
-        help="warn of operations that wait for ranks for so long (HOROVOD_STALL_CHECK_TIME_SECONDS)",
+        help="warn if an operation waits for other ranks for S seconds (HOROVOD_STALL_CHECK_TIME_SECONDS)",
     )
     add(
         "--stall-check-shutdown-time-seconds",
         type=float,
         metavar="S",
-        help="deadline of an operation (HERRING_TIMEOUT_S)",
+        help="time limit of an operation, in seconds (HERRING_TIMEOUT_S)",
     )
-    add("--fusion-threshold-mb", type=int, metavar="MB", help="HERRING_FUSION_BYTES; 0: each tensor by itself")
-    add("--cycle-time-ms", type=float, metavar="MS", help="HERRING_FUSION_CYCLE_MS, rounded")
+    add(
+        "--fusion-threshold-mb",
+        type=int,
+        metavar="MB",
+        help="largest bucket of small tensors (HERRING_FUSION_BYTES); 0: each tensor is sent alone",
+    )
+    add(
+        "--cycle-time-ms",
+        type=float,
+        metavar="MS",
+        help="how long a small tensor waits for others, rounded to milliseconds (HERRING_FUSION_CYCLE_MS)",
+    )
     add("--log-level", type=str.upper, choices=sorted(_LOG), help="what Herring logs (HERRING_LOG)")
     elastic = parser.add_argument_group("elastic jobs")
     elastic.add_argument(
@@ -130,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="M",
         help="end the job when fewer than M workers are left",
     )
-    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="at most -np")
+    elastic.add_argument("--max-np", "--max-num-proc", dest="max_np", type=int, metavar="N", help="must be at most -np")
     elastic.add_argument(
         "--slots-per-host", type=int, metavar="N", help="slots of a host that is named without a number"
     )
@@ -145,13 +155,13 @@ def _parser() -> argparse.ArgumentParser:
 def _elastic(args: argparse.Namespace) -> list[str]:
     if args.min_np is None and args.max_np is None:
         if args.reset_limit is not None:
-            raise InvalidArgumentError("--reset-limit: only in elastic jobs, with --min-np")
+            raise InvalidArgumentError("--reset-limit works only in elastic jobs: give --min-np too")
         return []
     count = args.num_proc or args.min_np
     if args.max_np is not None and count is not None and args.max_np > count:
         raise InvalidArgumentError(
-            f"--max-np {args.max_np}: there are {count} workers, and no more come in later; set -np to the most, "
-            "or start more by hand (docs/launching.md, By hand)"
+            f"--max-np {args.max_np}: the job starts with {count} workers, and herring-horovodrun adds none later. Set "
+            f"-np {args.max_np}, or start more by hand (docs/launching.md, By hand)"
         )
     least = args.min_np if args.min_np is not None else 1
     limit = [] if args.reset_limit is None else ["--reset-limit", str(args.reset_limit)]
@@ -202,7 +212,7 @@ def herringrun_arguments(args: argparse.Namespace) -> list[str]:
     if args.network_interfaces is not None:
         if "," in args.network_interfaces:
             raise InvalidArgumentError(
-                f"--network-interfaces {args.network_interfaces}: Herring uses one; name that one"
+                f"--network-interfaces {args.network_interfaces}: Herring uses one interface; name only that one"
             )
         result += ["-x", f"HERRING_INTERFACE={args.network_interfaces}"]
     result += _watching(args)

@@ -93,7 +93,7 @@ def _host(text: str, option: str, slots: int) -> Host:
 
 def _slots(text: str, option: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_SLOTS:
-        raise InvalidArgumentError(f"{option}: {text!r} is not a number of slots; a whole number, 1 or more")
+        raise InvalidArgumentError(f"{option}: {text!r} is not a number of slots; it must be a whole number, 1 or more")
     return int(text)
 
 

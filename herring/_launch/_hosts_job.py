@@ -257,7 +257,7 @@ class HostsJob:
     def _note_lost(self, link: Link) -> None:
         lost = [process for process in self.running() if process.link is link]
         if lost:
-            self.say(self._why_lost(link) + "; what ran there ends by itself")
+            self.say(self._why_lost(link) + "; the processes there end by themselves")
         for process in lost:
             process.code, process.is_lost = 1, True
 
@@ -377,7 +377,7 @@ class HostsJob:
                 self._turn(0.05)
             except Interrupted as again:
                 if again.number == signal.SIGINT and is_stopping:
-                    self.say("SIGINT again: killing what is left")
+                    self.say("SIGINT again: killing the processes that are left")
                 self._send_all(message(Kind.STOP, number=int(again.number)))
                 is_stopping = True
         for link in self._links:

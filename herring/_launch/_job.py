@@ -302,7 +302,7 @@ class Job:
         if left:
             names = ", ".join(f"{found.name} ({found.pid})" for found in left[:8])
             more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-            self.say(f"the job has ended; ending what it left running: {names}{more}")
+            self.say(f"the job has ended; ending programs that it left running: {names}{more}")
             for found in left:
                 _processes.send(found, signal.SIGTERM)
                 _processes.send(found, signal.SIGCONT)
@@ -318,7 +318,7 @@ class Job:
                 self.poll(_LOOK_S)
             except Interrupted as again:
                 if again.number == signal.SIGINT:
-                    self.say("SIGINT again: killing what is left")
+                    self.say("SIGINT again: killing the processes that are left")
                     return
 
     def kill(self) -> None:
@@ -365,18 +365,18 @@ def _start_error(name: str, command: Command, error: Exception) -> StartError:
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     most = "unlimited" if processes == resource.RLIM_INFINITY else str(processes)
     of_program = {
-        errno.ENOEXEC: f"{found} is not a program and has no #! line; put what runs it in front, as in "
-        f"`herringrun -np 2 sh {program}`",
+        errno.ENOEXEC: f"{found} is not a program and has no #! line; write the program that runs it in front, "
+        f"such as `herringrun -np 2 sh {program}`",
         errno.ENOENT: f"{found}, or the interpreter in its #! line, is not there{_interpreter_hint(found)}",
         errno.EACCES: f"{found}, or the interpreter in its #! line, is not allowed to run (chmod +x, mount options)",
-        errno.E2BIG: "its arguments and its environment are too long together",
+        errno.E2BIG: "its arguments and its environment together are too long; shorten them",
     }
     of_machine = {
         errno.EAGAIN: f"no more processes may be started. `ulimit -u` is {most} for all threads and processes of this "
         "user, and a container has a limit of its own (pids.max): start fewer, or raise it",
         errno.EMFILE: "no more files may be open: raise `ulimit -Hn`, or start fewer",
         errno.ENFILE: "no more files may be open on this machine (fs.file-max): start fewer",
-        errno.ENOMEM: "the machine has no memory left for it",
+        errno.ENOMEM: "the machine has no memory left for it; start fewer, or free memory",
     }
     if number in of_program:
         return StartError(f"cannot start {name}: {of_program[number]}", 2)

@@ -15,7 +15,7 @@ from herring._version import __version__
 __all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_of"]
 
 DESCRIPTION = (
-    "Runs a training script in several processes, on this machine or on several, averaging gradients with Herring."
+    "Starts a training script in several processes, on this machine or on several. Herring averages their gradients."
 )
 USAGE = """herringrun [options] -np N program [arguments ...]
        herringrun [options] -H HOST:SLOTS,... program [arguments ...]"""
@@ -28,8 +28,8 @@ examples:
   herringrun python train.py                 (in a Slurm allocation: on its nodes)
 
 Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
-Exit status: 0 where all went well, else that of the first process that failed; 128 + the signal where one was killed.
-Hosts are reached by ssh, which must not ask for a password; the nodes of a Slurm allocation by srun.
+Exit status: 0 if the job went well, else that of the first process that failed (128 + the signal if it was killed).
+herringrun reaches hosts by ssh, which must not ask for a password, and the nodes of a Slurm allocation by srun.
 More: docs/launching.md, docs/slurm.md.
 """
 # Of each process: stdout, stderr, and some moments more.
@@ -53,14 +53,14 @@ def _parser() -> argparse.ArgumentParser:
         "--num-proc",
         type=int,
         metavar="N",
-        help="number of workers (default with -H: the number of slots; in a Slurm allocation: its tasks)",
+        help="number of workers (default with -H: the number of slots; in a Slurm allocation: the number of tasks)",
     )
     add(
         "--servers",
         type=int,
         default=0,
         metavar="K",
-        help="server processes (default 0: servers are inside the workers)",
+        help="number of server processes (default 0: servers are inside the workers)",
     )
     _add_elastic(parser)
     add("--tag-output", action="store_true", help="put [rank N] or [server N] in front of each line")
@@ -75,11 +75,16 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="set a variable for every process (repeatable); without a value: as it is set here",
+        help="set a variable for every process (repeatable); without VALUE: its value in herringrun's environment",
     )
-    add("--stdin", choices=("0", "none"), default="0", help="who reads herringrun's stdin: rank 0 (default) or nobody")
+    add(
+        "--stdin",
+        choices=("0", "none"),
+        default="0",
+        help="0: rank 0 reads herringrun's stdin (default); none: no rank",
+    )
     add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
-    add("--verbose", action="store_true", help="say what is started and how it ended")
+    add("--verbose", action="store_true", help="print which processes start, and how each ends")
     _add_hosts(parser.add_argument_group("several hosts"))
     add("command", nargs=argparse.REMAINDER, metavar="command", help="the program and its arguments")
     return parser
@@ -125,7 +130,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         "--hosts",
         dest="hosts",
         metavar="HOST:SLOTS,...",
-        help="the workers' hosts; ranks fill them in this order",
+        help="the workers' hosts and their slots; ranks fill them in this order",
     )
     add(
         "--hostfile",
@@ -134,15 +139,15 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="the same from a file: `HOST slots=N` on each line, # begins a comment",
     )
-    add("--slots-per-host", type=int, metavar="N", help="slots of a host that is named without a number (default 1)")
+    add("--slots-per-host", type=int, metavar="N", help="number of slots of a host without :SLOTS (default 1)")
     add("--server-hosts", metavar="HOST[:N],...", help="hosts that run server processes: one each, or N")
     add("--server-hostfile", metavar="FILE", help="the same from a file")
     add(
         "--rsh",
         metavar="COMMAND",
-        help="use this instead of ssh; it is called as COMMAND HOST LINE, where LINE is for a shell",
+        help="use COMMAND instead of ssh; it is called as COMMAND HOST LINE, where LINE is a line for a shell",
     )
-    add("--ssh-port", "-p", type=int, metavar="PORT", help="the port of sshd")
+    add("--ssh-port", "-p", type=int, metavar="PORT", help="the port of sshd on the hosts")
     add("--ssh-identity-file", "-i", metavar="FILE", help="the private key for ssh")
     add("--python", metavar="PATH", help="the Python on the hosts (default: the path of the one that runs herringrun)")
     add(
@@ -174,9 +179,9 @@ def problem_of(args: argparse.Namespace) -> str:
         return problem
     for name in ("servers", "restart_servers", "restart_workers", "reset_limit"):
         if (getattr(args, name) or 0) < 0:
-            return f"--{name.replace('_', '-')} {getattr(args, name)}: a number, 0 or more"
+            return f"--{name.replace('_', '-')} {getattr(args, name)}: it must be 0 or more"
     if not 1 <= args.min_workers <= args.num_proc:
-        return f"--min-workers {args.min_workers}: from 1 to -np ({args.num_proc})"
+        return f"--min-workers {args.min_workers}: it must be from 1 to -np ({args.num_proc})"
     elastic = {
         "--min-workers": args.min_workers != 1,
         "--reset-limit": args.reset_limit is not None,
@@ -184,19 +189,19 @@ def problem_of(args: argparse.Namespace) -> str:
     }
     for name, is_given in elastic.items():
         if is_given and not args.elastic:
-            return f"{name}: only with --elastic; else a worker's death ends the job"
+            return f"{name} works only with --elastic; without --elastic a worker's death ends the job"
     return _limit_problem(args.num_proc, args.servers, args.hosts is not None or args.hostfile is not None)
 
 
 def _number_problem(args: argparse.Namespace) -> str:
     if args.num_proc is None:
-        return "-np N: how many workers? Or name hosts with -H"
+        return "the number of workers is missing: give -np N, or name hosts with -H"
     if args.num_proc < 1:
         return f"-np {args.num_proc}: at least one worker is needed"
     if args.ssh_port is not None and not 0 < args.ssh_port < 65536:
         return f"--ssh-port {args.ssh_port}: a port is a number from 1 to 65535"
     if args.start_timeout <= 0:
-        return f"--start-timeout {args.start_timeout:g}: seconds, more than 0"
+        return f"--start-timeout {args.start_timeout:g}: it must be a number of seconds above 0"
     return ""
 
 
@@ -204,24 +209,27 @@ def _limit_problem(workers: int, servers: int, is_elsewhere: bool) -> str:
     what = f"-np {workers}" + (f" --servers {servers}" if servers else "")
     most = most_servers()
     if most is not None and servers > most:
-        return f"--servers {servers}: a job has at most {most} servers (HERRING_SERVERS); more workers can share them"
+        return f"--servers {servers}: a job has at most {most} servers (HERRING_SERVERS); start fewer"
     processes = workers + servers
     if is_elsewhere:
         processes = 0
     pids = _number_in(Path("/proc/sys/kernel/pid_max"))
     if pids is not None and processes >= pids:
-        return f"{what}: this machine runs at most {pids} processes (/proc/sys/kernel/pid_max)"
+        return f"{what}: this machine runs at most {pids} processes (/proc/sys/kernel/pid_max); start fewer"
     each = _DESCRIPTORS_EACH * (2 if is_elsewhere else 1)
     descriptors = (workers + servers) * each + _DESCRIPTORS_MORE
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and descriptors > hard:
         return (
-            f"{what}: their output needs {descriptors} file descriptors, and the limit is {hard}; raise it "
+            f"{what}: the processes' output needs {descriptors} file descriptors, and the limit is {hard}; raise it "
             "(ulimit -Hn), or start fewer"
         )
     group = _number_in(Path("/sys/fs/cgroup/pids.max"))
     if group is not None and processes >= group:
-        return f"{what}: this container or session may have at most {group} processes (pids.max of its cgroup)"
+        return (
+            f"{what}: this container or session may have at most {group} processes (pids.max of its cgroup); raise "
+            "it, or start fewer"
+        )
     return ""
 
 
@@ -246,9 +254,9 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     for setting in args.env:
         name, equals, value = setting.partition("=")
         if not name or "\0" in setting:
-            raise InvalidArgumentError(f"--env {setting}: takes NAME=VALUE, or the NAME of a variable that is set here")
+            raise InvalidArgumentError(f"--env {setting}: it must be NAME=VALUE, or the NAME of a variable that is set")
         if not equals and name not in os.environ:
-            raise InvalidArgumentError(f"--env {name}: there is no such variable here; give its value: NAME=VALUE")
+            raise InvalidArgumentError(f"--env {name}: this variable is not set; give a value: --env {name}=VALUE")
         extra[name] = value if equals else os.environ[name]
     # The launcher itself sets these, whatever the environment says.
     own = {"HERRING_SERVERS": str(args.servers), "HERRING_HUB": "", "HERRING_RENDEZVOUS": ""}
@@ -265,7 +273,7 @@ def program_problem(command: list[str], path: str | None) -> str:
         return "no program to run; for example: herringrun -np 2 python train.py"
     program = command[0]
     if program.startswith("-"):
-        return f"{program}: there is no such option (herringrun --help shows them); options stand before the program"
+        return f"{program} is not an option of herringrun (see herringrun --help); write options before the program"
     found = shutil.which(program, path=path)
     if found is None:
         problem = f"there is no program {program!r} (not a file that can be run, and not on PATH)"

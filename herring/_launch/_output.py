@@ -113,9 +113,9 @@ class Destination:
         if error.errno in (errno.EPIPE, errno.EBADF, errno.EIO):
             self._broken = True
             why = "nobody reads it any more" if error.errno == errno.EPIPE else error.strerror
-            self.problem = f"{self.name}: {why}; the job goes on, and what it prints there is dropped"
+            self.problem = f"{self.name}: {why}; the job goes on, and its output there is dropped"
         else:
-            self.problem = f"{self.name}: {error.strerror}; the job goes on, and some of what it printed there is lost"
+            self.problem = f"{self.name}: {error.strerror}; the job goes on, and a part of its output there is lost"
 
 
 class Source:
@@ -161,7 +161,7 @@ class Source:
         try:
             copy.write(data)
         except OSError as error:
-            self.problem = f"{copy.name}: {error.strerror}; the job goes on, and the rest is not there"
+            self.problem = f"{copy.name}: {error.strerror}; the job goes on; the rest is not in this file"
             self.copy = None
 
     def take(self, data: bytes, now: float) -> None:

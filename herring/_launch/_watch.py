@@ -18,6 +18,8 @@ FAILURE_GRACE_S = 10.0
 _STOPPED_CHECK_S = 0.5
 _DEAD_AFTER_S = 5.0
 _TURN_S = 0.05
+# What is left of an elastic job's other workers.
+_LAST = ("no other worker: the others have finished", "the other worker")
 
 
 def dead_after_s(env: Mapping[str, str]) -> float:
@@ -73,10 +75,10 @@ class Policy:
                 return ""
             # Where some have finished, who is left goes on by itself.
             if self.finished or left >= self.min_workers:
-                return f"the other {left} workers" if left else "nobody: the others have finished"
+                return f"the other {left} workers" if left > 1 else _LAST[left]
         if process.is_server and (self.failover or self.restart_servers or self.elastic):
             if not running or any(other.is_server for other in running):
-                return "the other servers" if self.failover else "servers that come back"
+                return "the other servers" if self.failover else "restarted servers"
             if self.elastic or self.restart_servers:
                 return "servers inside the workers" if self.elastic else ""
         return ""
@@ -145,7 +147,7 @@ def _goes_on(job: Supervised, process: Member, policy: Policy) -> bool:
         return False
     job.bury(process)
     again = job.may_start(process.name) and policy.takes_back(process, running)
-    more = "; it is started again" if again else ""
+    more = f"; restarting {process.name}" if again else ""
     job.say(f"{process.name} {how}; the job goes on with {whom}{more}")
     if again:
         job.start(process.name, policy.commands[process.name])

@@ -115,7 +115,7 @@ def _checked(found: Where, args: argparse.Namespace) -> Where:
 
 def _named(hosts: str | None, option: str, file: str | None, file_option: str, slots: int) -> list[Host] | None:
     if hosts is not None and file is not None:
-        raise InvalidArgumentError(f"{option} and {file_option}: give one of them")
+        raise InvalidArgumentError(f"{option} and {file_option}: give only one of them")
     if hosts is not None:
         return parse_hosts(hosts, option, slots)
     if file is None:

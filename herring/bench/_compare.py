@@ -80,7 +80,7 @@ def main(old_path: str, new_path: str, threshold: float) -> int:
     Raises InvalidArgumentError for files that cannot be compared.
     """
     if not threshold >= 0:
-        raise InvalidArgumentError(f"--threshold {threshold:g}: percent, 0 or more")
+        raise InvalidArgumentError(f"--threshold {threshold:g}: it must be a percentage, 0 or more")
     old, new = _report.read(old_path), _report.read(new_path)
     if old["format"] != new["format"]:
         raise InvalidArgumentError(f"{old_path} and {new_path}: one is of allreduce, the other of a replay")

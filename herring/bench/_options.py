@@ -16,8 +16,9 @@ DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 OPS = ("sum", "average", "min", "max", "product", "band", "bor", "bxor")
 
 DESCRIPTION = """\
-Measures allreduce in the manner of nccl-tests, with peers in the same run. Results are checked on every rank before and
-after timing. Runs under herringrun, mpirun, torchrun or by hand (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+Measures allreduce as nccl-tests do. --peers measures other libraries in the same run. Results are checked on every rank
+before and after timing. Start it with herringrun, mpirun, torchrun, or by hand with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT.
 """
 EPILOG = """\
 examples:
@@ -56,65 +57,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `herring bench`."""
     parser.add_argument("collective", nargs="?", choices=["allreduce", "replay"], help="what to measure")
     sizes = parser.add_argument_group("sizes (a KB is 1024 bytes; from 8 bytes to 1GB)")
-    sizes.add_argument("--sizes", metavar="LIST", help="such as 64KB,25MB; instead of --min, --max and --factor")
-    sizes.add_argument("--min", default="8", metavar="SIZE", help="smallest (default 8)")
-    sizes.add_argument("--max", default="64MB", metavar="SIZE", help="largest (default 64MB)")
-    sizes.add_argument("--factor", type=float, default=8.0, help="each size is this many times the last (default 8)")
-    what = parser.add_argument_group("what")
+    sizes.add_argument("--sizes", metavar="LIST", help="sizes such as 64KB,25MB; replaces --min, --max and --factor")
+    sizes.add_argument("--min", default="8", metavar="SIZE", help="smallest size (default 8)")
+    sizes.add_argument("--max", default="64MB", metavar="SIZE", help="largest size (default 64MB)")
+    sizes.add_argument(
+        "--factor", type=float, default=8.0, help="each size is the size before times this factor (default 8)"
+    )
+    what = parser.add_argument_group("what to measure")
     what.add_argument("--dtype", default="float32", choices=DTYPES, help="element type (default float32)")
     what.add_argument("--op", default="sum", choices=OPS, help="how elements are combined (default sum)")
     what.add_argument(
-        "--in-place", default="yes", choices=["yes", "no", "both"], help="result over the input (default yes)"
+        "--in-place", default="yes", choices=["yes", "no", "both"], help="the result replaces the input (default yes)"
     )
     what.add_argument(
         "--buffers",
         default=",".join(MEMORIES),
         metavar="LIST",
-        help="arena: gradients living in the fusion buffer (herring.empty); private: ordinary memory (default both)",
+        help="arena: Herring's memory (herring.empty), which is not copied; private: ordinary memory (default "
+        "arena,private)",
     )
     what.add_argument(
         "--peers",
         default="",
         metavar="LIST",
-        help="of gloo, mpi (Open MPI), mpich, and tcp (a bound: a ring's bytes, nothing added), in the same run",
+        help="also measure these, in the same run: gloo, mpi (Open MPI), mpich, tcp (plain TCP streams that move the "
+        "bytes of a ring and sum nothing, as a bound)",
     )
     what.add_argument(
         "--mpi-args", default="", metavar="TEXT", help="more arguments for the MPI launcher, such as '--mca pml ob1'"
     )
     how = parser.add_argument_group("how often")
     how.add_argument("--iters", type=int, default=20, metavar="N", help="timed iterations (default 20)")
-    how.add_argument("--warmup", type=int, default=3, metavar="N", help="iterations before (default 3)")
+    how.add_argument("--warmup", type=int, default=3, metavar="N", help="iterations before that, not timed (default 3)")
     how.add_argument(
         "--turn",
         type=int,
         default=0,
         metavar="N",
-        help="iterations of one contender before the next has its turn (default: 1 from 1MB, up to 50 below)",
+        help="Herring and the peers take turns, each with N iterations (default: 1 from 1MB, up to 50 below)",
     )
     how.add_argument(
         "--lead-in",
         type=int,
         metavar="N",
-        help="iterations at the beginning of each turn that are not timed (default: 0 from 1MB, 20 below)",
+        help="iterations at the start of each turn that are not timed (default: 0 from 1MB, 20 below)",
     )
     how.add_argument(
         "--profile",
         action="store_true",
-        help="count system calls and sleeps of each operation too (root, Linux tracepoints); costs a little time",
+        help="also count system calls and sleeps of each operation (needs root and Linux tracepoints; slightly slower)",
     )
     bound = parser.add_argument_group("the bound t*")
-    bound.add_argument("--rate", help="of each host's link, such as 500mbit (default: the emulated cluster's)")
-    bound.add_argument("--server-hosts", type=int, metavar="K", help="dedicated server hosts (default: as found)")
-    results = parser.add_argument_group("results")
-    results.add_argument("--json", metavar="FILE", help="write everything there as well")
+    bound.add_argument(
+        "--rate", help="rate of each host's link, such as 500mbit (default: that of the emulated cluster, if any)"
+    )
+    bound.add_argument(
+        "--server-hosts", type=int, metavar="K", help="number of hosts that only run servers (default: detected)"
+    )
+    _add_results(parser.add_argument_group("results"))
+
+
+def _add_results(results: argparse._ArgumentGroup) -> None:
+    results.add_argument("--json", metavar="FILE", help="also write all results to FILE")
     results.add_argument(
-        "--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two such files; exit code 1 if worse"
+        "--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two files of --json; exit status 1 if NEW is worse"
     )
     results.add_argument(
-        "--threshold", type=float, default=10.0, metavar="PERCENT", help="what --compare lets pass (default 10)"
+        "--threshold",
+        type=float,
+        default=10.0,
+        metavar="PERCENT",
+        help="--compare: a result that is worse by at most this counts as equal (default 10)",
     )
-    results.add_argument("--plot", nargs="+", metavar="FILE", help="draw such files (needs matplotlib)")
-    results.add_argument("--out", default=".", metavar="DIR", help="where --plot puts its pictures (default here)")
+    results.add_argument(
+        "--plot", nargs="+", metavar="FILE", help="draw pictures of files of --json (needs matplotlib)"
+    )
+    results.add_argument(
+        "--out", default=".", metavar="DIR", help="--plot: folder for the pictures (default: this one)"
+    )
 
 
 def _list(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
@@ -132,16 +152,16 @@ def read_options(args: argparse.Namespace) -> Options:
     if args.sizes is not None:
         sizes = [parse_size(text) for text in args.sizes.split(",") if text.strip()]
         if not sizes:
-            raise InvalidArgumentError("--sizes: no size given")
+            raise InvalidArgumentError("--sizes: no size given; for example: --sizes 64KB,25MB")
     else:
         sizes = geometric_sizes(parse_size(args.min), parse_size(args.max), args.factor)
     for name, value, least in (("--iters", args.iters, 1), ("--warmup", args.warmup, 0), ("--turn", args.turn, 0)):
         if value < least:
             raise InvalidArgumentError(f"{name} {value}: at least {least} is needed")
     if args.lead_in is not None and args.lead_in < 0:
-        raise InvalidArgumentError(f"--lead-in {args.lead_in}: a number of iterations, 0 or more")
+        raise InvalidArgumentError(f"--lead-in {args.lead_in}: it must be a number of iterations, 0 or more")
     if args.server_hosts is not None and args.server_hosts < 0:
-        raise InvalidArgumentError(f"--server-hosts {args.server_hosts}: a number of hosts, 0 or more")
+        raise InvalidArgumentError(f"--server-hosts {args.server_hosts}: it must be a number of hosts, 0 or more")
     if args.dtype.startswith("float") and args.op in ("band", "bor", "bxor"):
         raise InvalidArgumentError(f"--op {args.op} is for integers, not {args.dtype}")
     memories = _list(args.buffers, MEMORIES, "--buffers")

@@ -47,21 +47,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "replay (the gradients of real models, in the order and the time of a backward pass)"
     )
-    group.add_argument("--model", metavar="LIST", help=f"of {', '.join(MODELS)}")
-    group.add_argument("--backward-ms", type=float, metavar="T", help="how long the backward pass takes, in each model")
+    group.add_argument("--model", metavar="LIST", help=f"models to replay, of {', '.join(MODELS)}")
+    group.add_argument(
+        "--backward-ms", type=float, metavar="T", help="milliseconds that each model's backward pass takes"
+    )
     group.add_argument(
         "--backward-for",
         metavar="WHO=PERCENT",
-        help="instead: as long as it takes for WHO's efficiency to be about that, such as gloo=50%%; measured first",
+        help="instead of --backward-ms: choose the time at which WHO (herring or gloo) has this efficiency, such as "
+        "gloo=50%%; it is measured first",
     )
     group.add_argument(
-        "--scale", type=float, default=1.0, metavar="X", help="make every gradient X as large (default 1)"
+        "--scale", type=float, default=1.0, metavar="X", help="multiply the size of every gradient by X (default 1)"
     )
     group.add_argument(
         "--bucket",
         metavar="LIST",
-        help="size, as DDP's bucket_cap_mb; several: of the first, the second, ..., and all others, as DDP's "
-        "bucket_cap_mb_list (default 1MB,25MB, both times --scale)",
+        help="bucket size, as DDP's bucket_cap_mb. Several sizes: of the first bucket, the second, ..., and all "
+        "others, as DDP's bucket_cap_mb_list (default 1MB,25MB, each multiplied by --scale)",
     )
 
 
@@ -88,17 +91,17 @@ def _read_target(text: str, shared: Options) -> tuple[str, float]:
 def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
     shared = read_options(args)
-    _refuse(args, _UNHEEDED, "for allreduce; a replay's sizes are its model's, and contenders take turns step by step")
+    _refuse(args, _UNHEEDED, "for allreduce, not for a replay, whose sizes come from its model: leave it out")
     if shared.op != "sum" or shared.in_place != (True,):
         raise InvalidArgumentError(
-            "a replay sums in place, as DistributedDataParallel does: leave out --op, --in-place"
+            "a replay sums in place, as DistributedDataParallel does: leave out --op and --in-place"
         )
     if not shared.dtype.startswith("float"):
-        raise InvalidArgumentError(f"--dtype {shared.dtype}: gradients are floating point")
+        raise InvalidArgumentError(f"--dtype {shared.dtype}: gradients are floating point: float16, float32 or float64")
     for peer in shared.peers:
         if peer not in CONTENDERS:
             raise InvalidArgumentError(
-                f"--peers {peer}: a replay has gloo alone, on which DistributedDataParallel runs"
+                f"--peers {peer}: a replay compares only with gloo, on which DistributedDataParallel runs"
             )
     names = tuple(name.strip() for name in (args.model or "").split(",") if name.strip())
     if not names:
@@ -109,11 +112,11 @@ def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"--model: {args.model!r} names something twice")
     if not 0 < args.scale <= 1:
-        raise InvalidArgumentError(f"--scale {args.scale:g}: above 0 and at most 1")
+        raise InvalidArgumentError(f"--scale {args.scale:g}: it must be above 0 and at most 1")
     if (args.backward_ms is None) == (args.backward_for is None):
         raise InvalidArgumentError("give one of --backward-ms T and --backward-for gloo=50%")
     if args.backward_ms is not None and not 0 < args.backward_ms < 1e6:
-        raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: above 0 and below 1,000,000")
+        raise InvalidArgumentError(f"--backward-ms {args.backward_ms:g}: it must be above 0 and below 1,000,000")
     # A model that is X as large in buckets X as large: as many of them, ready at the same points of backward.
     scaled = tuple(max(round(size * args.scale / 1024), 1) * 1024 for size in (_FIRST_BUCKET, _BUCKET))
     given = () if args.bucket is None else tuple(parse_size(size) for size in args.bucket.split(","))

@@ -11,8 +11,8 @@ def main() -> int:
     """The exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m herring.sagemaker",
-        description="Starts this host's part of a SageMaker training job: workers, or a server where the host is in "
-        "the server group. Who is there comes from SM_* or /opt/ml/input/config/resourceconfig.json.",
+        description="Starts this host's part of a SageMaker training job: workers, or a server if the host is in "
+        "the server group. The list of hosts comes from SM_* or /opt/ml/input/config/resourceconfig.json.",
     )
     parser.add_argument("--server-group", metavar="NAME", help="the instance group that runs servers (default: none)")
     parser.add_argument("--processes", type=int, metavar="P", help="workers on each host (default: SM_NUM_GPUS, or 1)")

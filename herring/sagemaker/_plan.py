@@ -67,7 +67,7 @@ def worker_command(env: Mapping[str, str], python: str) -> list[str]:
     script = env.get("SM_ENTRY_SCRIPT", "")
     if not script.endswith((".py", ".sh")):
         raise InvalidArgumentError(
-            f"SM_ENTRY_SCRIPT is {script!r}: give SourceCode(entry_script=...) a .py or .sh file, and no command"
+            f"SM_ENTRY_SCRIPT is {script!r}: give SourceCode(entry_script=...) a .py or .sh file, not a command"
         )
     given = _object(env.get("SM_HPS") or "{}", "SM_HPS")
     pairs = ((f"--{name}", value if isinstance(value, str) else json.dumps(value)) for name, value in given.items())
@@ -124,7 +124,7 @@ def _split(groups: Mapping[str, list[str]], hosts: Sequence[str], server_group: 
         )
     servers = groups[server_group]
     if set(servers) >= set(hosts):
-        raise InvalidArgumentError(f"server_group {server_group!r} has all hosts of the job: nobody is left to train")
+        raise InvalidArgumentError(f"server_group {server_group!r} has all hosts of the job: no host is left to train")
     return servers, len(groups) - 1
 
 
@@ -161,7 +161,7 @@ def _processes(env: Mapping[str, str], cluster: Cluster, options: Options) -> in
     if told is None and cluster.worker_groups > 1:
         raise InvalidArgumentError(
             f"{cluster.worker_groups} instance groups train, and each host knows only its own number of GPUs: set "
-            "process_count_per_node, or server_group where one of them is to serve"
+            "process_count_per_node, or server_group if one of them runs servers"
         )
     if (gpus := number(env, "SM_NUM_GPUS")) is not None and gpus < 0:
         raise InvalidArgumentError(f"SM_NUM_GPUS is '{gpus}'; it must be at least 0")
@@ -202,4 +202,4 @@ def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise InvalidArgumentError(f"{what} is {text!r}, which is no JSON") from None
+        raise InvalidArgumentError(f"{what} is {text!r}, which is not JSON") from None

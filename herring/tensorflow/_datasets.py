@@ -58,7 +58,7 @@ def distribute(dataset: Any, rank: int, size: int) -> Any:
         return dataset
     if any(component.shape.rank == 0 for component in tf.nest.flatten(dataset.element_spec)):
         raise InvalidArgumentError(
-            "a dataset is distributed by batches, and this one has none: call .batch(global batch size) before"
+            "this dataset has no batches, and HerringStrategy distributes batches: call .batch(global batch size) first"
         )
     policy = dataset.options().experimental_distribute.auto_shard_policy
     policies = tf.data.experimental.AutoShardPolicy

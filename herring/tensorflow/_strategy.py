@@ -39,7 +39,7 @@ def _refuse_another(strategy: Any) -> None:
     current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else strategy
     if current is not strategy:
         raise InvalidArgumentError(
-            f"{type(current).__name__} is open in this process, and HerringStrategy cannot be in it: leave its scope"
+            f"this process is in the scope of {type(current).__name__}: leave that scope before you use HerringStrategy"
         )
 
 

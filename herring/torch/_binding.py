@@ -153,7 +153,7 @@ def _import(name: str, path: Path) -> Binding:
     full_name = f"herring.torch.{name}"
     spec = importlib.util.spec_from_file_location(full_name, path)
     if spec is None or spec.loader is None:
-        raise UnavailableError(f"{path} is no Python extension")
+        raise UnavailableError(f"{path} is not a Python extension")
     try:
         module: ModuleType = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

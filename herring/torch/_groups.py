@@ -82,7 +82,7 @@ class Groups:
             return backend
 
     def find(self, process_group: Any) -> tuple[int, float]:
-        """The runtime's id of a living process group, and the time-out in seconds that it was created with."""
+        """The runtime's id of a living process group, and the timeout in seconds that it was created with."""
         with self._lock:
             found = self._ids.get(process_group.group_name)
             if found is None or found[0] not in self._backends:

@@ -17,7 +17,7 @@ from typing import Any
 
 _POLL_S = 0.01
 _LOOK_AGAIN_S = 0.25  # Between two looks at what may have been an earlier run's.
-_VERDICT_MARGIN_S = 5.0  # The first member knows who is missing, and says so a moment after the time-out.
+_VERDICT_MARGIN_S = 5.0  # The first member knows who is missing, and says so a moment after the timeout.
 
 
 def settle(

@@ -146,7 +146,7 @@ def test_gpus_and_efa_are_limits_and_processors_are_not():
         ({"servers": -1}, "servers is -1"),
         ({"processes": 0}, "processes is 0"),
         ({"name": "Train"}, "name is 'Train'"),
-        ({"name": "train.one"}, "small letters"),
+        ({"name": "train.one"}, "lower-case letters"),
         ({"name": "t" * 38}, "38 characters; at most 37"),
         ({"secret": "a b"}, "secret is 'a b'"),
         ({"command": []}, "after --"),
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_refused(changes, words):
 
 def test_the_command_line_refuses_in_a_sentence():
     for done, words in [
-        (printed("volcano", elastic=None), "elastic jobs: kind jobset"),
+        (printed("volcano", elastic=None), "elastic jobs need kind jobset"),
         (printed("jobset", env="HERRING_LOG"), "--env HERRING_LOG: it must be NAME=VALUE"),
         (printed("jobset", name="a_b"), "name is 'a_b'"),
     ]:

@@ -16,7 +16,7 @@ def run(arguments, env, **more):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["rendezvous", "--workers", "0"], ["--workers 0", "at least one"]),
+        (["rendezvous", "--workers", "0"], ["--workers 0", "at least 1"]),
         (["rendezvous", "--workers", "2", "--min-workers", "3"], ["--min-workers 3"]),
         (["rendezvous", "--workers", "2", "--servers", "5000"], ["--servers 5000", "0 to 4096"]),
         (["rendezvous", "--workers", "2"], ["HERRING_RENDEZVOUS=host:port"]),

@@ -237,7 +237,7 @@ def test_what_cannot_be_says_what_to_do(env: dict[str, str], words: list[str]) -
 
 
 def test_a_server_in_one_mpi_world_with_workers_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="an mpirun of their own"):
+    with pytest.raises(InvalidArgumentError, match="a separate mpirun"):
         detect(recorded("openmpi_two_programs"), "server")
 
 

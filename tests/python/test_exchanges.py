@@ -164,7 +164,7 @@ def differ():
         first = herring.alltoall(np.ones(2), name="x", async_op=True)
         with pytest.raises(herring.InvalidArgumentError, match="'x' is in flight"):
             herring.alltoall(np.ones(2), name="x")
-        with pytest.raises(herring.HerringTimeoutError, match="not done after 0.05 s; it goes on"):
+        with pytest.raises(herring.HerringTimeoutError, match="not done after 0.05 s; it is still running"):
             first.wait(0.05)
         herring.barrier()
         assert first.wait().tolist() == [1.0, 1.0]

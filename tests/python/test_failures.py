@@ -227,7 +227,7 @@ def wait_twice():
     herring.init()
     if herring.rank() == 0:
         handle = herring.allreduce(np.ones(1000), "sum", name="slow", async_op=True)
-        with pytest.raises(herring.HerringTimeoutError, match="'slow' is not done after 0.05 s; it goes on"):
+        with pytest.raises(herring.HerringTimeoutError, match="'slow' is not done after 0.05 s; it is still running"):
             handle.wait(0.05)
         assert not handle.done()
         herring.barrier(name="go")

@@ -50,10 +50,10 @@ def test_what_is_followed(given):
     [
         (
             "--cache-capacity 32 --no-timeline-mark-cycles",
-            ["--cache-capacity", "--no-timeline-mark-cycles", "cycles are not marked"],
+            ["--cache-capacity", "--no-timeline-mark-cycles", "cycles are marked only"],
         ),
         ("--autotune --autotune-log-file a", ["--autotune, --autotune-log-file: ignored", "no autotuning"]),
-        ("--stall-check", ["looked for anyway"]),
+        ("--stall-check", ["the stall check is on"]),
         ("--mpi", ["ssh"]),
     ],
 )
@@ -71,9 +71,9 @@ def test_what_has_no_meaning_is_said_and_does_no_harm(given, words):
         ("--host-discovery-script d.sh", "-H"),
         ("--mpi-args=--oversubscribe", "mpirun"),
         ("--jsrun", "jsrun"),
-        ("--max-np 8", "--max-np 8: there are 2 workers"),
+        ("--max-np 8", "--max-np 8: the job starts with 2 workers"),
         ("--reset-limit 1", "--min-np"),
-        ("--network-interfaces a,b", "name that one"),
+        ("--network-interfaces a,b", "name only that one"),
     ],
 )
 def test_what_is_refused_names_another_way(given, words):

@@ -70,7 +70,7 @@ def test_what_the_ranks_leave_running_ends_with_the_job(launches):
     code, _, err = launches.run(FAMILY, env={"PYTHONWARNINGS": "ignore"})
     assert code == 0, err
     all_are_gone(pids_of(launches), 1)
-    assert "the job has ended; ending what it left running: python" in err
+    assert "the job has ended; ending programs that it left running: python" in err
 
 
 def test_a_rank_that_a_shell_started_has_time_to_save(launches):
@@ -305,7 +305,7 @@ def test_too_few_descriptors_are_found_before_the_start(launches):
 
     code, _, err = launches.run("mark('started')", size=40, preexec_fn=limit)
     assert code == 2
-    assert "-np 40: their output needs 112 file descriptors, and the limit is 64" in err
+    assert "-np 40: the processes' output needs 112 file descriptors, and the limit is 64" in err
     assert not list(launches.folder.glob("mark-*"))
 
 
@@ -359,7 +359,7 @@ else:
     below, shell = map(int, text.split())
     os.kill(shell, signal.SIGKILL)
     assert (
-        b"rank 0 was killed by SIGKILL; the job goes on with the other 1 workers; it is started"
+        b"rank 0 was killed by SIGKILL; the job goes on with the other worker; restarting rank 0"
         in job.stderr.readline()
     )
     # It has been killed by now; to die takes a moment.

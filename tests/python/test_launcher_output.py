@@ -90,7 +90,7 @@ mark("done")
     assert job.returncode == 0
     assert launches.marks(2) == ["done", "done"]
     assert err.decode() == (
-        "herringrun: stdout: nobody reads it any more; the job goes on, and what it prints there is dropped\n"
+        "herringrun: stdout: nobody reads it any more; the job goes on, and its output there is dropped\n"
     )
 
 

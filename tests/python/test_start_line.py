@@ -106,7 +106,7 @@ def places():
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({}, ["nothing says which server this is", "--rank"]),
+        ({}, ["no variable says which server this is", "--rank"]),
         ({"JOB_COMPLETION_INDEX": "2"}, ["server rank 2 is not from 0 to 1"]),
         (
             {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_NTASKS": "5"},

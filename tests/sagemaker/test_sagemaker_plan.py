@@ -138,7 +138,7 @@ def test_options_come_from_what_the_sdk_has_written():
         ("sagemaker_groups", {}, Options(), "2 instance groups train.*process_count_per_node, or server_group"),
         ("sagemaker", {}, Options(process_count_per_node=0), "process_count_per_node is 0"),
         ("sagemaker", {"SM_CURRENT_HOST": "algo-12"}, Options(), "this host is 'algo-12' of algo-1, "),
-        ("sagemaker", {"SM_HOSTS": "algo-1"}, Options(), "SM_HOSTS is 'algo-1', which is no JSON"),
+        ("sagemaker", {"SM_HOSTS": "algo-1"}, Options(), "SM_HOSTS is 'algo-1', which is not JSON"),
         ("nothing", {}, Options(), "Is this a SageMaker training job"),
         ("nothing", {"SM_RESOURCE_CONFIG": "[]"}, Options(), "must be an object"),
     ],
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_a_sentence(name, changes, options, words):
 def test_a_server_group_with_all_hosts_is_refused():
     groups = [{"instance_group_name": "servers", "hosts": ["algo-1"]}]
     config = json.dumps({"current_host": "algo-1", "hosts": ["algo-1"], "instance_groups": groups})
-    with pytest.raises(InvalidArgumentError, match="nobody is left to train"):
+    with pytest.raises(InvalidArgumentError, match="no host is left to train"):
         planned({"SM_RESOURCE_CONFIG": config}, GROUPS)
 
 

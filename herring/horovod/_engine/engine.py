@@ -306,7 +306,7 @@ class Home:
             engine = self.current()
             runtime = engine.session.elastic
             if runtime is None:
-                raise InvalidArgumentError("only an elastic job can begin again (herringrun --elastic)")
+                raise InvalidArgumentError("only an elastic job can start again: use herringrun --elastic")
             if failed:
                 runtime.start_again(engine.session.config.join_timeout_s)
             engine.drop_sets()

@@ -27,7 +27,7 @@ def init(comm: Any = None, process_sets: Iterable[sets.ProcessSet | Sequence[int
         ranks = sets.ProcessSet(comm).ranks
         if ranks != list(range(engine.size)):
             raise InvalidArgumentError(
-                f"init(comm=...) names ranks {ranks} of {engine.size}: Herring's job has all of them; use a "
+                f"init(comm=...) names ranks {ranks} of {engine.size}: Herring always uses all of them; use a "
                 "hvd.ProcessSet for some"
             )
     sets.set_up(process_sets)

@@ -93,13 +93,13 @@ class Joins:
     def join(self) -> int:
         """Returns, when all have joined, the rank that did so last: the same on every rank.
 
-        Raises HerringTimeoutError naming the ranks that have not joined, where for the time-out no rank has started an
+        Raises HerringTimeoutError naming the ranks that have not joined, where for the timeout no rank has started an
         operation or joined; HorovodInternalError where the job has failed.
         """
         engine = self._engine
         if engine.session.elastic is not None:
             raise InvalidArgumentError(
-                "join() does not work in an elastic job: let the ranks have equally many batches"
+                "join() does not work in an elastic job: give all ranks the same number of batches"
             )
         if engine.size == 1:
             return 0

@@ -112,7 +112,7 @@ def _count(numbers: dict[str, int | None]) -> dict[str, int | None]:
     most, count = numbers["max_np"], numbers["np"]
     if most is not None and count is not None and most > count:
         raise InvalidArgumentError(
-            f"max_np is {most} and np is {count}: no more than np are started; set np to the most"
+            f"max_np is {most} and np is {count}: no more than np processes are started; set np to {most}"
         )
     return numbers
 

@@ -46,7 +46,7 @@ class Timeline:
             self._abandon()
             raise InvalidArgumentError(
                 f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
-                "is there"
+                "exists"
             ) from error
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:

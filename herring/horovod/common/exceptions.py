@@ -8,7 +8,7 @@ __all__ = ["HorovodInternalError", "HostsUpdatedInterrupt"]
 
 
 class HorovodInternalError(HerringError):
-    """A collective failed: ranks disagree, a time-out, a lost process. Its cause is an exception of herring._errors."""
+    """A collective failed: ranks disagree, a timeout, a lost process. Its cause is an exception of herring._errors."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):

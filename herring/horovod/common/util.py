@@ -27,7 +27,7 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
         raise ValueError(f"the target is {target!r}; it must be major.minor.patch")
     found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?(\.?(?:a|b|rc|dev)\d*)?", ver)
     if not found:
-        raise ValueError(f"{ver!r} is no version")
+        raise ValueError(f"{ver!r} is not a version")
     numbers = [int(each or 0) for each in found.groups()[:3]]
     return (*numbers, 0 if found[4] else 1) >= (*map(int, target.split(".")), 1)
 

@@ -2,7 +2,7 @@
 
 With a name, calls of different ranks match by it; without, in eager mode by their order and in a graph by the tensor's
 name there. All can be differentiated through. TensorFlow's errors tell of what goes wrong between ranks:
-FailedPreconditionError where they disagree, AbortedError for a lost one, DeadlineExceededError after the time-out; a
+FailedPreconditionError where they disagree, AbortedError for a lost one, DeadlineExceededError after the timeout; a
 ValueError is an argument that does not work here.
 """
 

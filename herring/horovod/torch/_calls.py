@@ -1,7 +1,7 @@
 """Horovod's calls. Each takes CPU tensors of the dtypes of herring.allreduce(), contiguous or not.
 
 Without a name, calls match in the order they are made on each rank; with one, in any order. `_async` calls return a
-handle for poll() and synchronize(). All raise HorovodInternalError where ranks disagree, one is lost or a time-out
+handle for poll() and synchronize(). All raise HorovodInternalError where ranks disagree, one is lost or a timeout
 passes; ValueError for arguments that do not work here. Calls without a handle can be differentiated through.
 """
 

@@ -30,7 +30,7 @@ class WireDtype:
 
     def __init__(self, dtype: torch.dtype, process_group: Any = None) -> None:
         if dtype not in _WIRE_DTYPES:
-            raise ValueError(f"wire_dtype is torch.bfloat16 or torch.float16, got {dtype!r}")
+            raise ValueError(f"wire_dtype is {dtype!r}; it must be torch.bfloat16 or torch.float16")
         self.dtype = dtype
         self.group: Any = process_group if process_group is not None else dist.group.WORLD
         if dist.get_backend(self.group) != NAME:
