@@ -83,8 +83,7 @@ Instant deadline_after(double seconds) {
     throw Error(Code::kInvalidArgument, "a timeout is a number of seconds from 0 up, not " + std::to_string(seconds));
   }
   constexpr double kForever = 3600.0 * 24 * 365 * 10;
-  return std::chrono::steady_clock::now() +
-         duration_of(std::min(seconds, kForever));
+  return std::chrono::steady_clock::now() + duration_of(std::min(seconds, kForever));
 }
 
 }  // namespace herring::python

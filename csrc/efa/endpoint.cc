@@ -167,8 +167,7 @@ FabricEndpoint::FabricEndpoint(std::shared_ptr<Card> card, ProviderKind kind, co
       can_disconnect_(kind == ProviderKind::kTcpOverRxm || kind == ProviderKind::kVerbs),
       // In 1.17 its fi_trywait does nothing, and the descriptor stays readable for ever; a blocking read resets it.
       sticky_descriptor_(kind == ProviderKind::kNet),
-      connect_timeout_(duration_of(options.connect_timeout_s)) {
-}
+      connect_timeout_(duration_of(options.connect_timeout_s)) {}
 
 FabricEndpoint::~FabricEndpoint() { shut_down(); }
 

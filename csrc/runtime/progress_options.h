@@ -12,9 +12,7 @@ namespace herring::runtime {
 
 struct ProgressOptions;
 
-inline Duration dead_after(const Config& config) {
-  return duration_of(config.dead_after_s);
-}
+inline Duration dead_after(const Config& config) { return duration_of(config.dead_after_s); }
 
 /// What the placement and the settings make of a worker's engine; without memory for results.
 worker::EngineConfig make_network_config(const ProgressOptions& options);

@@ -29,8 +29,7 @@ Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const Options& options)
-    : options_(options),
-      connect_timeout_(duration_of(options.connect_timeout_s)) {
+    : options_(options), connect_timeout_(duration_of(options.connect_timeout_s)) {
   const Candidate candidate = choose_candidate(options.interface);
   own_.socket = candidate.socket;
   own_.instance = options.instance;

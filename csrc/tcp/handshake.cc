@@ -38,7 +38,8 @@ HelloBytes make_hello(const Nonce& nonce, const Instance& target, const Instance
 
 std::optional<Instance> check_hello(std::span<const std::byte> hello, const Instance& own) {
   constexpr std::size_t kTarget = kHelloMagic.size() + sizeof(Nonce);
-  if (hello.size() != kHelloBytes || !std::equal(kHelloMagic.begin(), kHelloMagic.end(), hello.begin())) return std::nullopt;
+  if (hello.size() != kHelloBytes || !std::equal(kHelloMagic.begin(), kHelloMagic.end(), hello.begin()))
+    return std::nullopt;
   if (!std::equal(own.begin(), own.end(), hello.begin() + kTarget)) return std::nullopt;
   Instance who{};
   std::memcpy(who.data(), &hello[kTarget + sizeof(Instance)], who.size());
