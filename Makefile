@@ -106,12 +106,12 @@ asan-build: setup-tests
 	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet
 
 asan: asan-build
-	@HERRING_TEST_SCHEDULES=2000 $(TESTS) asan build/asan
+	@HERRING_TEST_MOST_SCHEDULES=2000 $(TESTS) asan build/asan
 
 tsan: setup-tests
 	@$(CMAKE) -B build/tsan -DHERRING_SANITIZE=thread -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/tsan -j $(JOBS) --quiet
-	@HERRING_TEST_SCHEDULES=2000 $(TESTS) tsan build/tsan
+	@HERRING_TEST_MOST_SCHEDULES=2000 $(TESTS) tsan build/tsan
 
 fuzz-build: setup-tests
 	@$(PATH_IN_VENV) FUZZ_JOBS=$(JOBS) tests/fuzz/run.sh build
