@@ -404,10 +404,10 @@ def wrong_calls() -> None:
     strategy = hvd.HerringStrategy()
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     with other.scope():
-        expect(herring.InvalidArgumentError, strategy.scope, "OneDeviceStrategy", "leave its scope")
+        expect(herring.InvalidArgumentError, strategy.scope, "OneDeviceStrategy", "leave that scope")
         expect(herring.InvalidArgumentError, hvd.HerringStrategy, "OneDeviceStrategy")
     with strategy.scope():
-        expect(herring.InvalidArgumentError, hvd.HerringStrategy, "HerringStrategy is open")
+        expect(herring.InvalidArgumentError, hvd.HerringStrategy, "scope of HerringStrategy")
         expect(RuntimeError, lambda: other.scope().__enter__(), "Strategy")
     rank, size = hvd.rank(), hvd.size()
     if size > 1:
