@@ -114,22 +114,25 @@ TEST(StrictJobs, ATensorOfTheUsersOwnIsRegisteredOnceForAllItsParts) {
   EXPECT_EQ(parts, 0);
 }
 
+/// A rank may be one operation ahead of the other of its host: of memory there is as much as two operations need,
+/// whatever the number of operations.
 TEST(StrictJobs, StagingMemoryIsRegisteredOnceAndUsedAgain) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  constexpr int kAtOnce = 2;
   std::atomic<int> registered{0};
-  std::atomic<bool> is_warm{false};
+  std::atomic<bool> is_up{false};
   JobShape shape{.workers = 4, .hosts = 2};
   shape.strict = true;
   shape.config.eager_bytes = kFewEager;
-  shape.on_register = [&](std::uint32_t, std::size_t bytes) { registered += is_warm && bytes >= kLarge ? 1 : 0; };
+  shape.on_register = [&](std::uint32_t, std::size_t bytes) { registered += is_up && bytes >= kLarge ? 1 : 0; };
   expect_clean(run_job(shape, [&](Runtime& runtime) {
+    std::vector<float> barrier(1, 1);
+    finish(runtime.submit(all_reduce(barrier)));
+    is_up = true;
     std::vector<float> values(300'000, 1);
-    for (int i = 0; i < 8; ++i) finish(runtime.submit(all_reduce(values)));
-    is_warm = true;
-    for (int i = 0; i < 5; ++i) finish(runtime.submit(all_reduce(values)));
-    is_warm = false;
+    for (int i = 0; i < 40; ++i) finish(runtime.submit(all_reduce(values)));
   }));
-  EXPECT_EQ(registered, 0);
+  EXPECT_LE(registered, static_cast<int>(shape.workers) * kAtOnce);
 }
 
 /// One tensor too many for `ulimit -l` fails its own operation, on all ranks, with the reason; the job goes on.
