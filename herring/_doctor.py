@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -165,6 +166,9 @@ def _efa(fabric: list[Finding]) -> Finding:
 
 def _cuda() -> list[Finding]:
     """What the driver says of itself, without a context on a GPU. Nothing here has been seen to copy or compute."""
+    with contextlib.suppress(HerringError):  # Settings that are wrong are a finding of their own.
+        if read_settings({}).cuda == "off":
+            return [Finding("CUDA", "absent", "not asked: HERRING_CUDA=off")]
     code = "import json; from herring import _core; print(json.dumps(_core.survey_cuda()))"
     # A process of its own: a driver that hangs must not hang this one, and what forks later must not have it loaded.
     try:

@@ -99,6 +99,8 @@ void bind_config(py::module_& module) {
       .def_property_readonly("dead_after_s", reader(&Config::dead_after_s))
       .def_property_readonly("lane_threads", [](const PyConfig& self) { return text(self.result.config.lane_threads); })
       .def_property_readonly("deadlock_after_s", reader(&Config::deadlock_after_s))
+      .def_property_readonly("stall_warning_s", reader(&Config::stall_warning_s))
+      .def_property_readonly("cuda", [](const PyConfig& self) { return text(self.result.config.cuda); })
       .def_property_readonly("spin_us", reader(&Config::spin_us))
       .def_property_readonly("libfabric", reader(&Config::libfabric))
       .def_property_readonly("provider", reader(&Config::provider))

@@ -48,8 +48,11 @@ struct Backend::Pending {
   };
 };
 
-Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime)
-    : runtime(std::move(shared_runtime)), stager(std::make_unique<Stager>()), pid(getpid()) {}
+Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators)
+    : runtime(std::move(shared_runtime)),
+      stager(std::make_unique<Stager>()),
+      takes_accelerators(with_accelerators),
+      pid(getpid()) {}
 
 Process::~Process() {
   const GilRelease no_gil;

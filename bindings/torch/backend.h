@@ -23,13 +23,14 @@ namespace herring::torch_binding {
 
 /// What all groups of a process share.
 struct Process {
-  explicit Process(std::shared_ptr<runtime::Communicator> shared_runtime);
+  Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
   std::shared_ptr<runtime::Communicator> runtime;
   std::unique_ptr<Stager> stager;  ///< For tensors on accelerators.
+  const bool takes_accelerators;   ///< HERRING_CUDA is not off.
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 

@@ -20,11 +20,11 @@ constexpr const char* kCapsuleName = "herring.runtime";
 
 /// herring._core has another pybind11, whose types this module cannot see: the runtime comes in a capsule that holds a
 /// std::shared_ptr<runtime::Communicator>*.
-std::shared_ptr<Process> make_process(const py::capsule& capsule) {
+std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators) {
   const char* const name = capsule.name();
   TORCH_CHECK_VALUE(name != nullptr && std::string_view(name) == kCapsuleName, "herring: expected a capsule named '",
                     kCapsuleName, "', got '", name == nullptr ? "" : name, "'");
-  return std::make_shared<Process>(*capsule.get_pointer<std::shared_ptr<runtime::Communicator>>());
+  return std::make_shared<Process>(*capsule.get_pointer<std::shared_ptr<runtime::Communicator>>(), takes_accelerators);
 }
 
 /// A Python callable that may be called and dropped on any thread, with or without the GIL.
@@ -75,7 +75,7 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("stamp") = HERRING_TORCH_STAMP;  // Also read from the file, without loading it.
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
-      .def(py::init(&binding::make_process), py::arg("runtime_capsule"));
+      .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"));
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),
         py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("is_world"), py::arg("released"));
 }

@@ -13,6 +13,8 @@ template <class Prepare>
 Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout,
                                 Tensors outputs, Prepare prepare) {
   check_open(title);
+  TORCH_CHECK_NOT_IMPLEMENTED(process_->takes_accelerators, title, ": the tensor is on ", device,
+                              ", and HERRING_CUDA=off: pass tensor.cpu(), or start the job with HERRING_CUDA=auto");
   auto mirror = std::make_unique<Mirror>(device, title);
   std::function<WorkPtr(Backend&)> call = prepare(*mirror);
   mirror->seal();

@@ -41,7 +41,7 @@ class Operations final {
   std::shared_ptr<runtime::Work> submit_alone(const runtime::Request& request);
 
   /// The runtime's group for the rounds and buckets of `id`.
-  static constexpr GroupId fused_group(GroupId id) { return GroupId{id.value + (1u << 23)}; }
+  static constexpr GroupId fused_group(GroupId id) { return GroupId{id.value + kFirstFusedGroup}; }
 
   const std::shared_ptr<runtime::Communicator>& runtime() const noexcept { return runtime_; }
 

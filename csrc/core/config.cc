@@ -152,6 +152,10 @@ constexpr auto kSettings = std::to_array<Setting>({
      "When ranks have waited for each other for this long, each for an operation that another one has not called, the "
      "job ends with an error that names them. 0: only HERRING_TIMEOUT_S ends it.",
      0, 86'400},
+    {"HERRING_STALL_WARNING_S", Type::kSeconds, &Config::stall_warning_s,
+     "When a collective operation has waited for this long, a warning names the ranks that it waits for. "
+     "0: no warning.",
+     0, kMaxSeconds},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
@@ -161,6 +165,16 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Whether server lanes inside a worker have threads of their own. auto: if this process has four processor cores "
      "or "
      "more for each worker of its host; else the thread that moves the worker's data runs its lanes too.",
+     0,
+     0,
+     1,
+     {},
+     kSwitchChoices},
+    {"HERRING_CUDA",
+     Type::kChoice,
+     &Config::cuda,
+     "Whether the torch backend takes tensors on GPUs. auto: yes. on: as auto, and an error at start if the driver or "
+     "the GPUs cannot be used. off: such tensors are refused, and herring doctor does not ask the driver.",
      0,
      0,
      1,

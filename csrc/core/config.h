@@ -40,6 +40,8 @@ struct Config {
   double dead_after_s = 5;                 ///< HERRING_DEAD_AFTER_S: silence after which a process counts as lost.
   Switch lane_threads = Switch::kAuto;     ///< HERRING_LANE_THREADS: a thread for each lane inside a worker.
   double deadlock_after_s = 5;             ///< HERRING_DEADLOCK_AFTER_S: ranks that wait for each other; 0: never.
+  double stall_warning_s = 60;             ///< HERRING_STALL_WARNING_S: ranks that have not called it; 0: no warning.
+  Switch cuda = Switch::kAuto;             ///< HERRING_CUDA: tensors on GPUs.
   std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
   std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
   std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.

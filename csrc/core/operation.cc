@@ -7,6 +7,8 @@ std::string to_string(const OpKey& key) {
   const std::uint32_t group = key.group.value;
   if (group >= kFirstFrameworkGroup) {
     text += " of process group " + std::to_string(group - kFirstFrameworkGroup);
+  } else if (group >= kFirstFusedGroup) {
+    text += " for small tensors of group " + std::to_string(group - kFirstFusedGroup);
   } else if (group > 0) {
     text += " of group " + std::to_string(group);
   }

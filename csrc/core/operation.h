@@ -21,6 +21,8 @@ struct OpKey {
 
 /// Frameworks number their process groups from here; below are the groups of Herring's own API. 0 is the whole job.
 inline constexpr std::uint32_t kFirstFrameworkGroup = 1u << 30;
+/// What small tensors of a group travel in together is a group too, by this much above it.
+inline constexpr std::uint32_t kFirstFusedGroup = 1u << 23;
 
 /// "operation 20 of process group 1 (part 3)", "a named operation"
 std::string to_string(const OpKey& key);

@@ -73,7 +73,9 @@ void Engine::Impl::begin(Instant now, Exchange& exchange) {
   exchange.me =
       static_cast<std::uint32_t>(std::ranges::find(operation.members, config_.local_rank) - operation.members.begin());
   exchange.deadline = operation.timeout > Instant::max() - now ? Instant::max() : now + operation.timeout;
-  wake_at(exchange.deadline);
+  exchange.begun = now;
+  if (config_.stall_warning < exchange.deadline - now) exchange.stalls_at = now + config_.stall_warning;
+  wake_at(std::min(exchange.deadline, exchange.stalls_at));
   exchange.way = choose_way(operation, config_);
   exchange.layout = layout_hash(operation, exchange.way);
   for (const std::uint32_t rank : operation.members) {
@@ -342,6 +344,7 @@ void Engine::on_peer_left(Instant now, std::uint32_t local_rank, const std::stri
 }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
+std::optional<StallWarning> Engine::take_warning() { return impl_->take_warning(); }
 void Engine::take_actions(LocalActions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 bool Engine::is_untroubled() const { return impl_->is_untroubled(); }

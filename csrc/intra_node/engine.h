@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -75,6 +76,7 @@ struct EngineConfig {
   std::uint32_t local_size = 1;
   std::uint32_t inline_bytes = 0;  ///< Parts up to inline_limit() of it travel inside the messages themselves.
   bool check_finite = false;       ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
+  Duration stall_warning = Duration::max();  ///< An operation that waits for so long is worth a warning.
   std::vector<std::span<std::byte>> arenas;  ///< Each local rank's arena as mapped here; [local_rank] is our own.
   /// Staging memory of our own arena; empty span where full (the operation then fails with kUnavailable, naming
   /// HERRING_ARENA_BYTES). Bounded by what the caller has outstanding: the runtime windows the parts of one operation.
@@ -85,6 +87,11 @@ struct EngineConfig {
 /// The largest part that travels inside the messages among so many members, of which each sums all for itself: beyond
 /// it, sharing the sum pays, although it takes a second round of messages.
 std::uint64_t inline_limit(std::uint64_t inline_bytes, std::size_t members);
+
+struct StallWarning {
+  OpKey key;
+  std::string text;
+};
 
 struct EngineStats {
   std::uint64_t ops_completed = 0;
@@ -146,6 +153,9 @@ class Engine final {
   /// Call at or after next_deadline(), when all messages that have come are delivered.
   void on_tick(Instant now);
   Instant next_deadline() const;
+  /// An operation that has waited for EngineConfig::stall_warning, and which ranks of this host have not called it:
+  /// once for each operation, one of them in that time, and on one of the ranks that wait.
+  std::optional<StallWarning> take_warning();
 
   /// Moves the actions to the end of `out`. Those of the call before have been carried out by now: what they refer to
   /// is freed here, so call it once more after the last action.

@@ -120,22 +120,26 @@ void Engine::Impl::on_peer_left(Instant now, std::uint32_t local_rank, const std
 
 void Engine::Impl::on_tick(Instant now) {
   if (now < next_deadline_) return;
-  std::vector<OpKey> due;
+  std::vector<std::pair<Instant, OpKey>> due;
   for (const auto& [key, exchange] : exchanges_) {
-    if (exchange->is_active() && now >= std::min(exchange->deadline, exchange->mismatch_deadline)) due.push_back(key);
+    if (exchange->is_active() && now >= exchange->due()) due.emplace_back(exchange->begun, key);
   }
-  for (const OpKey& key : due) {
+  // Of what waits, the first one is what the rest waits behind.
+  std::ranges::sort(due, {}, [](const auto& one) { return one.first; });
+  for (const auto& [begun, key] : due) {
     if (Exchange* exchange = find(key)) expire(now, *exchange);
   }
   next_deadline_ = Instant::max();
   for (const auto& [key, exchange] : exchanges_) {
     // Failing for want of the network's word only: that one has its own deadline.
     if (!exchange->is_active() || (exchange->stage == Stage::kFailing && now >= exchange->deadline)) continue;
-    wake_at(std::min(exchange->deadline, exchange->mismatch_deadline));
+    wake_at(exchange->due());
   }
 }
 
 void Engine::Impl::expire(Instant now, Exchange& exchange) {
+  if (now >= exchange.stalls_at) note_stall(now, exchange);
+  if (now < exchange.due()) return;
   if (exchange.stage == Stage::kFailing) {
     if (!exchange.network_pending) report_failure(exchange);
     return;
@@ -145,6 +149,17 @@ void Engine::Impl::expire(Instant now, Exchange& exchange) {
     return;
   }
   fail(now, exchange, Status(Code::kTimeout, timeout_text(exchange)));
+}
+
+void Engine::Impl::note_stall(Instant now, Exchange& exchange) {
+  exchange.stalls_at = Instant::max();
+  if (exchange.stage != Stage::kGathering || exchange.mismatch_deadline != Instant::max()) return;
+  // What waits behind this operation waits for the same.
+  if (exchange.key.part != 0 || now < next_warning_) return;
+  std::string text = stall_text(exchange, now - exchange.begun);
+  if (text.empty()) return;
+  warning_ = StallWarning{exchange.key, std::move(text)};
+  next_warning_ = now + config_.stall_warning;
 }
 
 /// What others have said of an operation that this rank has not called.

@@ -9,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "intra_node/engine.h"
@@ -45,6 +46,7 @@ class Engine::Impl {
   bool is_idle() const;
   bool is_untroubled() const;
   const EngineStats& stats() const { return stats_; }
+  std::optional<StallWarning> take_warning() { return std::exchange(warning_, {}); }
 
  private:
   // The way of an operation (engine.cc).
@@ -78,6 +80,7 @@ class Engine::Impl {
   void report_failure(Exchange& exchange);
   void let_go(Exchange& exchange, std::uint32_t rank);
   void expire(Instant now, Exchange& exchange);
+  void note_stall(Instant now, Exchange& exchange);
   void drop_early(const OpKey& key);
   void remember_failure(const OpKey& key, const Status& status);
 
@@ -105,6 +108,8 @@ class Engine::Impl {
   std::vector<std::unique_ptr<Exchange>> retired_and_taken_;
   LocalActions actions_;
   Instant next_deadline_ = Instant::max();
+  std::optional<StallWarning> warning_;
+  Instant next_warning_{};
 };
 
 }  // namespace herring::intra_node

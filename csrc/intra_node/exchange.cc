@@ -345,6 +345,15 @@ std::string mismatch_text(const Exchange& exchange) {
   return text;
 }
 
+std::string stall_text(const Exchange& exchange, Duration waited) {
+  for (std::uint32_t i = 0; i < exchange.me; ++i) {
+    if (exchange.of(i).ready) return "";
+  }
+  const auto silent = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).ready; };
+  return to_string(exchange.operation.descriptor) + " has waited for " + name_ranks(exchange, silent) + " for " +
+         round_seconds_text(waited) + " (" + to_string(exchange.key) + "). Look at what the missing ones are doing";
+}
+
 std::string timeout_text(const Exchange& exchange) {
   std::string text = to_string(exchange.operation.descriptor) + " timed out after " +
                      round_seconds_text(exchange.operation.timeout) + ": rank " +

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -53,8 +54,13 @@ struct Exchange {
   std::uint64_t layout = 0;
   std::span<std::byte> staging;
   bool network_pending = false;
+  Instant begun{};
   Instant deadline = Instant::max();  ///< Of the operation; while failing, of the others' letting go.
   Instant mismatch_deadline = Instant::max();
+  Instant stalls_at = Instant::max();  ///< Then it is worth a warning.
+
+  /// When the next of these three has come.
+  Instant due() const { return std::min({deadline, mismatch_deadline, stalls_at}); }
   Status failure;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(operation.members.size()); }
@@ -102,6 +108,8 @@ bool is_read_by(const Exchange& exchange, std::uint32_t member);
 /// For people.
 std::string mismatch_text(const Exchange& exchange);
 std::string timeout_text(const Exchange& exchange);
+/// Of an operation that some have not called, which `waited` so far. Empty: another rank of this host says it.
+std::string stall_text(const Exchange& exchange, Duration waited);
 /// "rank 3", "ranks 3, 5": world ranks of the members for which `is_meant` is true.
 template <class Predicate>
 std::string name_ranks(const Exchange& exchange, Predicate is_meant) {

@@ -4,6 +4,7 @@
 
 #include "core/clock.h"
 #include "core/status.h"
+#include "runtime/progress_options.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
 #include "wire/header.h"
@@ -102,6 +103,7 @@ server::EngineConfig Lane::engine_config() const {
   result.backup_workers = options_.backup_workers;
   result.backup_grace = duration_of(config.backup_grace_s);
   result.backup_bytes = config.backup_bytes;
+  result.stall_warning = stall_warning(config);
   result.lanes = options_.lanes;
   return result;
 }
@@ -142,7 +144,11 @@ bool Lane::turn(Instant now) {
 
 bool Lane::do_turn(Instant now) {
   if (has_news_.load(std::memory_order_acquire)) deliver_losses(now);
-  if (now >= engine_->next_deadline()) engine_->on_tick(now);
+  if (now >= engine_->next_deadline()) {
+    engine_->on_tick(now);
+    const std::string warning = engine_->take_warning();
+    if (!warning.empty()) logger_.log(LogLevel::kWarning, warning);
+  }
   pump_->flush(now);
   return pump_->step(now);
 }

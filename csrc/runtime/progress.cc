@@ -100,6 +100,7 @@ void Progress::join_neighbourhood(intra_node::Neighborhood& neighborhood) {
     config.arenas.push_back(neighborhood.arena(i));
   }
   config.check_finite = config_.check_finite == Toggle::kOn;
+  config.stall_warning = stall_warning(config_);
   config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
   config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
   config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
@@ -413,11 +414,19 @@ void Progress::member_left(Instant now, const HubEvent& event) {
   }
 }
 
+void Progress::warn(const intra_node::StallWarning& stall) {
+  const auto found = parts_.find(stall.key);
+  const std::string name = found == parts_.end() ? "" : found->second->operation->name;
+  Logger(logger_options(config_, "rank " + std::to_string(options_.rank)))
+      .log(LogLevel::kWarning, (name.empty() ? "" : "'" + name + "': ") + stall.text);
+}
+
 void Progress::run_ticks(Instant now) {
   if (local_ && now >= local_->next_deadline()) {
     while (take_local_messages(now)) {
     }  // What has arrived in time counts as in time.
     local_->on_tick(now);
+    if (const auto stall = local_->take_warning()) warn(*stall);
     run_local_actions(now);
   }
   if (network_ && now >= network_->next_deadline()) {

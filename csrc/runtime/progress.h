@@ -257,6 +257,7 @@ class Progress final : public Driver {
   void report_lanes(const Unreachable& found);
   void report_unreachable(std::span<const std::uint32_t> members, std::uint32_t of, const Unreachable& found);
   bool take_local_messages(Instant now);
+  void warn(const intra_node::StallWarning& stall);
   void run_ticks(Instant now);
   Instant next_deadline() const;
   void sleep(Instant until);

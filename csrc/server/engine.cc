@@ -26,6 +26,7 @@ void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { 
 void Engine::on_peer_left(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_left(now, worker, why); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
+std::string Engine::take_warning() { return impl_->take_warning(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
@@ -225,6 +226,8 @@ void Engine::Impl::on_tick(Instant now) {
         drain(now, op, true);
         if (Op* left = find_op(id); left != nullptr && !left->drained) set_timer(*left, Instant::max());
       }
+    } else if (now >= op.stalls_at && now < op.deadline) {
+      note_stall(now, op);
     } else if (op.disagreed) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
     } else if (op.is_join && op.state == OpState::kGathering && now < op.deadline) {
@@ -234,6 +237,23 @@ void Engine::Impl::on_tick(Instant now) {
     }
   }
   settle(now);
+}
+
+void Engine::Impl::note_stall(Instant now, Op& op) {
+  op.stalls_at = Instant::max();
+  // Of the lanes that have a part of it, one says it; and what waits behind this operation waits for the same.
+  const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0 && now >= next_warning_;
+  if (is_said_here && op.state == OpState::kGathering && !op.disagreed) {
+    warning_ = stall_text(now, op);
+    next_warning_ = now + config_.stall_warning;
+  }
+  if (op.disagreed) {
+    set_timer(op, std::min(op.deadline, now + config_.mismatch_grace));
+  } else if (op.is_join && op.state == OpState::kGathering && !op.waits_for_all) {
+    try_to_decide(now, op);
+  } else {
+    set_timer(op, op.deadline);
+  }
 }
 
 void Engine::Impl::set_timer(Op& op, Instant when) {

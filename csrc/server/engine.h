@@ -41,6 +41,7 @@ struct EngineConfig {
   Duration backup_grace{};                             ///< How long they are, once the others have joined.
   std::uint64_t backup_bytes = 0;                      ///< Results kept for them, at most, and what they may be owed.
   std::uint32_t lanes = 1;                             ///< Of the plan: what they are owed is spread over them.
+  Duration stall_warning = Duration::max();            ///< An operation that waits for so long is worth a warning.
   Duration mismatch_grace = std::chrono::seconds(2);   ///< How long a disagreement waits for the others to say theirs.
   Duration drain_grace = std::chrono::seconds(5);      ///< How long a failed operation waits for pushes on their way.
   Duration min_tombstone = std::chrono::seconds(60);   ///< How long a failure is remembered for those who announce
@@ -125,6 +126,9 @@ class Engine final {
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);
   Instant next_deadline() const;  ///< Instant::max() where nothing waits.
+  /// Of an operation that has waited for EngineConfig::stall_warning, which ranks it waits for: once for each
+  /// operation, and one of them in that time. Empty: nothing new, or another lane says it.
+  std::string take_warning();
 
   /// Moves the actions asked for since the last call to the end of `out`.
   void take_actions(Actions& out);

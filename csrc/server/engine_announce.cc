@@ -160,7 +160,8 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     op->roster = roster;
     op->in = members_of(roster);
     live_.emplace(op->key, op->id);
-    set_timer(*op, op->deadline);
+    if (config_.stall_warning < op->deadline - now) op->stalls_at = now + config_.stall_warning;
+    set_timer(*op, op->due());
   }
   if (!agrees(*op, header, *announce, roster)) op->disagreed = true;
   add_participant(*op, header, *announce, data);
@@ -316,7 +317,7 @@ void Engine::Impl::after_announce(Instant now, Op& op) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
     } else {
       // The others follow soon, and the text should name them too.
-      set_timer(op, std::min({op.timer, op.deadline, now + config_.mismatch_grace}));
+      set_timer(op, std::min({op.timer, op.due(), now + config_.mismatch_grace}));
     }
     return;
   }

@@ -128,7 +128,8 @@ struct Op {
   std::uint32_t sends = 0;                             // Results on their way.
   Instant first_announce;
   Instant deadline;
-  Instant timer = Instant::max();  // Its entry in Engine::Impl::timers_.
+  Instant stalls_at = Instant::max();  // Then it is worth a warning.
+  Instant timer = Instant::max();      // Its entry in Engine::Impl::timers_.
   Status failure;
   std::vector<Deferred> deferred;
 
@@ -149,6 +150,7 @@ struct Op {
   std::vector<bool> is_kept;           // ... by chunk: whether it is there.
   std::uint64_t room = 0;              // What it takes of EngineConfig::backup_bytes.
 
+  Instant due() const { return std::min(deadline, stalls_at); }
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady || state == OpState::kKept; }
   bool may_lack_some() const { return is_join || !roster.empty(); }
   /// Contributors that are not in, or may turn out not to be, and have not announced.
@@ -242,6 +244,7 @@ class Engine::Impl {
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
   const EngineStats& stats() const { return stats_; }
   const std::vector<Lateness>& lateness() const { return lateness_; }
+  std::string take_warning() { return std::exchange(warning_, {}); }
 
   // engine_settle.cc
   void on_peer_left(Instant now, PeerId worker, const std::string& why);
@@ -254,6 +257,7 @@ class Engine::Impl {
   // engine.cc
   bool is_from_job(const wire::Header& header) const;
   void settle(Instant now);
+  void note_stall(Instant now, Op& op);
   void set_timer(Op& op, Instant when);
   Op& create_op(const Key& key, Instant now);
   void erase_op(std::uint64_t id);
@@ -375,6 +379,7 @@ class Engine::Impl {
   std::string mismatch_text(const Op& op) const;
   std::string late_mismatch_text(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   std::string timeout_text(const Op& op) const;
+  std::string stall_text(Instant now, const Op& op) const;
   std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
   std::string missing_text(const Op& op) const;
   const GroupMembers* members(const Op& op) const;
@@ -409,6 +414,8 @@ class Engine::Impl {
   std::uint64_t next_token_ = 1;
   std::uint64_t next_tag_ = 1;
   Instant settled_due_ = Instant::max();
+  std::string warning_;
+  Instant next_warning_{};
   std::set<std::uint32_t> concluded_;  // Losses whose moves are all here.
   std::size_t undrained_ = 0;          // Operations that are neither over nor tombstones.
   Actions actions_;

@@ -97,16 +97,16 @@ void Engine::Impl::forget_missing(const Op& op) {
 /// it does not look again, for who is always late would then hold all up and still never be in.
 void Engine::Impl::try_to_decide(Instant now, Op& op) {
   if (now < op.decide_at) {
-    set_timer(op, std::min(op.decide_at, op.deadline));
+    set_timer(op, std::min(op.decide_at, op.due()));
     return;
   }
   if (take_room(op)) return decide(now, op);
   op.waits_for_all = true;
-  set_timer(op, op.deadline);
+  set_timer(op, op.due());
 }
 
 void Engine::Impl::decide(Instant now, Op& op) {
-  set_timer(op, op.deadline);
+  set_timer(op, op.due());
   op.state = OpState::kReady;
   op.roster.assign(roster_words(op.shape.contributor_count), 0);
   for (const Participant& participant : op.participants) add_to(op.roster, participant.announce.contributor);

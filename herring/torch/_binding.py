@@ -31,7 +31,7 @@ class Binding(Protocol):
 
     torch_version: str
 
-    def Process(self, runtime_capsule: object) -> Any:  # noqa: N802
+    def Process(self, runtime_capsule: object, takes_accelerators: bool) -> Any:  # noqa: N802
         """Holds the runtime for all groups of this process."""
 
     def create_backend(

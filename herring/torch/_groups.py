@@ -19,7 +19,8 @@ from torch.distributed import GroupMember
 
 from herring import _core
 from herring._context import Session, process
-from herring._errors import HerringTimeoutError, InvalidArgumentError
+from herring._errors import HerringTimeoutError, InvalidArgumentError, UnavailableError
+from herring._job import read_settings
 from herring.torch import _binding
 from herring.torch._settle import settle
 
@@ -97,6 +98,7 @@ class Groups:
     def _connect(self, options: Any, agreement: _Agreement, generation: int, binding: _binding.Binding) -> None:
         session = process.session()
         if session is None:
+            _require_gpus_where_asked()
             session = process.start(
                 {},
                 rank=options.group_rank,
@@ -112,7 +114,7 @@ class Groups:
             self._owns_session = False
         if session is not self._session:
             self._session = session
-            self._native = binding.Process(session.runtime.capsule())
+            self._native = binding.Process(session.runtime.capsule(), session.config.cuda != "off")
         self._next_id = agreement.group_id + 1
 
     def _release(self, group_id: int) -> None:
@@ -195,6 +197,15 @@ def _new_group_id(store: Any, at_least: int) -> int:
     if first + offset > _LAST_GROUP_ID:
         raise InvalidArgumentError(f"more than {_LAST_GROUP_ID - first} process groups in one job")
     return first + offset
+
+
+def _require_gpus_where_asked() -> None:
+    """Raises UnavailableError where HERRING_CUDA=on and no GPU can be used."""
+    if read_settings({}).cuda != "on":
+        return
+    problem = _core.survey_cuda()["problem"]
+    if problem:
+        raise UnavailableError(f"HERRING_CUDA=on, but no GPU can be used here: {problem.removeprefix('cuda: ')}")
 
 
 def _milliseconds(timeout: timedelta) -> int:

@@ -273,6 +273,7 @@ class Cluster {
     config.failover = options_.failover;
     config.backup_workers = options_.backup_workers;
     config.backup_grace = options_.backup_grace;
+    config.stall_warning = std::chrono::seconds(1);
     config.backup_bytes = options_.backup_bytes;
     config.lanes = options_.lanes;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);

@@ -13,6 +13,7 @@
 namespace herring::intra_node {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::LocalCluster;
 
@@ -184,6 +185,34 @@ TEST_F(EngineTest, NamesLayoutsThatDiffer) {
   cluster_.run(random_);
   EXPECT_EQ(status(0).code(), Code::kMismatch);
   EXPECT_NE(status(0).message().find("HERRING_* settings"), std::string::npos) << status(0).message();
+}
+
+TEST_F(EngineTest, WarnsOnceOnOneRankOfWhoDoesNotCome) {
+  cluster_.submit(1, operation(1, b_));
+  cluster_.submit(2, operation(2, c_));
+  cluster_.run(random_);
+  std::vector<float> more(100, 1.0f);
+  cluster_.advance_time(milliseconds(1));
+  cluster_.submit(1, operation(1, more, 2));
+  cluster_.run(random_);
+  const auto tick_all = [&](Duration later) {
+    cluster_.advance_time(later);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) cluster_.tick(rank);
+    cluster_.run(random_);
+  };
+  tick_all(milliseconds(2998));
+  EXPECT_TRUE(cluster_.rank(1).warnings.empty());
+  tick_all(milliseconds(2));
+  tick_all(milliseconds(1000));
+  ASSERT_EQ(cluster_.rank(1).warnings.size(), 1u) << "and not one more of the operation behind it";
+  EXPECT_EQ(cluster_.rank(1).warnings[0],
+            "all_reduce(float32[100], sum) has waited for rank 10 for 3 s (operation 1). Look at what the missing ones "
+            "are doing");
+  EXPECT_TRUE(cluster_.rank(0).warnings.empty());
+  EXPECT_TRUE(cluster_.rank(2).warnings.empty()) << "rank 11 has said it";
+  cluster_.submit(0, operation(0, a_));
+  cluster_.run(random_);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank).is_ok()) << status(rank).to_string();
 }
 
 TEST_F(EngineTest, NamesTheRanksThatDoNotCome) {

@@ -29,6 +29,7 @@ class LocalCluster final {
     std::size_t next = 0;
     std::vector<std::pair<OpKey, std::span<std::byte>>> network;
     std::map<OpKey, std::vector<Status>> completed;
+    std::vector<std::string> warnings;
     bool alive = true;
     bool busy = false;  // Its thread does something else: the engine is not called, messages stay where they are.
   };
@@ -50,6 +51,7 @@ class LocalCluster final {
       config.local_size = size;
       config.inline_bytes = inline_bytes;
       config.check_finite = check_finite;
+      config.stall_warning = std::chrono::seconds(3);
       for (Rank& rank : ranks_) config.arenas.emplace_back(rank.arena);
       config.allocate = [this, r](std::size_t bytes) { return allocate(r, bytes); };
       config.deallocate = [this, r](std::span<std::byte> memory) { deallocate(r, memory); };
@@ -110,6 +112,7 @@ class LocalCluster final {
   }
   void tick(std::uint32_t r) {
     ranks_[r].engine->on_tick(now_);
+    if (auto warning = ranks_[r].engine->take_warning()) ranks_[r].warnings.push_back(std::move(warning->text));
     take(r);
   }
   void lose(std::uint32_t r, std::uint32_t lost) {

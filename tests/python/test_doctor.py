@@ -38,6 +38,10 @@ def test_what_herring_does_not_use_is_not_called_ok(clean_env, tmp_path):
     assert "Tensors on the CPU need none" in findings["CUDA"][1]
 
 
+def test_a_driver_that_is_not_to_be_used_is_not_asked(clean_env):
+    assert doctor({**clean_env, "HERRING_CUDA": "off"})["CUDA"] == ["absent", "not asked: HERRING_CUDA=off\n"]
+
+
 def test_a_gpu_is_not_called_ok_either():
     gpu = {"number": 0, "name": "NVIDIA H100", "pci_bus_id": "0000:0F:00.0", "memory_bytes": 80 << 30,
            "capability": "9.0", "multiprocessors": 132, "copy_engines": 1}  # fmt: skip

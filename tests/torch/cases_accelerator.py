@@ -11,6 +11,8 @@ import torch.distributed as dist
 from accelerator import DEVICE, load
 from common import data, expect_error, same_everywhere, world
 
+import herring
+
 
 @contextlib.contextmanager
 def job() -> Iterator[tuple[ctypes.CDLL, int, int]]:
@@ -160,6 +162,25 @@ def refusals() -> None:
         assert work.is_completed()
         dist.all_reduce(x)
         assert x.cpu().tolist() == [2.0] * 4, "the group goes on"
+
+
+def switched_off() -> None:
+    with job() as (_gpu, _rank, size):
+        x = torch.ones(4).to(DEVICE)
+        for _ in range(2):
+            with expect_error(NotImplementedError, "herring:all_reduce", "HERRING_CUDA=off", "tensor.cpu()"):
+                dist.all_reduce(x)
+        there = torch.ones(4)
+        dist.all_reduce(there)
+        assert there.tolist() == [float(size)] * 4
+
+
+def wanted_and_not_there() -> None:
+    with (
+        expect_error(herring.UnavailableError, "HERRING_CUDA=on, but no GPU can be used here: ", "libcuda.so.1"),
+        world(),
+    ):
+        pass
 
 
 def a_kernel_that_never_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +40,15 @@ def test_memory_lives_as_long_as_its_copies() -> None:
 
 def test_bad_calls_are_sentences() -> None:
     run_ranks(2, "cases_accelerator:refusals", timeout=120)
+
+
+def test_switched_off_they_are_refused_and_cpu_tensors_are_not() -> None:
+    run_ranks(2, "cases_accelerator:switched_off", env={"HERRING_CUDA": "off"}, timeout=120)
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver")
+def test_a_gpu_that_is_asked_for_and_not_there_is_a_sentence() -> None:
+    run_ranks(1, "cases_accelerator:wanted_and_not_there", env={"HERRING_CUDA": "on"}, timeout=120)
 
 
 def test_a_kernel_that_never_ends_is_a_time_out() -> None:

@@ -18,6 +18,7 @@ from herring._operation import Operation, Steps
 from herring.horovod._engine.fusion import Fusions
 from herring.horovod._engine.join import Announcement, Joins, Outside
 from herring.horovod._engine.stall import Stalls
+from herring.horovod._engine.stall import settings as stall_settings
 from herring.horovod._engine.timeline import Timeline, timeline_of_environment
 from herring.horovod.common.exceptions import HorovodInternalError
 
@@ -289,7 +290,7 @@ class Home:
             engine = self.peek()
             if engine is None:
                 owns = process.session() is None
-                engine = self._engine = Engine(process.start({}), owns)
+                engine = self._engine = Engine(process.start(stall_settings() if owns else {}), owns)
                 try:
                     engine.timeline = timeline_of_environment(engine.rank)
                 except InvalidArgumentError:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from herring._errors import HerringError
+from herring._job import read_settings
 from herring._log import say
 from herring.horovod._engine.environment import is_set, read_number
 
@@ -26,8 +27,20 @@ _WARN_AFTER_S = 60.0
 _LOOKS = 8
 _ANSWER_S = 2.0
 _LONGEST_LIST = 5
+_LONGEST_S = 4_000_000.0  # As HERRING_STALL_WARNING_S's.
 
 Place = tuple[int, str]  # process set and key
+
+
+def settings() -> dict[str, object]:
+    """For init(): of what is not looked at here (TensorFlow's operations, elastic jobs), and of what still waits, the
+    runtime warns after twice the time. Its own setting wins."""
+    name = "HERRING_STALL_WARNING_S"
+    if any(setting == name and source != "default" for setting, _, source in read_settings({}).origins):
+        return {}
+    if is_set("HOROVOD_STALL_CHECK_DISABLE"):
+        return {"stall_warning_s": 0.0}
+    return {"stall_warning_s": min(2 * _seconds("HOROVOD_STALL_CHECK_TIME_SECONDS", _WARN_AFTER_S), _LONGEST_S)}
 
 
 class Stalls:

@@ -1,0 +1,53 @@
+"""The warning of an operation that waits: for whom, once, and the job goes on."""
+
+import time
+
+import numpy as np
+
+import herring
+
+AFTER_S = 0.6
+SETTINGS = {"HERRING_STALL_WARNING_S": str(AFTER_S)}
+
+
+def warnings_of(job, function, size, env):
+    for rank in range(size):
+        job.start_worker(function, rank, size, env={**SETTINGS, **env})
+    return [line for outcome in job.finish() for line in outcome.errors.splitlines() if "has waited for" in line]
+
+
+def one_is_late(name, elements, late):
+    herring.init()
+    values = np.ones(elements, np.float32)
+    for round_ in range(2):
+        if herring.rank() == late and round_ == 1:
+            time.sleep(4 * AFTER_S)
+        herring.allreduce(values, "sum", name=name)
+
+
+def small_by_name():
+    one_is_late("gradient.7", 100, late=2)
+
+
+def large_without_a_name():
+    one_is_late(None, 3_000_000, late=1)
+
+
+def test_ranks_of_one_host_say_it_once(job):
+    (line,) = warnings_of(job, large_without_a_name, 3, {})
+    assert "all_reduce(float32[3000000], sum) has waited for rank 1 for 0.6 s" in line
+    assert line.startswith("herring[rank 0] warning: ")
+
+
+def test_a_small_array_is_named(job):
+    (line,) = warnings_of(job, small_by_name, 3, {})
+    assert "has waited for rank 2 for" in line
+
+
+def test_servers_say_it_once(job):
+    (line,) = warnings_of(job, large_without_a_name, 3, {"HERRING_INTRA_NODE": "off"})
+    assert "all_reduce(float32[3000000], sum) has waited for rank 1 for 0.6 s" in line
+
+
+def test_zero_is_no_warning(job):
+    assert not warnings_of(job, large_without_a_name, 2, {"HERRING_STALL_WARNING_S": "0"})
