@@ -46,7 +46,8 @@ def as_input(array: Any) -> Any:
         return array if contiguous is None else contiguous()
     import numpy as np
 
-    if type(array).__name__ == "MaskedArray":  # asarray() would drop the mask in silence.
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(array, masked.MaskedArray):  # asarray() would drop the mask in silence.
         raise InvalidArgumentError(
             "the array is a masked array, and what is masked would count too; pass array.filled(0) or array.data"
         )

@@ -49,7 +49,7 @@ herring_code guarded(const Call& call) noexcept {
 
 Duration seconds(double value) {
   if (!(value >= 0))
-    throw Error(Code::kInvalidArgument, "a time-out is " + std::to_string(value) + "; it must not be below 0");
+    throw Error(Code::kInvalidArgument, "a timeout is " + std::to_string(value) + "; it must not be below 0");
   return duration_of(value);
 }
 Instant in(double value) { return std::chrono::steady_clock::now() + seconds(value); }

@@ -15,6 +15,14 @@ constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int1
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
+/// numpy's masked array, or of a class derived from it, as numpy.ma.masked is.
+bool is_masked(py::handle object) {
+  for (const PyTypeObject* type = Py_TYPE(object.ptr()); type != nullptr; type = type->tp_base) {
+    if (std::string_view(type->tp_name) == "MaskedArray") return true;
+  }
+  return false;
+}
+
 /// Runs `release` with the interpreter lock when the last copy goes; leaves the object alone where that is impossible.
 template <class T, class Release>
 std::shared_ptr<void> owner_of(T* resource, Release release) {
@@ -122,7 +130,7 @@ void export_to(Py_buffer& exported, py::handle object, const std::string& role) 
 
 View view_of(const Py_buffer& exported, py::handle object, Access access, const std::string& role) {
   View view;
-  if (std::string_view(Py_TYPE(object.ptr())->tp_name) == "MaskedArray") {
+  if (is_masked(object)) {
     refuse(role, "is a masked array, and what is masked would count too; pass array.filled(0) or array.data");
   }
   if (!parse_format(exported.format == nullptr ? "B" : exported.format, exported.itemsize, view.dtype)) {

@@ -245,7 +245,7 @@ bool StagedWork::wait(std::chrono::milliseconds timeout) {
     // The operation's own time-out ends it, on the device (try_start) and on the network (the host operation).
     if (!cv_.wait_for(lock, limit, [this] { return is_submitted_; })) {
       C10_THROW_ERROR(DistBackendError, c10::str("herring: not done after waiting ", limit.count(),
-                                                 " ms; the operation itself goes on until its own time-out"));
+                                                 " ms; the operation itself goes on until its own timeout"));
     }
     if (exception_) std::rethrow_exception(exception_);
   }

@@ -337,7 +337,7 @@ class Runtime::Impl {
                                                 std::to_string(size - 1));
     }
     if (timeout && *timeout <= Duration::zero()) {
-      return Status(Code::kInvalidArgument, std::string(what) + ": the time-out must be above zero");
+      return Status(Code::kInvalidArgument, std::string(what) + ": the timeout must be above zero");
     }
     message.owner = group;
     message.route = {group, &group->route};

@@ -30,7 +30,7 @@ Status validate(const Request& request, const GroupRoute& route) {
   if (request.output.size() % element != 0) {
     return bad(request, std::to_string(request.output.size()) + " bytes are no whole number of elements");
   }
-  if (request.timeout && *request.timeout <= Duration::zero()) return bad(request, "the time-out must be above zero");
+  if (request.timeout && *request.timeout <= Duration::zero()) return bad(request, "the timeout must be above zero");
   const bool may_lack_some = reduces(descriptor.collective) &&
                              (descriptor.reduce == ReduceOp::kSum || descriptor.reduce == ReduceOp::kAverage);
   if (request.has_backup && !may_lack_some) return bad(request, "only sums and averages can have backup workers");

@@ -91,7 +91,7 @@ def _read_target(text: str, shared: Options) -> tuple[str, float]:
 def read_replay_options(args: argparse.Namespace) -> ReplayOptions:
     """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
     shared = read_options(args)
-    _refuse(args, _UNHEEDED, "for allreduce, not for a replay, whose sizes come from its model: leave it out")
+    _refuse(args, _UNHEEDED, "for allreduce, not for a replay: leave it out")
     if shared.op != "sum" or shared.in_place != (True,):
         raise InvalidArgumentError(
             "a replay sums in place, as DistributedDataParallel does: leave out --op and --in-place"

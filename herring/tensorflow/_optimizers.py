@@ -79,30 +79,31 @@ class _Reducer:
         tf.cond(count >= self.passes, apply_all, pass_by)
 
 
-def _gradients(loss: Any, variables: list[Any], grad_loss: Any, tape: Any) -> list[Any]:
-    """Of a loss that is computed here, or was under `tape`."""
+def _gradients(loss: Any, var_list: Any, grad_loss: Any, tape: Any) -> list[tuple[Any, Any]]:
+    """With their variables. Of a loss that is computed here, or was under `tape`."""
     if not callable(loss) and tape is None:
         raise InvalidArgumentError("loss is a tensor: compute_gradients() needs the tape that it was computed under")
     tape = tf.GradientTape() if tape is None else tape
     if callable(loss):
-        with tape:
-            tape.watch(variables)
+        with tape:  # Which sees trainable variables by itself, and watch() does not take Keras 3's.
             loss = loss()
-    gradients: list[Any] = tape.gradient(loss, variables, grad_loss)
-    return gradients
+    variables = list(var_list() if callable(var_list) else var_list)
+    return list(zip(tape.gradient(loss, variables, grad_loss), variables, strict=True))
 
 
 def _horovods(kind: Any) -> dict[str, Any]:
     """Methods that Horovod's optimizers have, and scripts call."""
 
     def _compute_gradients(self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
-        variables = list(var_list() if callable(var_list) else var_list)
+        if not callable(var_list) or not callable(loss):  # Else asked after the loss, which may make variables.
+            var_list = list(var_list() if callable(var_list) else var_list)
         if hasattr(kind, "_compute_gradients"):
-            gradients = [each for each, _ in kind._compute_gradients(self, loss, variables, grad_loss, tape)]
+            pairs = list(kind._compute_gradients(self, loss, var_list, grad_loss, tape))
         elif grad_loss is None and hasattr(kind, "compute_gradients"):
-            gradients = [each for each, _ in kind.compute_gradients(self, loss, variables, tape)]
+            pairs = list(kind.compute_gradients(self, loss, var_list, tape))
         else:
-            gradients = _gradients(loss, variables, grad_loss, tape)
+            pairs = _gradients(loss, var_list, grad_loss, tape)
+        gradients, variables = [each for each, _ in pairs], [each for _, each in pairs]
         return list(zip(self._herring_reducer.compute(gradients, variables), variables, strict=True))
 
     def compute_gradients(self: Any, loss: Any, var_list: Any, tape: Any = None) -> Any:

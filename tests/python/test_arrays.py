@@ -70,6 +70,7 @@ def test_read_only_input_is_fine_and_read_only_output_is_not(single):
         (np.zeros((4, 4)).T[::2], "not contiguous"),
         (np.zeros(3, np.complex64), "complex64"),
         (np.ma.masked_array(np.ones(3), [True, False, False]), "masked"),
+        (np.ma.masked, "masked"),
         (np.zeros(3, np.uint32), "uint32"),
         (np.zeros(3, ">f4"), ">f4"),
         (np.array([None]), "object"),
@@ -90,6 +91,9 @@ def test_a_mask_is_not_dropped_in_silence(single):
             call(masked)
     with pytest.raises(herring.InvalidArgumentError, match="masked"):
         herring.allreduce(np.ones(3), out=masked)
+    # What a mean of nothing is: it would count as 0.
+    with pytest.raises(herring.InvalidArgumentError, match="masked"):
+        herring.allreduce(np.ma.masked_array(np.ones(3), True).mean())
 
 
 def test_bad_arguments_are_named(single):

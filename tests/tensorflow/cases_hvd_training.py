@@ -129,6 +129,13 @@ def passes_per_step() -> None:
     expect(ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=0), "> 0")
 
 
+def loss_that_makes(variables: list[tf.Variable]) -> tf.Tensor:
+    """Of a model that is built when it is first called."""
+    if not variables:
+        variables.append(tf.Variable([1.0]))
+    return tf.reduce_sum(variables[0] * (hvd.rank() + 1.0))
+
+
 def gradients_between_computing_and_applying() -> None:
     """compute_gradients() returns those of all ranks, as scripts that clip them expect; they are reduced once."""
     tf_keras = importlib.import_module("tf_keras")
@@ -152,6 +159,15 @@ def gradients_between_computing_and_applying() -> None:
             # What does not come from there is reduced when it is applied.
             optimizer.apply_gradients([(tf.constant([1.0, rank + 1.0]), weight)])
             close(weight, [2.0 - 3 * 1.5 - size, 3.0 - 3 * 1.5 - size * (size + 1) / 2])
+    for kind in kinds:
+        made: list[tf.Variable] = []
+        optimizer = hvd.DistributedOptimizer(kind(1.0), op=hvd.Sum)
+        pairs = optimizer.compute_gradients(lambda made=made: loss_that_makes(made), lambda made=made: made)
+        close(pairs[0][0], [size * (size + 1) / 2])
+    of_keras = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(of_keras * (rank + 1.0)), [of_keras])
+    close(pairs[0][0], [size * (size + 1) / 2])
     weight = tf.Variable([1.0])
     with tf.GradientTape() as recorded:
         loss = tf.reduce_sum(weight * (rank + 1.0))
