@@ -95,7 +95,7 @@ c10::intrusive_ptr<c10d::Backend::Options> Backend::getBackendOptions() {
 }
 
 void Backend::setTimeout(std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(timeout.count() > 0, "herring: a time-out must be positive, got ", timeout.count(), " ms");
+  TORCH_CHECK_VALUE(timeout.count() > 0, "herring: a timeout must be positive, got ", timeout.count(), " ms");
   timeout_ms_.store(clamp_timeout(timeout).count());
 }
 

@@ -85,8 +85,8 @@ at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
   try {
     return at::empty(tensor.sizes(), options.pinned_memory(true));
   } catch (const c10::Error&) {
-    TORCH_WARN_ONCE("herring: the system pins no more memory (ulimit -l); copies from and to ", device_,
-                    " are slower without");
+    TORCH_WARN_ONCE("herring: the system cannot pin more memory, so copies from and to ", device_,
+                    " are slower; raise the limit (ulimit -l)");
     return at::empty(tensor.sizes(), options);
   }
 }
@@ -245,7 +245,7 @@ bool StagedWork::wait(std::chrono::milliseconds timeout) {
     // The operation's own time-out ends it, on the device (try_start) and on the network (the host operation).
     if (!cv_.wait_for(lock, limit, [this] { return is_submitted_; })) {
       C10_THROW_ERROR(DistBackendError, c10::str("herring: not done after waiting ", limit.count(),
-                                                 " ms; the operation itself goes on until its own time-out"));
+                                                 " ms; the operation itself goes on until its own timeout"));
     }
     if (exception_) std::rethrow_exception(exception_);
   }

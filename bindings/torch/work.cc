@@ -217,7 +217,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 
 void Work::throw_wait_timed_out(std::chrono::milliseconds timeout) const {
   C10_THROW_ERROR(DistBackendError, c10::str(info_.title, ": not done after waiting ", timeout.count(),
-                                             " ms; the operation itself goes on until its own time-out of ",
+                                             " ms; the operation itself goes on until its own timeout of ",
                                              info_.timeout.count(), " ms"));
 }
 
