@@ -48,7 +48,7 @@ def as_input(array: Any) -> Any:
 
     if type(array).__name__ == "MaskedArray":  # asarray() would drop the mask in silence.
         raise InvalidArgumentError(
-            "the array is a masked array, and what is masked would count too; pass array.filled(0) or array.data"
+            "the array is a masked array, but its masked values would be used too; pass array.filled(0) or array.data"
         )
     return np.asarray(array, order="C")
 
