@@ -13,7 +13,7 @@ Status bad(const Request& request, const std::string& what) {
   return Status(Code::kInvalidArgument, to_string(request.descriptor) + ": " + what);
 }
 
-constexpr const char* kOverlap = "the input and the output overlap; they must be apart, or one and the same";
+constexpr const char* kOverlap = "the input and the output overlap; use separate memory, or the same memory for both";
 
 /// Results would be written to what is still to be read. Where the input lies `offset` into the output it is in place.
 bool overlaps_elsewhere(const Request& request, std::size_t offset) {
@@ -30,7 +30,7 @@ Status validate(const Request& request, const GroupRoute& route) {
   if (request.output.size() % element != 0) {
     return bad(request, std::to_string(request.output.size()) + " bytes are no whole number of elements");
   }
-  if (request.timeout && *request.timeout <= Duration::zero()) return bad(request, "the time-out must be above zero");
+  if (request.timeout && *request.timeout <= Duration::zero()) return bad(request, "the timeout must be above zero");
   const bool may_lack_some = reduces(descriptor.collective) &&
                              (descriptor.reduce == ReduceOp::kSum || descriptor.reduce == ReduceOp::kAverage);
   if (request.has_backup && !may_lack_some) return bad(request, "only sums and averages can have backup workers");

@@ -161,7 +161,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
   }
   if (silent.empty()) {
     return bounded("after " + seconds + " " + call + " was not finished, though all ranks had called it; " +
-                   "a longer time-out may help");
+                   "a longer timeout may help");
   }
   return bounded("after " + seconds + " the data of " + rank_list(std::move(silent)) + " had not arrived for " + call +
                  ", though all ranks had called it");

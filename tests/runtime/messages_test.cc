@@ -364,7 +364,7 @@ TEST(RuntimeMessages, BadArgumentsComeBackInTheWork) {
     expect_has(end_of(runtime.send(send)), Code::kInvalidArgument, {"group 9"});
     Receive receive = receive_of(0, 0, memory);
     receive.timeout = Duration::zero();
-    expect_has(end_of(runtime.receive(receive)), Code::kInvalidArgument, {"time-out"});
+    expect_has(end_of(runtime.receive(receive)), Code::kInvalidArgument, {"timeout"});
   }));
 }
 
