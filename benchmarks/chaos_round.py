@@ -69,8 +69,8 @@ class Verdict:
 
 
 TAG = re.compile(r"^\[(rank|server) (\d+)\] ")
-NEVER_JOINED = re.compile("gave up joining|found no hub|into no generation|did not begin in time")
-SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations)")
+NEVER_JOINED = re.compile("gave up joining|found no hub|did not admit this worker|did not begin in time")
+SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operation)")
 
 
 class Job:

@@ -67,5 +67,5 @@ class TwinRound:
         if self._done(job) not in (0, self.plan.workers):
             problems.append(f"wrong sum: {self._done(job)} of {self.plan.workers} workers of job {number} had sums")
         first = str((job.heard[0].find("error") or {}).get("text", ""))
-        if first and not re.search("another job|two processes came for one place", first):
+        if first and not re.search("another job|two processes claim the same rank", first):
             problems.append(f"unnamed: worker 0 of job {number} does not say that another job is there: {first}")

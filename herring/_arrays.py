@@ -49,7 +49,7 @@ def as_input(array: Any) -> Any:
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(array, masked.MaskedArray):  # asarray() would drop the mask in silence.
         raise InvalidArgumentError(
-            "the array is a masked array, and what is masked would count too; pass array.filled(0) or array.data"
+            "the array is a masked array, but its masked values would be used too; pass array.filled(0) or array.data"
         )
     return np.asarray(array, order="C")
 

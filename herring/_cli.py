@@ -138,9 +138,10 @@ def _server(args: argparse.Namespace) -> int:
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
+        operations = "1 operation" if counters["ops"] == 1 else f"{counters['ops']} operations"
         # In one write: other servers end at the same moment.
         sys.stderr.write(
-            f"herring server {rank}: {counters['ops']} operations, {received:.2f} MB received, "
+            f"herring server {rank}: {operations}, {received:.2f} MB received, "
             f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most\n"
         )
     return 0

@@ -351,7 +351,7 @@ def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
     odd = [i for i, meta in enumerate(metas) if (meta.values[0], meta.rest) != (metas[0].values[0], metas[0].rest)]
     if odd:
         told = ", ".join(f"rank {call.ranks[i]}: {metas[i]}" for i in (0, *odd))
-        raise MismatchError(f"{call.key}: ranks disagree about more than the first dimension: {told}")
+        raise MismatchError(f"{call.key}: ranks disagree, and only the first dimension may differ: {told}")
 
 
 def check_dims(array: Any) -> None:

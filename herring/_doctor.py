@@ -259,16 +259,16 @@ def _mpi() -> Finding:
 
 def _choice(findings: list[Finding]) -> Finding:
     if any(f.subject in ("shared memory", "settings") and f.state == "problem" for f in findings):
-        return Finding("so", "problem", "Herring cannot run here: see the lines that begin with !!")
+        return Finding("result", "problem", "Herring cannot run here: see the lines that begin with !!")
     hosts = "one host: shared memory; several hosts: "
     chosen = [finding for finding in findings if CHOSEN in finding.text]
     if not chosen:
-        return Finding("so", "ok", hosts + "not possible until there is a provider that can be used")
+        return Finding("result", "ok", hosts + "not possible until there is a provider that can be used")
     if "only loopback" in chosen[0].text:
-        return Finding("so", "ok", hosts + "not from here, no interface but loopback is up")
+        return Finding("result", "ok", hosts + "not from here, no interface but loopback is up")
     provider = chosen[0].subject.strip()
     how = "Herring's builtin tcp" if provider == "builtin" else f"libfabric's {provider} provider"
-    return Finding("so", "ok", f"{hosts}{how}, two hops through servers")
+    return Finding("result", "ok", f"{hosts}{how}, two hops through servers")
 
 
 def run(as_json: bool) -> int:

@@ -127,7 +127,7 @@ def _op(op: Any, sources: Sequence[Any]) -> str:
 
 def _rows(source: Any, what: str) -> None:
     if len(source.shape) == 0:
-        raise InvalidArgumentError(f"{what}: the array is a number; it must have at least one dimension")
+        raise InvalidArgumentError(f"{what}: the array is a scalar; it must have at least one dimension")
 
 
 def _maker(session: Session) -> Callable[[Any, tuple[int, ...]], Any]:

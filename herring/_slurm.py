@@ -32,7 +32,7 @@ def first_host(text: str) -> str:
     """The first name of a hostlist."""
     hosts = hosts_of(text)
     if not hosts:
-        raise InvalidArgumentError(f"Slurm's list of hosts is {text!r}, which names none")
+        raise InvalidArgumentError(f"Slurm's list of hosts is {text!r}, which names no host")
     return hosts[0]
 
 

@@ -49,7 +49,7 @@ herring_code guarded(const Call& call) noexcept {
 
 Duration seconds(double value) {
   if (!(value >= 0))
-    throw Error(Code::kInvalidArgument, "a timeout is " + std::to_string(value) + "; it must not be below 0");
+    throw Error(Code::kInvalidArgument, "the timeout is " + std::to_string(value) + " s; it must be 0 or more");
   return duration_of(value);
 }
 Instant in(double value) { return std::chrono::steady_clock::now() + seconds(value); }
@@ -153,18 +153,20 @@ runtime::Request request_of(const herring_job& job, const herring_request& given
   descriptor.collective = static_cast<Collective>(given.collective);
   descriptor.dtype = static_cast<DataType>(given.dtype);
   if (given.collective < HERRING_ALL_REDUCE || given.collective > HERRING_BARRIER) {
-    throw Error(Code::kInvalidArgument, "collective is " + std::to_string(given.collective) + ", which names none");
+    throw Error(Code::kInvalidArgument,
+                "collective is " + std::to_string(given.collective) + "; it must be a value of herring_collective");
   }
   if (descriptor.collective == Collective::kBarrier) {
     descriptor.dtype = DataType::kUInt8;
     return request;
   }
   if (given.dtype < HERRING_FLOAT32 || given.dtype > HERRING_BOOL) {
-    throw Error(Code::kInvalidArgument, "dtype is " + std::to_string(given.dtype) + ", which names none");
+    throw Error(Code::kInvalidArgument,
+                "dtype is " + std::to_string(given.dtype) + "; it must be a value of herring_dtype");
   }
   if (descriptor.collective == Collective::kAllReduce) {
     if (given.op < HERRING_SUM || given.op > HERRING_BXOR) {
-      throw Error(Code::kInvalidArgument, "op is " + std::to_string(given.op) + ", which names none");
+      throw Error(Code::kInvalidArgument, "op is " + std::to_string(given.op) + "; it must be a value of herring_op");
     }
     descriptor.reduce = static_cast<ReduceOp>(given.op);
   }
@@ -179,7 +181,7 @@ runtime::Request request_of(const herring_job& job, const herring_request& given
   for (std::uint32_t dim = 0; dim < given.dims; ++dim) {
     descriptor.shape[dim] = given.shape[dim];
     if (__builtin_mul_overflow(bytes, given.shape[dim], &bytes)) {
-      throw Error(Code::kInvalidArgument, "the shape has more bytes than there are");
+      throw Error(Code::kInvalidArgument, "the shape is too large: its bytes do not fit in 64 bits");
     }
   }
   descriptor.op_bytes = bytes;
@@ -286,7 +288,7 @@ herring_code herring_submit(herring_job* job, const herring_request* request, he
 herring_code herring_wait(herring_work* work, double timeout_s) {
   return guarded([&] {
     require(work, "work");
-    if (!work->work->wait(in(timeout_s))) return failed(Code::kAgain, "it has not ended yet");
+    if (!work->work->wait(in(timeout_s))) return failed(Code::kAgain, "the operation has not ended yet");
     const Status status = work->work->status();
     return status.is_ok() ? HERRING_OK : failed(status);
   });
@@ -342,7 +344,8 @@ herring_code herring_allocate(herring_job* job, size_t bytes, herring_memory** m
     *memory = nullptr;
     std::shared_ptr<std::byte> found = job->runtime->allocate(bytes);
     if (!found)
-      return failed(Code::kUnavailable, "HERRING_ARENA_BYTES are used up: ordinary memory works, and is copied");
+      return failed(Code::kUnavailable,
+                    "no room left in HERRING_ARENA_BYTES; raise it, or use ordinary memory, which is copied");
     *memory = new herring_memory{std::move(found)};
     return HERRING_OK;
   });

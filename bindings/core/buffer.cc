@@ -131,7 +131,7 @@ void export_to(Py_buffer& exported, py::handle object, const std::string& role) 
 View view_of(const Py_buffer& exported, py::handle object, Access access, const std::string& role) {
   View view;
   if (is_masked(object)) {
-    refuse(role, "is a masked array, and what is masked would count too; pass array.filled(0) or array.data");
+    refuse(role, "is a masked array, but its masked values would be used too; pass array.filled(0) or array.data");
   }
   if (!parse_format(exported.format == nullptr ? "B" : exported.format, exported.itemsize, view.dtype)) {
     refuse(role, "has dtype " + dtype_of(object, exported.format) +
@@ -209,7 +209,7 @@ Buffer take_dlpack(py::handle object, Access access, const std::string& role) {
     buffer.owner = consume<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
     const auto* managed = static_cast<const dlpack::ManagedTensorVersioned*>(buffer.owner.get());
     if (managed->version.major != 1)
-      refuse(role, "uses DLPack " + std::to_string(managed->version.major) + "; this is for 1.x");
+      refuse(role, "uses DLPack version " + std::to_string(managed->version.major) + "; Herring takes version 1.x");
     if (access == Access::kWrite && (managed->flags & (dlpack::kReadOnly | dlpack::kIsCopied)) != 0) {
       refuse(role, "is read-only (or its library exported a copy), but the result is written into it");
     }

@@ -51,7 +51,7 @@ OpDescriptor describe(Collective collective, const View& argument, ReduceOp op, 
 void check_output(Collective collective, const View& input, const View& output) {
   if (input.dtype != output.dtype) {
     throw Error(Code::kInvalidArgument, "the input is " + std::string(name(input.dtype)) + " but the output is " +
-                                            std::string(name(output.dtype)) + "; they must be of one dtype");
+                                            std::string(name(output.dtype)) + "; they must have the same dtype");
   }
   if (collective != Collective::kAllGather && input.bytes.size() != output.bytes.size()) {
     throw Error(Code::kInvalidArgument, "the input has " + std::to_string(input.bytes.size()) +
@@ -63,7 +63,8 @@ void check_output(Collective collective, const View& input, const View& output) 
   const bool is_same = first == other && input.bytes.size() == output.bytes.size();
   const bool overlaps = first < other + output.bytes.size() && other < first + input.bytes.size();
   if (overlaps && !is_same) {
-    throw Error(Code::kInvalidArgument, "the input and the output overlap; they must be apart, or one and the same");
+    throw Error(Code::kInvalidArgument,
+                "the input and the output overlap; use separate memory, or the same memory for both");
   }
 }
 
@@ -98,7 +99,7 @@ void call_when_done(const PyWork& self, const py::function& callback) {
 std::uint32_t source_of(const PyWork& self) {
   const auto received = std::dynamic_pointer_cast<runtime::ReceiveWork>(self.owned.get());
   if (!received) throw Error(Code::kInvalidArgument, "only a receive has a source");
-  if (!received->is_done()) throw Error(Code::kInvalidArgument, "the message has not come yet");
+  if (!received->is_done()) throw Error(Code::kInvalidArgument, "the message has not arrived yet; wait() first");
   received->status().or_throw();
   return received->received().source;
 }
@@ -225,7 +226,7 @@ void run(const PyRuntime& runtime, const SubmitArguments& arguments) {
 }
 
 std::unique_ptr<PyWork> send(const std::shared_ptr<Communicator>& runtime, const MessageArguments& arguments) {
-  if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank; there is none named");
+  if (!arguments.peer) throw Error(Code::kInvalidArgument, "a message is sent to one rank, but no rank was given");
   Buffer data;
   data.take(arguments.memory, Access::kRead, "the message");
   runtime::Send message;

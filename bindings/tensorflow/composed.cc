@@ -39,7 +39,7 @@ std::string text_of(const std::int64_t* meta) {
 Shape rows_of(const Pending& pending, const char* what) {
   Shape shape = shape_of(pending.input.get());
   if (shape.empty()) {
-    throw Error(Code::kInvalidArgument, std::string(what) + " needs at least one dimension; this tensor is a number");
+    throw Error(Code::kInvalidArgument, std::string(what) + " needs at least one dimension; this tensor is a scalar");
   }
   if (shape.size() > kDims) {
     throw Error(Code::kInvalidArgument, std::string(what) + " takes at most " + std::to_string(kDims) +
@@ -91,7 +91,7 @@ void check_same_but_first(const Call& call, const Pending& pending, std::size_t 
     const bool is_same =
         first[0] == other[0] && first[1] == other[1] && std::equal(first + 3, first + kMeta, other + 3);
     if (is_same) continue;
-    throw Error(Code::kMismatch, "ranks disagree about more than the first dimension: rank 0: " + text_of(first) +
+    throw Error(Code::kMismatch, "ranks disagree, and only the first dimension may differ: rank 0: " + text_of(first) +
                                      ", rank " + std::to_string(member) + ": " + text_of(other));
   }
 }

@@ -177,7 +177,7 @@ void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr
   Call call;
   call.job = Process::instance().job();
   if (!call.job) {
-    throw Error(Code::kShutdown, "this process is in no job; call herring.tensorflow.init() before, in this process");
+    throw Error(Code::kShutdown, "this process has not joined a job; call herring.tensorflow.init() in it first");
   }
   call.dtype = dtype;
   call.wire_name = settings.name;
@@ -224,7 +224,7 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   if (!dtype) {
     return fail(context, TF_UNIMPLEMENTED,
                 "herring: " + std::string(name(settings.collective)) + " \"" + settings.name + "\": dtype " +
-                    std::to_string(type) + " of TensorFlow is not served");
+                    std::to_string(type) + " of TensorFlow is not supported");
   }
   TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get());
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
@@ -313,7 +313,7 @@ void wait(void*, TF_OpKernelContext* context) {
       if (all.empty() || all.back()->call != pending->call) Process::instance().end_call(pending->call);
       all.push_back(std::move(pending));
     } else {
-      failure.set(TF_FAILED_PRECONDITION, {}, "this operation was waited for before, or belonged to another job");
+      failure.set(TF_FAILED_PRECONDITION, {}, "this operation was already waited for, or it belongs to another job");
     }
   }
   finish(all, failure);
@@ -365,7 +365,7 @@ std::int32_t place_of(const PlaceSettings& settings) {
   const bool is_question = settings.place == Place::kIncluded;
   if (!job) {
     if (is_question) return kNotInitialized;
-    throw Error(Code::kShutdown, "this process is in no job; call init() before, in this process");
+    throw Error(Code::kShutdown, "this process has not joined a job; call init() in it first");
   }
   const auto ranks = Process::instance().group(settings.group);
   if (!ranks) {

@@ -85,8 +85,8 @@ at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
   try {
     return at::empty(tensor.sizes(), options.pinned_memory(true));
   } catch (const c10::Error&) {
-    TORCH_WARN_ONCE("herring: the system pins no more memory (ulimit -l); copies from and to ", device_,
-                    " are slower without");
+    TORCH_WARN_ONCE("herring: the system cannot pin more memory, so copies from and to ", device_,
+                    " are slower; raise the limit (ulimit -l)");
     return at::empty(tensor.sizes(), options);
   }
 }

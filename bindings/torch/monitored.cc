@@ -88,7 +88,7 @@ void Backend::await_members(const WorkInfo& info, std::uint64_t tag, bool wait_a
 
 void Backend::report_to_first(const WorkInfo& info, std::uint64_t tag) {
   const at::Tensor verdict = at::full({1}, kSomebodyMissing, at::kByte);
-  std::string reason = "rank 0 says that a rank did not come";
+  std::string reason = "rank 0 says that a rank did not reach the barrier";
   try {
     WorkInfo patient = info;
     patient.timeout += kVerdictMargin;

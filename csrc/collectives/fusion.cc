@@ -289,7 +289,7 @@ void Fusion::Impl::close(Instant deadline) {
   const bool is_under_way = exchange_.has_value();
   lock.unlock();
   // Who still waits in a round with this rank waits in vain: they hear of it.
-  if (is_under_way) runtime_->abort_group(group_, "small reductions by name have ended on this rank");
+  if (is_under_way) runtime_->abort_group(group_, "this rank has shut down or left the group");
   if (thread.joinable()) thread.join();
   lock.lock();
   break_down(lock, shut_down());

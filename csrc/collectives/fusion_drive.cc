@@ -93,7 +93,10 @@ void Fusion::Impl::end_exchange(Lock& lock) {
   if (!status.is_ok()) return break_down(lock, status);
   const bool is_good = ended.is_plan ? engine_.plan_came(ended.plan, now()) : engine_.round_ended(ended.words, now());
   if (!is_good) {
-    break_down(lock, Status(Code::kInternal, "ranks disagree about which small tensors travel together"));
+    break_down(
+        lock,
+        Status(Code::kInternal,
+               "ranks disagree about which small tensors travel together: this is a bug in Herring, please report it"));
   }
 }
 

@@ -66,7 +66,7 @@ class HubClient::Impl final : private Ear {
 
   bool join_once(HubSearch& search, Session session, Instant deadline);
   /// Guarded by mutex_.
-  std::string lost_text() const { return options_.holder + ", which holds the job together, is lost: " + end_reason_; }
+  std::string lost_text() const { return options_.holder + ", which runs the job's hub, is lost: " + end_reason_; }
   bool hear(const Frame& frame) override;
   void ended(const LineEnd& end) override;
   std::string words_of(const LineEnd& end) const;
@@ -123,7 +123,7 @@ void HubClient::Impl::join(Instant deadline) {
     const Instant now = Clock::now();
     if (now >= back_until) throw search.hub_lost();
     if (options_.is_over && options_.is_over()) {
-      throw Error(Code::kPeerLost, "the job of this hub was given up before all had joined");
+      throw Error(Code::kPeerLost, "the job ended before all processes had joined");
     }
     if (now < deadline) std::this_thread::sleep_until(std::min(deadline, now + search.pause()));
   }
@@ -149,7 +149,7 @@ bool HubClient::Impl::join_once(HubSearch& search, Session session, Instant dead
       const std::string missing = join_missing_.value_or("the hub did not say who is missing");
       throw Error(Code::kTimeout,
                   to_string(options_.self) + " gave up joining the job: " + missing +
-                      ". Check that they were started with the same hub address, and what they printed");
+                      ". Check that these processes were started with the same hub address, and what they printed");
     }
   }
   if (started_) return true;
@@ -280,7 +280,7 @@ std::string HubClient::Impl::words_of(const LineEnd& end) const {
     case LineEnd::Kind::kSilent:
       return "the hub was silent for " + seconds_text(end.silent);
     case LineEnd::Kind::kProtocol:
-      return "the hub's connection carried " + end.text;
+      return "the hub broke the protocol: it sent " + end.text;
     case LineEnd::Kind::kGoodbye:
     case LineEnd::Kind::kFailed:
       break;

@@ -155,7 +155,7 @@ void HubSearch::note_lost(const std::string& reason) {
 }
 
 Error HubSearch::hub_lost() const {
-  return Error(Code::kPeerLost, options_.holder + ", which holds the job together, is lost: " + lost_reason_ +
+  return Error(Code::kPeerLost, options_.holder + ", which runs the job's hub, is lost: " + lost_reason_ +
                                     "; the job could not start without it");
 }
 

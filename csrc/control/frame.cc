@@ -84,12 +84,13 @@ FrameReader::Result FrameReader::next(Frame& frame) {
   // Another protocol's first bytes are told apart before a whole header has come.
   const std::size_t magic_bytes = std::min(here.size(), kMagic.size());
   if (!std::equal(here.begin(), here.begin() + static_cast<std::ptrdiff_t>(magic_bytes), kMagic.begin())) {
-    return fail("not a Herring control frame");
+    return fail("bytes that are not a Herring control frame");
   }
   if (here.size() < kFrameHeaderBytes) return Result::kNeedMore;
   const auto type = std::to_integer<std::uint8_t>(here[4]);
-  if (type == 0 || type > kLastFrameType) return fail("unknown frame type " + std::to_string(type));
-  if (!all_zero(here.subspan(5, 3)) || !all_zero(here.subspan(12, 4))) return fail("reserved bytes are not zero");
+  if (type == 0 || type > kLastFrameType) return fail("a frame of the unknown type " + std::to_string(type));
+  if (!all_zero(here.subspan(5, 3)) || !all_zero(here.subspan(12, 4)))
+    return fail("a frame whose reserved bytes are not zero");
   const std::size_t body_bytes = load_u32(here.subspan(8, 4));
   if (body_bytes > max_body_) {
     return fail("a frame of " + std::to_string(body_bytes) + " bytes where " + std::to_string(max_body_) +

@@ -63,7 +63,7 @@ std::optional<Refuse> Membership::reason_to_refuse(const Join& join) const {
   }
   const Slot& slot = slots_[index_of(join.member)];
   if (slot.state != State::kAbsent) {
-    return Refuse{RefuseCode::kRankTaken, to_string(join.member) + " came, but this rank is taken by " +
+    return Refuse{RefuseCode::kRankTaken, to_string(join.member) + " cannot join: this rank is taken by " +
                                               to_string(slot.member) + "; give every process a rank of its own"};
   }
   return std::nullopt;
@@ -100,14 +100,14 @@ std::optional<Member> Membership::rival_of(const Join& join) const {
 }
 
 std::string Membership::two_jobs_text(const Member& newcomer, const Member& rival, Instant now) const {
-  std::string text = "two processes came for one place: " + to_string(newcomer) + " and " + to_string(rival) + ". ";
+  std::string text = "two processes claim the same rank: " + to_string(newcomer) + " and " + to_string(rival) + ". ";
   if (options_.lead) {
     text += "The hub of the job that was here first is that of " + to_string(*options_.lead) + ", for " +
             seconds_text(now - options_.opened) + ", with " + std::to_string(index_of_.size()) + " of " +
             std::to_string(slots_.size()) + " members. ";
   }
   return text +
-         "Two jobs that have one MASTER_ADDR and MASTER_PORT (or HERRING_HUB) and one secret cannot be told apart: "
+         "Two jobs with the same MASTER_ADDR, MASTER_PORT (or HERRING_HUB) and secret cannot be told apart: "
          "give "
          "each a MASTER_PORT of its own, or start them with herringrun, which does";
 }

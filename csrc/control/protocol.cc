@@ -24,7 +24,7 @@ std::string to_string(const HubEvent& event) {
     case HubEvent::Kind::kFailed:
       return to_string(event.member) + " failed: " + event.reason;
     case HubEvent::Kind::kHubLost:
-      return event.holder + ", which holds the job together, is lost: " + event.reason;
+      return event.holder + ", which runs the job's hub, is lost: " + event.reason;
     case HubEvent::Kind::kGroupAborted:
       return "rank " + std::to_string(event.member.rank) + " aborted the group: " + event.reason;
     case HubEvent::Kind::kGroupLeft:

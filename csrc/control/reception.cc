@@ -127,12 +127,13 @@ void Reception::readable(ConnectionId id, Instant now) {
     if (result == FrameReader::Result::kNeedMore) break;
     const bool is_frame = result == FrameReader::Result::kFrame;
     if (is_frame && take(id, connection, frame, now)) continue;
-    const std::string what = is_frame ? "what no correct process sends at that point" : connection.socket.ending();
+    const std::string what =
+        is_frame ? "a frame that no correct process sends at that point" : connection.socket.ending();
     if (connection.phase == Phase::kIn) {
       ++counters_.protocol_errors;
       house_.ended(id, "dropped: it sent " + what, now);
     } else if (connection.phase != Phase::kLingering) {
-      bad_stranger(connection, is_frame ? "what is not the handshake" : what);
+      bad_stranger(connection, is_frame ? "a frame that is not the handshake" : what);
     }
     return forget(id);
   }

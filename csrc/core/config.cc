@@ -370,7 +370,7 @@ std::string unknown_text(std::string_view name, std::string_view source) {
   const std::string_view bare = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
   const std::string_view nearest = nearest_name(bare, known);
   if (!nearest.empty()) return text + "; did you mean " + std::string(kPrefix) + std::string(nearest) + "?";
-  text += "; there are";
+  text += "; the settings are";
   for (const Setting& setting : kSettings)
     text += (&setting == kSettings.data() ? " " : ", ") + std::string(setting.name);
   return text;

@@ -30,7 +30,7 @@ std::uint64_t physical_bytes(const std::filesystem::path& root) {
     if (const auto kilobytes = leading_number(std::string_view(line).substr(kField.size()))) return *kilobytes * 1024;
   }
   throw Error(Code::kUnavailable, "cannot read MemTotal from " + (root / "proc/meminfo").string() +
-                                      "; set HERRING_ARENA_BYTES so that it need not be known");
+                                      "; set HERRING_ARENA_BYTES to a number of bytes");
 }
 
 /// The lowest limit of the cgroup `group` under `mount` and of all around it. Where a container shows only its own part

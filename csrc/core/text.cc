@@ -57,6 +57,12 @@ std::string printable(std::string_view text) {
   return shown;
 }
 
+std::string counted(std::uint64_t count, std::string_view one, std::string_view many) {
+  const std::string number = std::to_string(count) + ' ';
+  if (count == 1) return number + std::string(one);
+  return many.empty() ? number + std::string(one) + 's' : number + std::string(many);
+}
+
 std::string descriptor_hint() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};

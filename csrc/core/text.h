@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,9 @@ namespace herring {
 /// line end and tab, marks that reorder text, and bytes that are no UTF-8 become '?'. Every Status, every line of a log
 /// and every text that a peer sent goes through it.
 std::string printable(std::string_view text);
+
+/// "1 server", "2 servers"; `many` where it is not `one` with an s: "2 processes".
+std::string counted(std::uint64_t count, std::string_view one, std::string_view many = {});
 
 /// Where this process has (almost) no file descriptor left: ". It has 1020 of 1024 file descriptors open: raise the
 /// limit (ulimit -n)"; else empty. For errors of libraries that hide the reason.

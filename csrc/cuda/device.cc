@@ -104,7 +104,7 @@ Status CudaDevice::allocate(std::size_t bytes, DeviceSpan& memory) {
   if (Status status = ready(); !status.is_ok()) return status;
   const Current in(*this);
   DevicePointer address = 0;
-  const std::string what = "no " + std::to_string(bytes) + " bytes of device memory";
+  const std::string what = "cannot allocate " + std::to_string(bytes) + " bytes of device memory";
   Status status = settle(in([&](const Api& api) { return api.mem_alloc(&address, bytes); }), "cuMemAlloc", what);
   if (status.is_ok()) memory = {address, bytes};
   return status;
@@ -122,8 +122,8 @@ Status CudaDevice::pin(std::span<std::byte> memory) {
   const Result result =
       in([&](const Api& api) { return api.mem_host_register(memory.data(), memory.size(), kHostRegisterPortable); });
   const Status status = settle(result, "cuMemHostRegister",
-                               "the system does not pin " + std::to_string(memory.size()) +
-                                   " bytes (its limit of locked memory is `ulimit -l`); copies are slower without");
+                               "the system cannot pin " + std::to_string(memory.size()) +
+                                   " bytes (limit of locked memory: `ulimit -l`), so copies are slower");
   if (status.is_ok() || !health_.is_ok()) return status;
   return {Code::kUnavailable, status.message()};
 }

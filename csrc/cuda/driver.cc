@@ -22,7 +22,7 @@ std::string advice(Result result) {
     case kNoDevice:
       return ": the driver sees no GPU (CUDA_VISIBLE_DEVICES, or a container without its devices)";
     case kInvalidDevice:
-      return ": there is no GPU of that number (CUDA_VISIBLE_DEVICES counts)";
+      return ": there is no GPU with this number (only those in CUDA_VISIBLE_DEVICES are numbered)";
     case kNotInitialized:
       return ": CUDA was in use before this process was forked; start it with spawn";
     case kSystemDriverMismatch:
@@ -65,7 +65,8 @@ void Driver::load(const std::string& library) {
   }
   // The version first: of an old driver, it is worth more than the name of what it lacks.
   api_.driver_get_version = reinterpret_cast<Api::driver_get_version_type*>(dlsym(handle_, "cuDriverGetVersion"));
-  if (api_.driver_get_version == nullptr) unavailable(path_ + " has no symbol cuDriverGetVersion, so it is no driver");
+  if (api_.driver_get_version == nullptr)
+    unavailable(path_ + " has no symbol cuDriverGetVersion, so it is not a CUDA driver");
   if (api_.driver_get_version(&version_) != kSuccess) version_ = 0;
   if (version_ < kOldestVersion) {
     unavailable(path_ + " is a driver for CUDA " + version_string(version_) + ", older than " +
@@ -85,7 +86,7 @@ void Driver::load(const std::string& library) {
   if (const Status status = check(api_.device_get_count(&device_count_), "cuDeviceGetCount"); !status.is_ok()) {
     throw Error(Code::kUnavailable, status.message());
   }
-  if (device_count_ == 0) unavailable("cuDeviceGetCount says 0" + advice(kNoDevice));
+  if (device_count_ == 0) unavailable("cuDeviceGetCount returned 0" + advice(kNoDevice));
 }
 
 // The library stays: torch or another user may hold pointers into it, and it has threads of its own.
@@ -126,7 +127,7 @@ Status Driver::check(Result result, const char* call) const {
   std::string message = "cuda: " + std::string(call) + " failed with " + name + " (" + std::to_string(result) + ")";
   if (*text != '\0') message += ", " + std::string(text);
   message += advice(result);
-  if (is_fatal(result)) message += "; the GPU does nothing more for this process: restart it";
+  if (is_fatal(result)) message += "; this process can no longer use the GPU: restart the process";
   const bool is_missing = result == kOutOfMemory || result == kNoDevice || result == kInvalidDevice;
   return {is_missing ? Code::kUnavailable : Code::kTransport, std::move(message)};
 }

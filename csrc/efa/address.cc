@@ -51,7 +51,7 @@ FabricAddress decode_peer_address(PeerId peer, std::span<const std::byte> bytes,
   if (bytes.size() > kBuiltin.size() && std::memcmp(bytes.data(), kBuiltin.data(), kBuiltin.size()) == 0) {
     refuse(peer, "is one of Herring's builtin tcp, but this process uses libfabric's " +
                      std::string(fabric_name(own.kind)) +
-                     ": set HERRING_PROVIDER alike on all hosts (auto chooses by what each of them has)");
+                     ": set HERRING_PROVIDER to the same value on all hosts (auto chooses by what each host has)");
   }
   if (bytes.size() <= kHeaderBytes || bytes.size() > kHeaderBytes + kMaxNameBytes ||
       !std::equal(kMagic.begin(), kMagic.end(), bytes.begin())) {
@@ -66,7 +66,7 @@ FabricAddress decode_peer_address(PeerId peer, std::span<const std::byte> bytes,
   if (address.kind != own.kind) {
     refuse(peer, "is for provider " + std::string(fabric_name(address.kind)) + ", but this process uses " +
                      std::string(fabric_name(own.kind)) +
-                     ": the two do not understand each other. Give all hosts the same libfabric (HERRING_LIBFABRIC) "
+                     ": these two cannot communicate. Give all hosts the same libfabric (HERRING_LIBFABRIC) "
                      "and provider (HERRING_PROVIDER)");
   }
   if (address.format != own.format || address.name.size() != own.name.size()) {

@@ -60,7 +60,7 @@ std::string why_not(const Candidate& candidate, const FabricOptions& options) {
     return "interface " + options.interface + " was asked for";
   }
   if (score(candidate, !options.interface.empty()) >= 0) return {};
-  return candidate.link_local ? "a link-local address, of no use on other hosts" : "the interface is down";
+  return candidate.link_local ? "a link-local address, which other hosts cannot use" : "the interface is down";
 }
 
 std::string why(const Candidate& candidate, const FabricOptions& options) {

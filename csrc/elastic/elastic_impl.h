@@ -58,7 +58,7 @@ struct Parting {
 };
 
 inline constexpr const char* kOthersAreIn =
-    ": it has a block for each worker, and the group has others in it now; call it again for those that are there";
+    ": its output has a block for each worker, and the workers have changed; call it again for the present workers";
 
 /// Three kinds of threads: callers; those of the present Runtime, on which its operations end; and the supervisor,
 /// which listens to the rendezvous and alone goes from one generation to the next. Everything is under one mutex but

@@ -71,7 +71,7 @@ ElasticRuntime::Impl::Impl(const Home& given, Instant deadline)
     const std::optional<Message> go = await_go(deadline);
     if (!go) {
       ended.or_throw();
-      throw Error(Code::kTimeout, "the rendezvous let this worker into no generation in time: " + whom_it_waits_for());
+      throw Error(Code::kTimeout, "the rendezvous did not admit this worker in time: " + whom_it_waits_for());
     }
     const Status joined = join(*go, go->text, std::min(deadline, Clock::now() + join_timeout));
     if (joined.is_ok()) break;
@@ -91,7 +91,7 @@ std::string ElasticRuntime::Impl::whom_it_waits_for() {
     if (!rendezvous->next(message, deadline)) continue;
     if (message.kind == MessageKind::kMissing || message.kind == MessageKind::kEnd) return message.text;
   }
-  return "it did not say whom it waits for";
+  return "it did not say who is missing";
 }
 
 void ElasticRuntime::Impl::wait_for_room(std::unique_lock<std::mutex>& lock) {
@@ -344,8 +344,8 @@ std::shared_ptr<runtime::Runtime> ElasticRuntime::Impl::for_message(GroupId id, 
   const auto group = groups.find(id);
   if (collective != nullptr && group != groups.end() && collective->number < group->second.first_of_messages) {
     status = Status(Code::kPeerLost, to_string(collective->descriptor) +
-                                         ": another rank called it before the job was put together anew, where it "
-                                         "failed; call it again");
+                                         ": another rank called it before the job was set up again, and there "
+                                         "it failed; call it again");
   }
   return present.runtime;
 }
@@ -452,7 +452,7 @@ void ElasticRuntime::Impl::pass_boundary(std::unique_lock<std::mutex>& lock, Ins
   boundary_wanted = false;
   starts_again = false;
   if (!in_time) {
-    throw Error(Code::kTimeout, "the job was to be put together anew, but not all ranks came to the end of the step");
+    throw Error(Code::kTimeout, "the job could not be set up again: not all ranks reached the end of the step in time");
   }
   ended.or_throw();
 }

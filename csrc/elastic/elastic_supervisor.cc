@@ -180,7 +180,7 @@ void ElasticRuntime::Impl::switch_over(bool at_boundary, const std::string& reas
   for (;;) {
     const std::optional<Message> go = await_go(Clock::now() + kGoPatience);
     if (!go) {
-      give_up(Status(Code::kTimeout, "the rendezvous did not put the job together again in time, after: " + reason));
+      give_up(Status(Code::kTimeout, "the rendezvous did not set up the job again in time, after: " + reason));
       return;
     }
     const Status joined = join(*go, reason.empty() ? go->text : reason, Clock::now() + join_timeout);
@@ -277,7 +277,7 @@ Status ElasticRuntime::Impl::join(const Message& go, const std::string& reason, 
       next.runtime->give_up(status_of(error));
       next.runtime->shutdown();
     }
-    logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + " did not come to be: " + error.what());
+    logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + " could not start: " + error.what());
     return status_of(error);
   }
 }
@@ -488,7 +488,7 @@ void ElasticRuntime::Impl::build_beside(const Message& go) {
 
 void ElasticRuntime::Impl::drop_beside() {
   if (beside) {
-    beside->runtime->give_up(Status(Code::kCancelled, "the servers were not taken in"));
+    beside->runtime->give_up(Status(Code::kCancelled, "the new servers could not join"));
     beside->runtime->shutdown();
     beside.reset();
   }
@@ -512,7 +512,7 @@ void ElasticRuntime::Impl::go_over(const Message& message) {
     all = decode_all(gather(*beside->runtime, "herring.elastic.switch", encode(submitted)));
   } catch (const std::exception& error) {
     if (elastic) return switch_over(false, error.what());
-    return give_up(Status(Code::kPeerLost, std::string("while servers were taken in: ") + error.what()));
+    return give_up(Status(Code::kPeerLost, std::string("while new servers joined: ") + error.what()));
   }
   const std::scoped_lock lock(mutex);
   cutoff.clear();

@@ -46,13 +46,13 @@ bool is_forgotten(const GroupRecord& group, const Record& record) {
 
 std::string reason_to_fail(const Knowledge& knowledge, std::span<const std::uint64_t> workers) {
   const Record& record = *knowledge.example;
-  if (!knowledge.failed.empty()) return "it failed on another rank before the job was put together again";
+  if (!knowledge.failed.empty()) return "it failed on another rank before the job was set up again";
   if (record.collective == Collective::kAllGather && knowledge.members < knowledge.most_members) {
-    return "it has a block for each worker, and a worker is lost; call it again for those that are left";
+    return "its output has a block for each worker, and a worker is lost; call it again for those that are left";
   }
   if (record.collective == Collective::kBroadcast &&
       std::find(workers.begin(), workers.end(), record.root) == workers.end()) {
-    return "the rank whose data it is was lost; call it again with another root";
+    return "its root is lost; call it again with another root";
   }
   return "";
 }

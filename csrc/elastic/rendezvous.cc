@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "control/protocol.h"
+#include "core/text.h"
 
 namespace herring::elastic {
 namespace {
@@ -361,7 +362,7 @@ bool Rendezvous::consider_next(Instant now) {
   next.servers = present(current_.servers);
   for (const std::uint64_t id : all(Role::kServer, State::kNew)) next.servers.push_back(id);
   if (next.workers.size() < options_.min_workers) {
-    end(false, "only " + std::to_string(next.workers.size()) + " workers are left, and at least " +
+    end(false, "only " + counted(next.workers.size(), "worker is", "workers are") + " left, and at least " +
                    std::to_string(options_.min_workers) + " are needed: " + last_reason_);
     return true;
   }
@@ -393,7 +394,7 @@ void Rendezvous::consider_planned(Instant now) {
   next.workers = current_.workers;
   next.servers = present(current_.servers);
   next.servers.insert(next.servers.end(), waiting.begin(), waiting.end());
-  next.why = "servers have come: " + std::to_string(waiting.size());
+  next.why = "new servers: " + std::to_string(waiting.size());
   form(std::move(next), now);
 }
 
@@ -526,7 +527,7 @@ void Rendezvous::give_up(std::uint64_t id, const std::string& reason, Instant no
   const Member& member = members_.at(id);
   Message message;
   message.kind = MessageKind::kEnd;
-  message.text = "this process was given up by the others: " + reason;
+  message.text = "the rendezvous counts this process as lost: " + reason;
   send(member, message);
   actions_.push_back({Action::Kind::kClose, member.connection, {}, 0, 0, 0});
   remove(id, reason, now);

@@ -54,16 +54,16 @@ std::string Rendezvous::two_jobs_text(const Message& newcomer, const Member& riv
   const auto named = [](const Message& enter) {
     return "worker " + std::to_string(enter.rank) + " (pid " + std::to_string(enter.pid) + " on " + enter.host + ")";
   };
-  return "two processes came for one place: " + named(newcomer) + " and " + named(rival.enter) +
+  return "two processes claim the same rank: " + named(newcomer) + " and " + named(rival.enter) +
          ", which is here with " + std::to_string(members_.size()) +
-         " processes. Two jobs that have one HERRING_RENDEZVOUS and one secret cannot be told apart: give each a "
-         "HERRING_RENDEZVOUS of its own, and set HERRING_SECRET, another one for each job";
+         " processes. Two jobs with the same HERRING_RENDEZVOUS and secret cannot be told apart: give each job a "
+         "HERRING_RENDEZVOUS of its own and a HERRING_SECRET of its own";
 }
 
 /// By the ranks that they wished for; who wished for one that is taken stands for the first that nobody wished for.
 std::string Rendezvous::missing_text() const {
   if (current_.number > 0) {
-    return "the job has begun; workers come in where all that are inside call herring.elastic.step(), servers when the "
+    return "the job has begun; new workers join when all others call herring.elastic.step(), new servers when the "
            "last switch is over";
   }
   std::vector<bool> here(std::size_t{options_.workers} + options_.servers);

@@ -99,7 +99,8 @@ class RendezvousClient::Impl final : private Ear {
   static std::string words_of(const LineEnd& end) {
     switch (end.kind) {
       case LineEnd::Kind::kClosed:
-        return "the rendezvous is lost: " + end.text + "; the launcher holds an elastic job together";
+        return "the rendezvous is lost: " + end.text +
+               "; look at the output of the launcher (or of herring rendezvous)";
       case LineEnd::Kind::kSilent:
         return "the rendezvous is lost: it was silent for " + seconds_text(end.silent);
       case LineEnd::Kind::kProtocol:

@@ -19,6 +19,7 @@
 #include "control/socket.h"
 #include "core/hmac.h"
 #include "core/status.h"
+#include "core/text.h"
 
 namespace herring::elastic {
 namespace {
@@ -225,8 +226,8 @@ class RendezvousServer::Impl final : private House {
     const std::uint16_t hub_port = opened->port();
     hubs[action.generation] = std::move(opened);
     log(LogLevel::kInfo, "generation " + std::to_string(action.generation) +
-                             " of the job: " + std::to_string(action.workers) + " workers, " +
-                             std::to_string(action.servers) + " server processes");
+                             " of the job: " + counted(action.workers, "worker") + ", " +
+                             counted(action.servers, "server process", "server processes"));
     rendezvous.hub_opened(action.generation, hub_port, now);
   }
 

@@ -152,7 +152,7 @@ void Engine::Impl::gathered(Instant now, Exchange& exchange) {
     if (i == exchange.me || location_fits(exchange, i, config_)) continue;
     return fail(now, exchange,
                 Status(Code::kProtocol, "rank " + std::to_string(exchange.operation.world_ranks[i]) +
-                                            " keeps its bytes where they cannot be"));
+                                            " gave a place outside its shared memory"));
   }
   if (config_.check_finite) {
     const Status status = check_finite(exchange, config_);

@@ -35,7 +35,7 @@ void Engine::Impl::fail(Instant now, Exchange& exchange, const Status& status, b
   if (!relayed && status.code() != Code::kTimeout && status.code() != Code::kPeerLost &&
       status.code() != Code::kNotFinite) {
     // A time-out and what is not finite say whose they are, and a loss is everybody's.
-    text = "rank " + std::to_string(exchange.operation.world_ranks[exchange.me]) + " gave it up: " + text;
+    text = "rank " + std::to_string(exchange.operation.world_ranks[exchange.me]) + " gave up: " + text;
   }
   const bool exposed = exchange.location == Location::kInPlace || exchange.location == Location::kStaged;
   for (const std::uint32_t rank : exchange.operation.members) {

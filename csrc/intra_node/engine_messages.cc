@@ -57,8 +57,9 @@ void Engine::Impl::on_ready(Instant now, std::uint32_t from, const LocalMessage&
 Exchange* Engine::Impl::open_early(std::uint32_t from, const LocalMessage& message) {
   if (early_ >= kMaxEarly || early_bytes_[from] + message.data.size() > kMaxEarlyBytes) {
     ++stats_.messages_rejected;
-    const Status status(Code::kUnavailable, to_string(message.descriptor) + ": a rank of this host is " +
-                                                std::to_string(early_) + " operations behind and can remember no more");
+    const Status status(Code::kUnavailable, to_string(message.descriptor) + ": local rank " +
+                                                std::to_string(config_.local_rank) + " is " + std::to_string(early_) +
+                                                " operations behind, and has no room for more; wait for it");
     remember_failure(message.key, status);
     send_error(from, message.key, status, false);
     return nullptr;

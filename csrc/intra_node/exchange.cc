@@ -365,7 +365,7 @@ std::string timeout_text(const Exchange& exchange) {
   };
   if (exchange.stage == Stage::kNetwork) return text + "the network";
   if (!exchange.everybody_is_ready()) return text + name_ranks(exchange, silent) + " to call it";
-  return text + name_ranks(exchange, unfinished) + " to do their share of it";
+  return text + name_ranks(exchange, unfinished) + " to finish their part of it";
 }
 
 }  // namespace herring::intra_node

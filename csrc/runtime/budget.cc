@@ -9,6 +9,7 @@
 
 #include "core/roster.h"
 #include "core/status.h"
+#include "core/text.h"
 #include "runtime/checked_endpoint.h"
 #include "transport/limits.h"
 #include "wire/header.h"
@@ -167,8 +168,8 @@ class Planner {
   }
 
   std::string job_text() const {
-    return std::to_string(input_.workers) + " workers on " + std::to_string(input_.hosts) + " hosts with " +
-           std::to_string(input_.lane_windows.size()) + " server lanes";
+    return counted(input_.workers, "worker") + " on " + counted(input_.hosts, "host") + " with " +
+           counted(input_.lane_windows.size(), "server lane");
   }
 
   [[noreturn]] void refuse(const std::string& why, const std::string& remedy) const {
@@ -194,7 +195,7 @@ class Planner {
     const std::uint64_t each = 3 + budget_.eager_window + budget_.from_lane;
     refuse("A worker's network endpoint keeps " + std::to_string(room) + " receives posted, and needs at least " +
                std::to_string(each) + " for each server lane.",
-           "Have at most " + std::to_string(room / each) + " lanes: lower HERRING_LANES (now " +
+           "Use at most " + std::to_string(room / each) + " lanes: lower HERRING_LANES (now " +
                std::to_string(input_.lanes_of_server) + "), or start fewer servers.");
   }
 

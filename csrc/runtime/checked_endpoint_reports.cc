@@ -137,10 +137,10 @@ void CheckedEndpoint::Impl::note_damaged(std::size_t index, const std::optional<
   if (frame && (frame->job_id != options_.job_id || !peers_.contains(PeerId{frame->sender}))) return repost(index);
   const PeerId from{frame ? frame->sender : 0};
   if (options_.on_damage) {
-    options_.on_damage("a message of " + std::to_string(bytes) + " bytes from " +
-                       (frame ? name_of(from) : std::string("an unknown sender (its head is damaged)")) +
-                       " did not arrive as it was sent (CRC32C); it comes again. " + std::to_string(stats_.damaged) +
-                       " such here so far");
+    options_.on_damage(
+        "a message of " + std::to_string(bytes) + " bytes from " +
+        (frame ? name_of(from) : std::string("an unknown sender (its head is damaged)")) +
+        " arrived damaged (CRC32C); it is sent again. Damaged here so far: " + std::to_string(stats_.damaged));
   }
   const bool is_pooled = options_.is_pooled && options_.is_pooled(post.tag);
   if (is_pooled) {

@@ -120,7 +120,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
-    logger->log_limited(LogLevel::kWarning, "tcp.stranger", "a connection that is none of this job's: " + text);
+    logger->log_limited(LogLevel::kWarning, "tcp.stranger", "refused a connection from outside the job: " + text);
   };
   return runtime::open_network(config, options, domain);
 }

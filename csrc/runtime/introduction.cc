@@ -44,7 +44,8 @@ std::vector<std::byte> take(std::span<const std::byte>& in, const HubClient& hub
     const std::string theirs(reinterpret_cast<const char*>(all[i].data()), all[i].size());
     if (theirs == settings) continue;
     throw Error(Code::kMismatch, "the settings differ: " + name_of(hub, i) + " has " + printable(theirs) +
-                                     ", this process has " + settings + "; set them alike for every process");
+                                     ", this process has " + settings +
+                                     "; set them to the same values in every process");
   }
   throw Error(Code::kProtocol, "the settings differ, but all say the same: a process broke the protocol");
 }

@@ -212,7 +212,7 @@ void Lane::publish(Instant now) {
     // Often of an operation that was given up meanwhile; more than a few are a stranger's, or a bug.
     logger_.log_limited(
         LogLevel::kInfo, "lane.rejected",
-        "dropped messages that fit nothing under way: " + std::to_string(known.messages_rejected) + " so far");
+        "dropped messages that belong to no pending operation: " + std::to_string(known.messages_rejected) + " so far");
   }
   if (known.over_credit != stats_.over_credit) {
     logger_.log_limited(LogLevel::kWarning, "lane.over_credit",

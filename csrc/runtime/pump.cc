@@ -341,7 +341,8 @@ class Pump<Engine>::Impl {
     Status status = completion.status;
     if (status.is_ok()) {
       ++stats_.malformed;
-      status = Status(Code::kProtocol, std::to_string(completion.bytes) + " bytes arrived that are no Herring message");
+      status =
+          Status(Code::kProtocol, std::to_string(completion.bytes) + " bytes arrived that are not a Herring message");
     }
     engine_.on_received(now, post.token, status, {});
   }

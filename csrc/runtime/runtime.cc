@@ -8,6 +8,7 @@
 #include "core/copy.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/text.h"
 #include "intra_node/neighborhood.h"
 #include "runtime/awaited_calls.h"
 #include "runtime/connect.h"
@@ -146,7 +147,7 @@ class Runtime::Impl {
     if (!text.empty()) text += ", then ";
     const auto embedded = static_cast<std::uint32_t>(std::count_if(
         placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return lane.embedded; }));
-    text += endpoint->description() + " through " + std::to_string(placement.servers) + " servers (" +
+    text += endpoint->description() + " through " + counted(placement.servers, "server") + " (" +
             std::to_string(embedded / options.config.lanes) + " embedded in workers)";
     return text;
   }

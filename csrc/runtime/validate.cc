@@ -13,7 +13,7 @@ Status bad(const Request& request, const std::string& what) {
   return Status(Code::kInvalidArgument, to_string(request.descriptor) + ": " + what);
 }
 
-constexpr const char* kOverlap = "the input and the output overlap; they must be apart, or one and the same";
+constexpr const char* kOverlap = "the input and the output overlap; use separate memory, or the same memory for both";
 
 /// Results would be written to what is still to be read. Where the input lies `offset` into the output it is in place.
 bool overlaps_elsewhere(const Request& request, std::size_t offset) {

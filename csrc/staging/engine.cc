@@ -25,7 +25,7 @@ Status Engine::submit(Instant now, OperationId id, std::uint64_t bytes, Instant 
   if (operations_.contains(id)) {
     return {Code::kInvalidArgument, "staging: operation " + std::to_string(id.value) + " is under way already"};
   }
-  if (deadline <= now) return {Code::kInvalidArgument, "staging: the operation's timeout has passed before its start"};
+  if (deadline <= now) return {Code::kInvalidArgument, "staging: the operation's timeout passed before its start"};
   if (operations_.size() >= options_.most_operations) return Status::again();
   const Place place = operations_.try_emplace(id).first;
   Operation& operation = place->second;

@@ -89,8 +89,8 @@ EndpointAddress decode_peer_address(PeerId peer, std::span<const std::byte> byte
   constexpr std::string_view kFabric = "HFA";
   if (bytes.size() > kFabric.size() && std::memcmp(bytes.data(), kFabric.data(), kFabric.size()) == 0) {
     refuse(peer,
-           "is one of libfabric, but this process uses Herring's builtin tcp: set HERRING_PROVIDER alike on all "
-           "hosts (auto chooses by what each of them has)");
+           "is one of libfabric, but this process uses Herring's builtin tcp: set HERRING_PROVIDER to the same value "
+           "on all hosts (auto chooses by what each host has)");
   }
   const bool is_ours = bytes.size() > kHeadBytes && std::equal(kMagic.begin(), kMagic.end(), bytes.begin()) &&
                        (bytes[4] == kVersion4 || bytes[4] == kVersion6);

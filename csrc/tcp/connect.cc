@@ -315,7 +315,7 @@ bool TcpEndpoint::say(Connection& connection, std::span<const std::byte> bytes) 
   const ssize_t sent = send(connection.socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   ++stats_.send_calls;
   if (sent == static_cast<ssize_t>(bytes.size())) return true;
-  close_connection(connection, sent < 0 ? error_text(errno) : "it takes nothing");
+  close_connection(connection, sent < 0 ? error_text(errno) : "it takes no data");
   return false;
 }
 
@@ -331,7 +331,7 @@ bool TcpEndpoint::greet(Connection& connection) {
       if (connection.stage == Stage::kAwaitingAnswer) {
         close_connection(connection, "it ended the handshake: is its HERRING_SECRET the same?");
       } else if (connection.stage == Stage::kAwaitingProof) {
-        reject(connection, &StrangerCounters::failed, "ended the handshake: has it another HERRING_SECRET?");
+        reject(connection, &StrangerCounters::failed, "ended the handshake: does it have another HERRING_SECRET?");
       } else {
         reject(connection, &StrangerCounters::bad, "closed without a handshake");
       }
@@ -349,7 +349,7 @@ bool TcpEndpoint::take_greeting(Connection& connection, std::span<const std::byt
   if (connection.stage == Stage::kAwaitingHello) {
     const std::optional<Instance> who = check_hello(greeting, own_.instance);
     if (!who) {
-      reject(connection, &StrangerCounters::bad, "sent what is no handshake for this endpoint");
+      reject(connection, &StrangerCounters::bad, "sent no valid handshake for this endpoint");
       return false;
     }
     connection.other = *who;

@@ -32,7 +32,7 @@ std::string why_not(const Candidate& candidate, const std::string& interface) {
     const bool is_meant = candidate.name == interface || candidate.text == interface;
     return is_meant ? "" : "interface " + interface + " was asked for";
   }
-  if (candidate.socket.is_link_local()) return "a link-local address, of no use on other hosts";
+  if (candidate.socket.is_link_local()) return "a link-local address, which other hosts cannot use";
   return candidate.facts.up ? "" : "the interface is down";
 }
 

@@ -113,7 +113,7 @@ void Receiver::remember_withdrawn(Tag tag) {
 }
 
 Receiver::Outcome Receiver::read(Inflow& in, std::string& why) {
-  constexpr std::string_view kNoFrame = "it sent what is no message of Herring's";
+  constexpr std::string_view kNoFrame = "it sent bytes that are not a Herring message";
   if (in.is_paused) return Outcome::kPaused;
   if (in.is_in_body && in.landed == in.frame.bytes) finish(in);  // An empty one that has found its receive.
   if (!in.held.empty()) {
@@ -231,7 +231,8 @@ void Receiver::settle(Receive* receive, const Inflow& in) {
     completion.bytes = 0;
     completion.status =
         Status(Code::kProtocol, "receive of " + std::to_string(receive->memory.size()) + " bytes, tag " +
-                                    hex(receive->tag.value) + ": the message is of " + std::to_string(in.frame.bytes));
+                                    hex(receive->tag.value) + ": the message is longer (" +
+                                    std::to_string(in.frame.bytes) + " bytes)");
   }
   table_.remove(receive);
   ready_.push_back(std::move(completion));

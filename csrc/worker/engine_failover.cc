@@ -249,11 +249,10 @@ void Engine::Impl::settle(Instant now, Op& op, LanePart& part) {
   if (part.is_settled || op.has_failed) return;
   const bool has_all = std::find(part.held.begin(), part.held.end(), false) == part.held.end();
   if (!part.is_done && !has_all) {
-    fail(
-        now, op,
-        Status(Code::kPeerLost, to_string(op.operation.descriptor) +
-                                    ": after the loss of a server nobody had all of the result, and not everybody took "
-                                    "part any more: another rank had given the operation up"));
+    fail(now, op,
+         Status(Code::kPeerLost, to_string(op.operation.descriptor) +
+                                     ": a server is lost, no rank has all of the result, and another rank has given "
+                                     "the operation up, so it cannot be summed again"));
     return;
   }
   part.is_settled = true;

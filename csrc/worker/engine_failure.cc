@@ -189,7 +189,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
              std::to_string(part.expected()) + " answers" + (part.is_announced ? "" : ", not announced") + ")";
   }
   const std::string seconds = round_seconds_text(op.operation.timeout + config_.lane_grace);
-  std::string text = "after " + seconds + " rank " + std::to_string(config_.self.value) + " had no verdict on " +
+  std::string text = "after " + seconds + " rank " + std::to_string(config_.self.value) + " had no answer about " +
                      to_string(op.operation.descriptor) + " from server lane " + lanes +
                      "; see whether these servers are alive and reachable";
   if (text.size() > wire::kMaxReasonText) text.resize(wire::kMaxReasonText);

@@ -226,7 +226,7 @@ TEST(Hub, AHubThatDiedBeforeTheStartAndIsNotRestartedEndsIt) {
     process.signal(signal);
     member.join();
     EXPECT_EQ(status.code(), Code::kPeerLost) << status.message();
-    EXPECT_NE(status.message().find("worker 0, which holds the job together, is lost"), std::string::npos)
+    EXPECT_NE(status.message().find("worker 0, which runs the job's hub, is lost"), std::string::npos)
         << status.message();
   }
 }

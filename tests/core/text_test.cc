@@ -39,6 +39,14 @@ TEST(Printable, IsWhatEveryErrorShows) {
   EXPECT_EQ(std::string(Error(Code::kPeerLost, "\x1B[2J").what()).find('\x1B'), std::string::npos);
 }
 
+TEST(Counted, OneIsNoPlural) {
+  EXPECT_EQ(counted(1, "server"), "1 server");
+  EXPECT_EQ(counted(0, "server"), "0 servers");
+  EXPECT_EQ(counted(2, "server"), "2 servers");
+  EXPECT_EQ(counted(1, "server process", "server processes"), "1 server process");
+  EXPECT_EQ(counted(3, "server process", "server processes"), "3 server processes");
+}
+
 TEST(DescriptorHint, SaysWhatToDoWhereNoneIsLeft) {
   EXPECT_EQ(descriptor_hint(), "");
   const pid_t child = ::fork();

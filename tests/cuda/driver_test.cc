@@ -75,7 +75,7 @@ TEST(CudaDriver, ErrorsNameCallErrorAndWhatFollows) {
   EXPECT_EQ(lost.code(), Code::kTransport);
   EXPECT_EQ(lost.message(),
             "cuda: cuEventQuery failed with CUDA_ERROR_ILLEGAL_ADDRESS (700), an illegal memory access was "
-            "encountered; the GPU does nothing more for this process: restart it");
+            "encountered; this process can no longer use the GPU: restart the process");
   EXPECT_EQ(driver->check(77777, "cuX").message(), "cuda: cuX failed with an error without a name (77777)");
   EXPECT_TRUE(driver->check(kSuccess, "cuX").is_ok());
 }
@@ -113,7 +113,7 @@ TEST(CudaDevice, AGpuThatIsNotThereIsASentence) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.status().code(), Code::kUnavailable);
-    EXPECT_TRUE(has(error.status().message(), "no GPU of that number")) << error.status().message();
+    EXPECT_TRUE(has(error.status().message(), "no GPU with this number")) << error.status().message();
   }
 }
 

@@ -41,8 +41,7 @@ class FakeDevice final : public Device {
   Status pin(std::span<std::byte> memory) override {
     if (!check()) return health_;
     if (gpu_.pin(memory.data(), memory.size())) return Status::ok();
-    return {Code::kUnavailable,
-            description() + ": the system does not pin " + std::to_string(memory.size()) + " bytes"};
+    return {Code::kUnavailable, description() + ": the system cannot pin " + std::to_string(memory.size()) + " bytes"};
   }
   Status unpin(std::span<std::byte> memory) override {
     if (gpu_.unpin(memory.data())) return Status::ok();

@@ -30,9 +30,9 @@ def case_dtypes_differ() -> None:
 
 
 def case_rows_differ() -> None:
-    with expect_error(hvd.HorovodInternalError, "more than the first dimension"):
+    with expect_error(hvd.HorovodInternalError, "only the first dimension may differ"):
         hvd.allgather(torch.zeros(2, 1 + min(hvd.rank(), 1)), name="rows")
-    with expect_error(hvd.HorovodInternalError, "more than the first dimension"):
+    with expect_error(hvd.HorovodInternalError, "only the first dimension may differ"):
         hvd.alltoall(torch.zeros(hvd.size(), 1 + min(hvd.rank(), 1)), name="rows")
 
 

@@ -278,7 +278,7 @@ def test_a_bad_hostlist_is_an_error(text: str) -> None:
 
 
 def test_an_empty_hostlist_has_no_first_host() -> None:
-    with pytest.raises(InvalidArgumentError, match="names none"):
+    with pytest.raises(InvalidArgumentError, match="names no host"):
         first_host("")
 
 

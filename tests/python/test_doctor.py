@@ -68,7 +68,7 @@ def test_settings_that_end_every_job_are_a_problem(clean_env):
     assert findings["settings"][0] == "problem"
     assert "HERRING_LANES is 'many'" in findings["settings"][1]
     assert "did you mean HERRING_SERVERS?" in findings["settings"][1]
-    assert "cannot run here" in findings["so"][1]
+    assert "cannot run here" in findings["result"][1]
 
 
 def test_what_kubernetes_sets_is_no_problem(clean_env):
@@ -84,7 +84,7 @@ def test_no_libfabric_and_only_loopback_are_told_apart_from_a_cluster(clean_env)
     findings = doctor({**clean_env, "HERRING_LIBFABRIC": "/nonexistent/libfabric.so.1"})
     assert findings["libfabric"][0] == "absent"
     assert "/nonexistent/libfabric.so.1" in findings["libfabric"][1]
-    assert "several hosts: not possible" in findings["so"][1]
+    assert "several hosts: not possible" in findings["result"][1]
 
 
 def test_what_carries_data_is_named_with_the_reason(clean_env):
@@ -92,12 +92,12 @@ def test_what_carries_data_is_named_with_the_reason(clean_env):
     if chosen["builtin tcp"][0] == "ok":
         assert "neither EFA nor verbs" in chosen["builtin tcp"][1]
         assert "lo (127.0.0.1): CHOSEN: interface lo was asked for" in chosen["  builtin"][1]
-        assert "builtin tcp" in chosen["so"][1]
+        assert "builtin tcp" in chosen["result"][1]
     asked = doctor({**clean_env, "HERRING_PROVIDER": "builtin", "HERRING_INTERFACE": "lo"})
     assert "was asked for" in asked["builtin tcp"][1]
     without = doctor({**clean_env, "HERRING_PROVIDER": "builtin", "HERRING_LIBFABRIC": "/nonexistent/libfabric.so.1"})
     assert "not needed" in without["libfabric"][1]
-    assert "builtin tcp" in without["so"][1]
+    assert "builtin tcp" in without["result"][1]
     other = doctor({**clean_env, "HERRING_PROVIDER": "tcp", "HERRING_INTERFACE": "lo"})
     assert other["builtin tcp"][1].startswith("not chosen"), other["builtin tcp"]
 

@@ -45,7 +45,7 @@ def exchange():
     for bad, told in (([1] * (size + 1), "splits are"), ([-1] * size, "none negative"), ([9] * size, "at most")):
         with pytest.raises(herring.InvalidArgumentError, match=told):
             herring.alltoall(np.zeros(3), bad)
-    with pytest.raises(herring.InvalidArgumentError, match="is a number"):
+    with pytest.raises(herring.InvalidArgumentError, match="is a scalar"):
         herring.alltoall(3.0)
     if size > 1:
         with pytest.raises(herring.InvalidArgumentError, match="cannot be divided equally"):
@@ -71,7 +71,7 @@ def scatter_sums():
         np.testing.assert_array_equal(source, mine_of(rank, rows))
     with pytest.raises(herring.InvalidArgumentError, match="op is 'mean'"):
         herring.reduce_scatter(np.ones(3), "mean")
-    with pytest.raises(herring.InvalidArgumentError, match="is a number"):
+    with pytest.raises(herring.InvalidArgumentError, match="is a scalar"):
         herring.reduce_scatter(1.0)
 
 

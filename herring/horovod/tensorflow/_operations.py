@@ -93,7 +93,7 @@ def all_gather(values: Sequence[Any], name: str | None, process_set: ProcessSet)
     members = member_of(process_set, "allgather")
     tensors = [dense(each) for each in values]
     if any(each.shape.rank == 0 for each in tensors):
-        text = "herring: allgather needs at least one dimension; a tensor is a number"
+        text = "herring: allgather needs at least one dimension; a tensor is a scalar"
         raise tf.errors.InvalidArgumentError(None, None, text)
     labels = names_of(tensors, name)
 

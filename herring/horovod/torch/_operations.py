@@ -229,7 +229,7 @@ def all_to_all(
     members = members_of(process_set)
     source = _memory(tensor, "alltoall")
     if source.dim() == 0:
-        raise InvalidArgumentError("alltoall: the tensor is a number; it takes at least one dimension")
+        raise InvalidArgumentError("alltoall: the tensor is a scalar; it takes at least one dimension")
     dtype = torch.int32
     counts: list[int] | None = None
     if isinstance(splits, torch.Tensor):
@@ -268,7 +268,7 @@ def reduce_scatter(
         raise InvalidArgumentError("reducescatter: op must be hvd.Average, Sum, Min, Max or Product")
     sources = [_scaled(_memory(each, "reducescatter"), prescale_factor) for each in tensors]
     if any(each.dim() == 0 for each in sources):
-        raise InvalidArgumentError("reducescatter: a tensor is a number; it takes at least one dimension")
+        raise InvalidArgumentError("reducescatter: a tensor is a scalar; it takes at least one dimension")
     whole = [each.new_empty(each.shape) for each in sources]
 
     def steps(call: Call) -> Steps:
