@@ -96,7 +96,7 @@ control::Member self(std::uint32_t rank) {
 
 std::uint64_t random_id() {
   std::random_device source;
-  return (std::uint64_t{source()} << 31 ^ source()) | 1;
+  return ((std::uint64_t{source()} << 32 | source()) >> 1) + 1;
 }
 
 std::shared_ptr<control::Hub> open_hub(const Config& config, const std::string& host, std::uint16_t port,

@@ -54,7 +54,7 @@ std::uint64_t random_job_id() {
   random_bytes(bytes);
   std::uint64_t id = 0;
   for (const std::byte byte : bytes) id = id << 8 | std::to_integer<std::uint64_t>(byte);
-  return (id >> 1) | 1;
+  return (id >> 1) + 1;
 }
 
 }  // namespace
