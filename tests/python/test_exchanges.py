@@ -314,3 +314,26 @@ def test_elastic_jobs_refuse_what_depends_on_who_is_there(clean_env):
     command = [sys.executable, "-m", "herring._launch", "--elastic", "-np", "2", sys.executable, "-c", ELASTIC]
     done = subprocess.run(command, env=clean_env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.count("all refused") == 2, done.stdout + done.stderr
+
+
+def test_a_name_is_a_string(job):
+    job.run(bad_names, 1)
+
+
+def bad_names():
+    herring.init()
+    x = np.ones(2)
+    calls = [
+        lambda name: herring.allreduce(x, name=name),
+        lambda name: herring.alltoall(x, name=name),
+        lambda name: herring.reduce_scatter(x, name=name),
+        lambda name: herring.allgather(x, uneven=True, name=name),
+        lambda name: herring.grouped_allreduce([x], name=name),
+        lambda name: herring.broadcast(x, name=name),
+        lambda name: herring.barrier(name=name),
+    ]
+    for call in calls:
+        for name, told in ((5, "name is 5; it must be a string"), (b"x", "it must be a string"),
+                           ("a\ud800", "name is 'a.ud800'; it must have UTF-8")):  # fmt: skip
+            with pytest.raises(herring.InvalidArgumentError, match=told):
+                call(name)
