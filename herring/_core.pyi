@@ -193,7 +193,7 @@ class Hub:
         meet_host: str = "",
         master_port: int = 0,
         doubt_for: float = 0.0,
-        settle: float = 0.0,
+        start_delay: float = 0.0,
         launch: str = "",
     ) -> None: ...
     @property

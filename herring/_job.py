@@ -31,7 +31,7 @@ from herring._rendezvous import (
 
 _HUB_GRACE_S = 2.0
 # Longer than the pause between two rounds of who looks for a hub (csrc/control/connect.cc).
-_SETTLE_S = 0.3
+_START_DELAY_S = 0.3
 
 
 @dataclass
@@ -367,7 +367,7 @@ def _lead(
         master_port=fixed.master_port if fixed is not None else 0,
         # A process of this job that has not come by then never comes: worker 0 would have given up.
         doubt_for=config.join_timeout_s,
-        settle=_SETTLE_S if fixed is not None and fixed.is_derived else 0.0,
+        start_delay=_START_DELAY_S if fixed is not None and fixed.is_derived else 0.0,
         launch=_launch(fixed, config, placement, env),
     )
     try:

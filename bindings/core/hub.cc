@@ -33,7 +33,7 @@ struct PyHub {
 
 std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16_t> ports, std::uint32_t workers,
                                 std::uint64_t job_id, const PyConfig& config, std::string meet_host,
-                                std::uint16_t master_port, double doubt_for, double settle, std::string launch) {
+                                std::uint16_t master_port, double doubt_for, double start_delay, std::string launch) {
   const Config& settings = config.result.config;
   control::HubOptions options;
   options.listen_host = std::move(listen_host);
@@ -51,7 +51,7 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.meet_host = std::move(meet_host);
   options.master_port = master_port;
   options.doubt_for = duration_of(doubt_for);
-  options.settle = duration_of(settle);
+  options.start_delay = duration_of(start_delay);
   return std::make_unique<PyHub>(call_interruptibly([options] { return std::make_shared<Hub>(options); }));
 }
 
@@ -107,7 +107,7 @@ void bind_hub(py::module_& module) {
   py::class_<PyHub>(module, "Hub")
       .def(py::init(&make_hub), py::kw_only(), py::arg("listen_host"), py::arg("ports"), py::arg("workers"),
            py::arg("job_id"), py::arg("config"), py::arg("meet_host") = "", py::arg("master_port") = 0,
-           py::arg("doubt_for") = 0.0, py::arg("settle") = 0.0, py::arg("launch") = "")
+           py::arg("doubt_for") = 0.0, py::arg("start_delay") = 0.0, py::arg("launch") = "")
       .def_property_readonly("port", [](const PyHub& self) { return self.owned.get()->port(); })
       .def("counters",
            [](const PyHub& self) {

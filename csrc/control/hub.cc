@@ -104,7 +104,7 @@ class Hub::Impl final : private House {
 Hub::Impl::Impl(const HubOptions& options)
     : options_(checked(options)),
       membership_({options.workers, options.servers, options.heartbeat, options.dead_after, options.job_id,
-                   options.lead, options.doubt_for, options.settle, Clock::now()}) {
+                   options.lead, options.doubt_for, options.start_delay, Clock::now()}) {
   raise_file_limit(std::size_t{options.workers} + options.servers);
   UniqueFd listener =
       options.lead ? listen_alone(options, port_) : listen_on(options.listen_host, options.ports, port_);

@@ -57,7 +57,7 @@ struct HubOptions {
   Duration doubt_for{};
   /// The job starts so long after the hub at the earliest: who looked for a hub before there was one has found it then,
   /// be it of this job or not.
-  Duration settle{};
+  Duration start_delay{};
 };
 
 /// What a hub has seen so far. "Strangers" are connections that did not authenticate.

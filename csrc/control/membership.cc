@@ -116,7 +116,7 @@ void Membership::join(ConnectionId connection, const Join& join, Instant now) {
 }
 
 void Membership::start_when_complete(Instant now) {
-  if (started_ || index_of_.size() < slots_.size() || !doubt_.empty() || now < options_.opened + options_.settle)
+  if (started_ || index_of_.size() < slots_.size() || !doubt_.empty() || now < options_.opened + options_.start_delay)
     return;
   started_ = true;
   std::vector<Member> members;
@@ -441,8 +441,8 @@ void Membership::tick(Instant now) {
 
 Instant Membership::next_wakeup() const {
   if (index_of_.empty()) return Instant::max();
-  const bool settles = !started_ && index_of_.size() == slots_.size() && doubt_.empty();
-  const Instant start = settles ? options_.opened + options_.settle : Instant::max();
+  const bool may_start = !started_ && index_of_.size() == slots_.size() && doubt_.empty();
+  const Instant start = may_start ? options_.opened + options_.start_delay : Instant::max();
   return std::min({heartbeats_.next_wakeup(), next_return_, next_finished_, start});
 }
 

@@ -30,9 +30,9 @@ class Membership final {
     Duration heartbeat = std::chrono::seconds(1);
     Duration dead_after = std::chrono::seconds(5);
     std::uint64_t job_id = 0;
-    std::optional<Member> lead = {};  ///< As HubOptions.lead, doubt_for and settle, from `opened` on.
+    std::optional<Member> lead = {};  ///< As HubOptions.lead, doubt_for and start_delay, from `opened` on.
     Duration doubt_for = {};
-    Duration settle = {};
+    Duration start_delay = {};
     Instant opened = {};
   };
   struct Action {

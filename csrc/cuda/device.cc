@@ -77,7 +77,7 @@ Status CudaDevice::ready() {
   return driver_->check_process();
 }
 
-Status CudaDevice::settle(Result result, const char* call, const std::string& what) {
+Status CudaDevice::to_status(Result result, const char* call, const std::string& what) {
   if (result == kSuccess) return Status::ok();
   const Status status = driver_->check(result, call);
   Status full{status.code(), description_ + ": " + (what.empty() ? "" : what + ": ") + status.message()};
@@ -89,12 +89,13 @@ StreamHandle CudaDevice::create_stream() {
   ready().or_throw();
   const Current in(*this);
   Stream stream = nullptr;
-  settle(in([&](const Api& api) {
-           int least = 0, greatest = 0;
-           const Result result = api.ctx_get_stream_priority_range(&least, &greatest);
-           return result != kSuccess ? result : api.stream_create_with_priority(&stream, kStreamNonBlocking, greatest);
-         }),
-         "cuStreamCreateWithPriority")
+  to_status(in([&](const Api& api) {
+              int least = 0, greatest = 0;
+              const Result result = api.ctx_get_stream_priority_range(&least, &greatest);
+              return result != kSuccess ? result
+                                        : api.stream_create_with_priority(&stream, kStreamNonBlocking, greatest);
+            }),
+            "cuStreamCreateWithPriority")
       .or_throw();
   streams_.push_back(stream);
   return {reinterpret_cast<std::uint64_t>(stream)};
@@ -105,7 +106,7 @@ Status CudaDevice::allocate(std::size_t bytes, DeviceSpan& memory) {
   const Current in(*this);
   DevicePointer address = 0;
   const std::string what = "cannot allocate " + std::to_string(bytes) + " bytes of device memory";
-  Status status = settle(in([&](const Api& api) { return api.mem_alloc(&address, bytes); }), "cuMemAlloc", what);
+  Status status = to_status(in([&](const Api& api) { return api.mem_alloc(&address, bytes); }), "cuMemAlloc", what);
   if (status.is_ok()) memory = {address, bytes};
   return status;
 }
@@ -113,7 +114,7 @@ Status CudaDevice::allocate(std::size_t bytes, DeviceSpan& memory) {
 Status CudaDevice::release(DeviceSpan memory) {
   if (Status status = ready(); !status.is_ok()) return status;
   const Current in(*this);
-  return settle(in([&](const Api& api) { return api.mem_free(memory.address); }), "cuMemFree");
+  return to_status(in([&](const Api& api) { return api.mem_free(memory.address); }), "cuMemFree");
 }
 
 Status CudaDevice::pin(std::span<std::byte> memory) {
@@ -121,9 +122,9 @@ Status CudaDevice::pin(std::span<std::byte> memory) {
   const Current in(*this);
   const Result result =
       in([&](const Api& api) { return api.mem_host_register(memory.data(), memory.size(), kHostRegisterPortable); });
-  const Status status = settle(result, "cuMemHostRegister",
-                               "the system cannot pin " + std::to_string(memory.size()) +
-                                   " bytes (limit of locked memory: `ulimit -l`), so copies are slower");
+  const Status status = to_status(result, "cuMemHostRegister",
+                                  "the system cannot pin " + std::to_string(memory.size()) +
+                                      " bytes (limit of locked memory: `ulimit -l`), so copies are slower");
   if (status.is_ok() || !health_.is_ok()) return status;
   return {Code::kUnavailable, status.message()};
 }
@@ -131,16 +132,16 @@ Status CudaDevice::pin(std::span<std::byte> memory) {
 Status CudaDevice::unpin(std::span<std::byte> memory) {
   if (Status status = ready(); !status.is_ok()) return status;
   const Current in(*this);
-  return settle(in([&](const Api& api) { return api.mem_host_unregister(memory.data()); }), "cuMemHostUnregister");
+  return to_status(in([&](const Api& api) { return api.mem_host_unregister(memory.data()); }), "cuMemHostUnregister");
 }
 
 Status CudaDevice::wait_event(StreamHandle stream, ForeignEvent event) {
   if (Status status = ready(); !status.is_ok()) return status;
   const Current in(*this);
-  return settle(in([&](const Api& api) {
-                  return api.stream_wait_event(stream_of(stream), reinterpret_cast<Event>(event.value), 0);
-                }),
-                "cuStreamWaitEvent");
+  return to_status(in([&](const Api& api) {
+                     return api.stream_wait_event(stream_of(stream), reinterpret_cast<Event>(event.value), 0);
+                   }),
+                   "cuStreamWaitEvent");
 }
 
 Status CudaDevice::wait_ticket(StreamHandle stream, Ticket ticket) {
@@ -165,7 +166,7 @@ Status CudaDevice::copy_to_host(StreamHandle stream, std::span<std::byte> to, De
   if (Status status = ready(); !status.is_ok()) return status;
   if (Status status = check_sizes(to.size(), from.bytes); !status.is_ok() || to.empty()) return status;
   const Current in(*this);
-  return settle(
+  return to_status(
       in([&](const Api& api) { return api.memcpy_dtoh_async(to.data(), from.address, to.size(), stream_of(stream)); }),
       "cuMemcpyDtoHAsync", std::to_string(to.size()) + " bytes");
 }
@@ -174,7 +175,7 @@ Status CudaDevice::copy_to_device(StreamHandle stream, DeviceSpan to, std::span<
   if (Status status = ready(); !status.is_ok()) return status;
   if (Status status = check_sizes(to.bytes, from.size()); !status.is_ok() || to.empty()) return status;
   const Current in(*this);
-  return settle(
+  return to_status(
       in([&](const Api& api) { return api.memcpy_htod_async(to.address, from.data(), to.bytes, stream_of(stream)); }),
       "cuMemcpyHtoDAsync", std::to_string(to.bytes) + " bytes");
 }
@@ -183,7 +184,7 @@ Status CudaDevice::copy_inside(StreamHandle stream, DeviceSpan to, DeviceSpan fr
   if (Status status = ready(); !status.is_ok()) return status;
   if (Status status = check_sizes(to.bytes, from.bytes); !status.is_ok() || to.empty()) return status;
   const Current in(*this);
-  return settle(
+  return to_status(
       in([&](const Api& api) { return api.memcpy_dtod_async(to.address, from.address, to.bytes, stream_of(stream)); }),
       "cuMemcpyDtoDAsync", std::to_string(to.bytes) + " bytes");
 }
@@ -195,10 +196,11 @@ Status CudaDevice::load_kernels() {
   }
   const Current in(*this);
   Status status =
-      settle(in([&](const Api& api) { return api.module_load_data(&module_, kKernelsPtx); }), "cuModuleLoadData");
+      to_status(in([&](const Api& api) { return api.module_load_data(&module_, kKernelsPtx); }), "cuModuleLoadData");
   for (std::size_t i = 0; i < kKernels && status.is_ok(); ++i) {
-    status = settle(in([&](const Api& api) { return api.module_get_function(&kernels_[i], module_, kKernelNames[i]); }),
-                    "cuModuleGetFunction", kKernelNames[i]);
+    status =
+        to_status(in([&](const Api& api) { return api.module_get_function(&kernels_[i], module_, kKernelNames[i]); }),
+                  "cuModuleGetFunction", kKernelNames[i]);
   }
   return status;
 }
@@ -217,11 +219,11 @@ Status CudaDevice::launch(StreamHandle stream, KernelId kernel, std::span<const 
   // The driver copies the block of parameters before the call returns.
   void* block[] = {const_cast<std::byte*>(parameters.data())};
   const Function function = kernels_[static_cast<std::size_t>(kernel)];
-  return settle(in([&](const Api& api) {
-                  return api.launch_kernel(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_of(stream), block,
-                                           nullptr);
-                }),
-                "cuLaunchKernel", kKernelNames[static_cast<std::size_t>(kernel)]);
+  return to_status(in([&](const Api& api) {
+                     return api.launch_kernel(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_of(stream), block,
+                                              nullptr);
+                   }),
+                   "cuLaunchKernel", kKernelNames[static_cast<std::size_t>(kernel)]);
 }
 
 Status CudaDevice::record(StreamHandle stream, Ticket& ticket) {
@@ -231,13 +233,13 @@ Status CudaDevice::record(StreamHandle stream, Ticket& ticket) {
   if (free_events_.empty()) {
     Event event = nullptr;
     const Status status =
-        settle(in([&](const Api& api) { return api.event_create(&event, kEventDisableTiming); }), "cuEventCreate");
+        to_status(in([&](const Api& api) { return api.event_create(&event, kEventDisableTiming); }), "cuEventCreate");
     if (!status.is_ok()) return status;
     free_events_.push_back(event);
   }
   const Event event = free_events_.back();
   Status status =
-      settle(in([&](const Api& api) { return api.event_record(event, stream_of(stream)); }), "cuEventRecord");
+      to_status(in([&](const Api& api) { return api.event_record(event, stream_of(stream)); }), "cuEventRecord");
   if (!status.is_ok()) return status;
   free_events_.pop_back();
   ticket = {++last_ticket_};
@@ -261,7 +263,7 @@ std::size_t CudaDevice::poll(std::span<TicketDone> done) {
         if (result == kNotReady) break;
         if (result != kSuccess) {
           // Whatever it says: of this event nothing will be known.
-          const Status status = settle(result, "cuEventQuery");
+          const Status status = to_status(result, "cuEventQuery");
           if (health_.is_ok()) health_ = status;
           break;
         }
@@ -285,7 +287,7 @@ Status CudaDevice::is_capturing(ForeignStream stream, bool& answer) {
   if (Status status = ready(); !status.is_ok()) return status;
   const Current in(*this);
   int state = kCaptureNone;
-  Status status = settle(
+  Status status = to_status(
       in([&](const Api& api) { return api.stream_is_capturing(reinterpret_cast<Stream>(stream.value), &state); }),
       "cuStreamIsCapturing");
   answer = state != kCaptureNone;

@@ -55,7 +55,7 @@ class CudaDevice final : public Device {
   /// Not ok where the device failed, or this is a forked child.
   Status ready();
   /// The call's Status; an error that the context does not survive becomes health().
-  Status settle(Result result, const char* call, const std::string& what = {});
+  Status to_status(Result result, const char* call, const std::string& what = {});
   Status load_kernels();
 
   const std::shared_ptr<Driver> driver_;

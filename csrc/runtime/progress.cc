@@ -77,7 +77,7 @@ Progress::Progress(ProgressOptions options)
   };
   message_options.on_complete = [this](bool ok) {
     ++(ok ? counters_.ops_completed : counters_.ops_failed);
-    settle(1);
+    count_ended(1);
   };
   watch_collectives(message_options);
   messages_ = std::make_unique<Messages>(std::move(message_options));
@@ -258,7 +258,7 @@ bool Progress::do_turn(Instant now) {
   if (!busy) busy = take_hub_events(now);
   run_ticks(now);
   if (may_begin_) busy |= begin_held(now);
-  busy |= settle_collectives(now);
+  busy |= end_collectives(now);
   if (!closing_.empty()) end_closing();
   watch_unsent();
   return busy;
@@ -296,7 +296,7 @@ void Progress::carry_out(Instant now, const MessageCommands& commands) {
 }
 
 /// So many operations have ended; or are known to be in nobody's way any more.
-void Progress::settle(std::uint64_t ended) {
+void Progress::count_ended(std::uint64_t ended) {
   // Who drains says so before it looks at what is pending: either it sees that this was the last, or we see it.
   if (pending_.fetch_sub(ended) != ended || drainers_.load() == 0) return;
   const std::scoped_lock lock(mutex_);
@@ -312,7 +312,7 @@ void Progress::watch_unsent() {
   if (has_unsent) {
     ++pending_;
   } else {
-    settle(1);
+    count_ended(1);
   }
 }
 

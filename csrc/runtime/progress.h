@@ -244,7 +244,7 @@ class Progress final : public Driver {
   void carry_out(Instant now, const MessageCommands& commands);
   void wake_up(bool needs_thread);
   void ring();
-  void settle(std::uint64_t ended);
+  void count_ended(std::uint64_t ended);
   void watch_unsent();
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
@@ -272,7 +272,7 @@ class Progress final : public Driver {
   void watch_collectives(MessagesOptions& options);
   void declare(const WaitingCollective& waiting);
   void declared_end(const PendingOperation& operation, const Status& status);
-  bool settle_collectives(Instant now);
+  bool end_collectives(Instant now);
   void expire_held(Instant now);
   void start_closing(Instant now, const ClosingGroup& closing);
   void end_closing();

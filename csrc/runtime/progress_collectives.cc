@@ -33,7 +33,7 @@ void Progress::declared_end(const PendingOperation& operation, const Status& sta
     refused_collectives_.emplace_back(key, status);
 }
 
-bool Progress::settle_collectives(Instant now) {
+bool Progress::end_collectives(Instant now) {
   if (declarations_.empty() && refused_collectives_.empty() && ended_collectives_.empty()) return false;
   if (!messages_) {  // Everything has failed.
     declarations_.clear();

@@ -96,7 +96,7 @@ void Progress::start_all(Instant now, std::span<const PendingMessage> messages) 
   for (std::size_t i = 0; i < messages.size(); ++i) {
     if (!messages_) {
       messages[i].work->complete(failure());
-      settle(1);
+      count_ended(1);
       continue;
     }
     try {
@@ -426,7 +426,7 @@ void Progress::end(const std::shared_ptr<PendingOperation>& operation, const Sta
   publish();
   watch_unsent();  // Else a drain could miss what others may still need.
   operation->work->complete(status);
-  settle(1);
+  count_ended(1);
 }
 
 /// Two of one key would take each other's messages, and one would be freed while it is in use.
@@ -548,7 +548,7 @@ void Progress::fail_everything(const Status& status) {
     ended += messages_->fail_all(failure());
     messages_.reset();
   }
-  settle(ended);
+  count_ended(ended);
   for (const ClosingGroup& each : closing) each.closed->set();
 }
 

@@ -43,7 +43,7 @@ Shortcut Progress::take_shortcut(SmallOperation& operation) {
     operation.status = failure();
   }
   watch_unsent();
-  settle(1);
+  count_ended(1);
   if (has_local_backlog()) seat_->unpark();
   return result;
 }

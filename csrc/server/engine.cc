@@ -85,11 +85,11 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
       ++stats_.messages_rejected;
       return;
   }
-  settle(now);
+  follow_up(now);
 }
 
 /// What became possible: announces that had to wait for an earlier operation of their key, then grants.
-void Engine::Impl::settle(Instant now) {
+void Engine::Impl::follow_up(Instant now) {
   while (!replay_.empty()) {
     const Deferred next = std::move(replay_.front());
     replay_.pop_front();
@@ -146,7 +146,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
                       std::to_string(participant.peer.value) + ": " +
                       (status.is_ok() ? "the messages that arrived were not Herring's" : status.message())));
     }
-    settle(now);
+    follow_up(now);
     return;
   }
   input.token = 0;
@@ -161,7 +161,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     run_.on_complete(now, chunk.granted, chunk.count);
     finish_chunk(now, op, receive.chunk);
   }
-  settle(now);
+  follow_up(now);
 }
 
 void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
@@ -204,7 +204,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   } else if (op->state == OpState::kKept && op->sends == 0) {
     drop_eager_data(*op);
   }
-  settle(now);
+  follow_up(now);
 }
 
 void Engine::Impl::on_tick(Instant now) {
@@ -236,7 +236,7 @@ void Engine::Impl::on_tick(Instant now) {
       fail(now, op, Status(Code::kTimeout, timeout_text(op)));
     }
   }
-  settle(now);
+  follow_up(now);
 }
 
 void Engine::Impl::note_stall(Instant now, Op& op) {

@@ -199,7 +199,7 @@ void Engine::Impl::on_withdrawn(Instant now, Token token) {
   --owner.outstanding;
   workers_[owner.peer.value].granted -= chunk.count;
   drain(now, op, false);
-  settle(now);
+  follow_up(now);
 }
 
 /// Nothing is in flight any more: what is left is the answer for those who come late.
@@ -256,7 +256,7 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
       settle_op(now, *op);
     }
   }
-  settle(now);
+  follow_up(now);
 }
 
 /// An operation ends well on a worker only when all have announced it, so a worker that left has not ended this one.

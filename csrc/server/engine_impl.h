@@ -256,7 +256,7 @@ class Engine::Impl {
  private:
   // engine.cc
   bool is_from_job(const wire::Header& header) const;
-  void settle(Instant now);
+  void follow_up(Instant now);
   void note_stall(Instant now, Op& op);
   void set_timer(Op& op, Instant when);
   Op& create_op(const Key& key, Instant now);

@@ -192,7 +192,7 @@ void Engine::Impl::on_peer_left(Instant now, PeerId worker, const std::string& w
     Op* op = find_op(id);
     if (op != nullptr && waits_in_vain(*op, worker)) fail(now, *op, Status(Code::kPeerLost, why));
   }
-  settle(now);
+  follow_up(now);
 }
 
 void Engine::Impl::handle_moved(Instant now, const wire::Header& header) {

@@ -102,7 +102,7 @@ void Engine::on_copied_out(Instant now, OperationId id, std::uint32_t index, con
     return;
   }
   end_part(place, *part, actions);
-  settle(place, actions);
+  try_complete(place, actions);
 }
 
 void Engine::on_reduced(Instant now, OperationId id, std::uint32_t index, const Status& status, Actions& actions) {
@@ -118,7 +118,7 @@ void Engine::on_reduced(Instant now, OperationId id, std::uint32_t index, const 
   }
   // One whose device is lost holds no slot that could be used again, but its other parts' end is waited for.
   end_part(place, *part, actions);
-  settle(place, actions);
+  try_complete(place, actions);
 }
 
 void Engine::on_back_submitted(Instant now, OperationId id, std::uint32_t index, const Status& status,
@@ -134,7 +134,7 @@ void Engine::on_back_submitted(Instant now, OperationId id, std::uint32_t index,
     fail(now, place, status, actions);
     end_part(place, *part, actions);
   }
-  settle(place, actions);
+  try_complete(place, actions);
 }
 
 void Engine::on_copied_back(Instant now, OperationId id, std::uint32_t index, const Status& status, Actions& actions) {
@@ -144,7 +144,7 @@ void Engine::on_copied_back(Instant now, OperationId id, std::uint32_t index, co
   --place->second.copying;
   if (!status.is_ok()) fail(now, place, status, actions);
   end_part(place, *part, actions);
-  settle(place, actions);
+  try_complete(place, actions);
 }
 
 void Engine::fail(Instant now, Place place, const Status& reason, Actions& actions) {
@@ -160,7 +160,7 @@ void Engine::fail(Instant now, Place place, const Status& reason, Actions& actio
   }
 }
 
-void Engine::settle(Place place, Actions& actions) {
+void Engine::try_complete(Place place, Actions& actions) {
   Operation& operation = place->second;
   const bool is_over = operation.ended == operation.parts.size();
   if (!operation.is_completed) {
@@ -184,7 +184,7 @@ void Engine::cancel(Instant now, OperationId id, const Status& reason, Actions& 
   const Place place = operations_.find(id);
   if (place == operations_.end() || place->second.is_completed) return;
   fail(now, place, reason, actions);
-  settle(place, actions);
+  try_complete(place, actions);
 }
 
 void Engine::lose_device(Instant now, const Status& reason, Actions& actions) {
@@ -203,7 +203,7 @@ void Engine::lose_device(Instant now, const Status& reason, Actions& actions) {
       ++operation.lost;
       ++lost_;
     }
-    settle(place, actions);
+    try_complete(place, actions);
   }
 }
 
@@ -219,7 +219,7 @@ void Engine::advance(Instant now, Actions& actions) {
                                 " parts back on the device and " + std::to_string(operation.copying) +
                                 " copies in flight"},
            actions);
-      settle(place, actions);
+      try_complete(place, actions);
     } else if (!operation.failure.is_ok() && now >= operation.drain_deadline) {
       operation.is_completed = true;
       const std::string text = operation.failure.message() + "; and " + std::to_string(operation.copying) +

@@ -147,7 +147,7 @@ class Engine final {
   /// Gives the part's slot back and hands it on.
   void end_part(Place place, PartState& part, Actions& actions);
   /// Completes and releases what is due; the operation may be gone afterwards.
-  void settle(Place place, Actions& actions);
+  void try_complete(Place place, Actions& actions);
   /// First to `place`, where it has none.
   void hand_out_slots(Place place, Actions& actions);
   void start_part(Place place, SlotId slot, Actions& actions);

@@ -77,7 +77,7 @@ void Receiver::hand_over(StoredMessage& stored, Receive& receive) {
   if (in == nullptr) {
     Inflow whole;
     whole.frame = stored.frame;
-    settle(&receive, whole);
+    complete(&receive, whole);
     return;
   }
   receive.from = in;
@@ -220,11 +220,11 @@ void Receiver::finish(Inflow& in) {
   in.is_in_body = false;
   in.ahead = in.frame.bytes > kLargeBytes ? kAheadOfLarge : kAheadOfSmall;
   if (in.stored != nullptr) std::exchange(in.stored, nullptr)->from = nullptr;
-  if (in.into != nullptr) settle(std::exchange(in.into, nullptr), in);
+  if (in.into != nullptr) complete(std::exchange(in.into, nullptr), in);
 }
 
 /// The whole message is there.
-void Receiver::settle(Receive* receive, const Inflow& in) {
+void Receiver::complete(Receive* receive, const Inflow& in) {
   if (receive->is_cancelled) std::erase(cancelling_, receive);
   Completion completion{receive->token, CompletionKind::kReceive, in.frame.bytes, {}};
   if (in.frame.bytes > receive->memory.size()) {
@@ -307,7 +307,7 @@ void Receiver::drop(Inflow& in, const std::string& why) {
 }
 
 /// True where a paused connection goes on, for its message is set aside after all, or given up.
-bool Receiver::settle_paused(Inflow& in, Instant now) {
+bool Receiver::may_resume(Inflow& in, Instant now) {
   if (now - in.paused_since < kPausePatience) {
     next_tick_ = std::min(next_tick_, in.paused_since + kPausePatience);
     return false;
@@ -324,7 +324,7 @@ void Receiver::tick(Instant now) {
   next_tick_ = Instant::max();
   for (auto waiting = paused_.begin(); waiting != paused_.end();) {
     Inflow& in = *waiting->second;
-    if (!settle_paused(in, now)) {
+    if (!may_resume(in, now)) {
       ++waiting;
       continue;
     }

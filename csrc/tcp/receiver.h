@@ -79,8 +79,8 @@ class Receiver final {
   void resume(Inflow& in);
   void release(StoredMessage* stored);
   void hand_over(StoredMessage& stored, Receive& receive);
-  void settle(Receive* receive, const Inflow& in);
-  bool settle_paused(Inflow& in, Instant now);
+  void complete(Receive* receive, const Inflow& in);
+  bool may_resume(Inflow& in, Instant now);
   void remember_withdrawn(Tag tag);
 
   std::deque<transport::Completion>& ready_;

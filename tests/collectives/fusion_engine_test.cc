@@ -103,7 +103,7 @@ class Group {
   }
 
   /// False where something is left after so long.
-  bool settle(Duration limit = 20s) {
+  bool run_until_idle(Duration limit = 20s) {
     for (const Instant end = now_ + limit; !is_idle() && now_ < end;) run_until(now_ + 1ms);
     return is_idle();
   }
@@ -228,7 +228,7 @@ TEST(FusionEngine, ASecondStepTravelsInOneBatch) {
   for (int step = 0; step < 3; ++step) {
     for (int i = 0; i < 100; ++i) submit_everywhere(group, "t" + std::to_string(i), spec(1000));
     group.flush();
-    ASSERT_TRUE(group.settle());
+    ASSERT_TRUE(group.run_until_idle());
   }
   EXPECT_EQ(group.rank(0).batches.size(), 3u);
   EXPECT_EQ(group.rank(1).fused, 300u);
@@ -245,7 +245,7 @@ TEST(FusionEngine, BucketsHaveOneTypeAndOneOperatorAndTheSizeOfRank0) {
     submit_everywhere(group, "d" + std::to_string(i), spec(500, DataType::kFloat64));
     submit_everywhere(group, "m" + std::to_string(i), spec(100, DataType::kFloat32, ReduceOp::kMax));
   }
-  ASSERT_TRUE(group.settle());
+  ASSERT_TRUE(group.run_until_idle());
   // 10 of 4,000 bytes, two a bucket; twice; and all of 400 bytes in one.
   EXPECT_EQ(group.rank(0).batches.size(), 5u + 5u + 1u);
 }
@@ -253,7 +253,7 @@ TEST(FusionEngine, BucketsHaveOneTypeAndOneOperatorAndTheSizeOfRank0) {
 TEST(FusionEngine, ATensorThatOneRankHasNotHoldsUpNothingElse) {
   Group group(2, 1);
   for (const char* name : {"a", "b", "c"}) submit_everywhere(group, name, spec(10));
-  ASSERT_TRUE(group.settle());
+  ASSERT_TRUE(group.run_until_idle());
   group.submit(0, "a", spec(10));
   group.submit(0, "b", spec(10));
   group.submit(1, "b", spec(10));
@@ -264,14 +264,14 @@ TEST(FusionEngine, ATensorThatOneRankHasNotHoldsUpNothingElse) {
   group.run_until(group.now() + 1s);
   EXPECT_LE(group.rounds() - before, 2u) << "rank 1 has nothing to say";
   group.submit(1, "a", spec(10));
-  ASSERT_TRUE(group.settle(100ms));
+  ASSERT_TRUE(group.run_until_idle(100ms));
   EXPECT_EQ(group.rank(0).alone, 0u);
 }
 
 TEST(FusionEngine, RanksThatWaitForDifferentTensorsDoNotSpin) {
   Group group(2, 1);
   for (const char* name : {"a", "b"}) submit_everywhere(group, name, spec(10));
-  ASSERT_TRUE(group.settle());
+  ASSERT_TRUE(group.run_until_idle());
   group.submit(0, "a", spec(10));
   group.submit(1, "b", spec(10));
   const std::uint64_t before = group.rounds();
@@ -279,7 +279,7 @@ TEST(FusionEngine, RanksThatWaitForDifferentTensorsDoNotSpin) {
   EXPECT_LE(group.rounds() - before, 80u);
   group.submit(0, "b", spec(10));
   group.submit(1, "a", spec(10));
-  ASSERT_TRUE(group.settle(100ms));
+  ASSERT_TRUE(group.run_until_idle(100ms));
   EXPECT_EQ(group.rank(0).alone, 0u);
 }
 
@@ -290,7 +290,7 @@ TEST(FusionEngine, ShapesThatDifferGoAloneAndTheRestTogether) {
     group.submit(1, "odd", spec(11));
     group.submit(2, "odd", spec(10));
     submit_everywhere(group, "even", spec(10));
-    ASSERT_TRUE(group.settle(1s));
+    ASSERT_TRUE(group.run_until_idle(1s));
     EXPECT_EQ(group.rank(0).alone_uses["odd"], step + 1);
     EXPECT_EQ(group.rank(2).alone_uses["even"], 0);
   }
@@ -300,7 +300,7 @@ TEST(FusionEngine, ANewShapeOnAllRanksIsLearned) {
   Group group(2, 1);
   for (std::uint64_t elements : {10, 20, 20}) {
     submit_everywhere(group, "t", spec(elements));
-    ASSERT_TRUE(group.settle(1s));
+    ASSERT_TRUE(group.run_until_idle(1s));
   }
   EXPECT_GE(group.rank(0).fused, 2u);
   EXPECT_EQ(group.rank(0).fused, group.rank(1).fused);
@@ -312,7 +312,7 @@ TEST(FusionEngine, WhoCallsOutsideMeetsWhoCallsHere) {
     for (int step = 0; step < 2; ++step) {
       group.submit_outside(outside, "x");
       group.submit(1 - outside, "x", spec(10));
-      ASSERT_TRUE(group.settle(3s)) << outside << step;
+      ASSERT_TRUE(group.run_until_idle(3s)) << outside << step;
     }
     EXPECT_EQ(group.rank(0).alone_uses["x"], 2);
   }
@@ -321,16 +321,16 @@ TEST(FusionEngine, WhoCallsOutsideMeetsWhoCallsHere) {
 TEST(FusionEngine, AfterAPauseEverythingGoesAloneUntilAllGoOn) {
   Group group(3, 1);
   submit_everywhere(group, "t", spec(10));
-  ASSERT_TRUE(group.settle());
+  ASSERT_TRUE(group.run_until_idle());
   group.rank(1).engine->pause();
   group.submit(0, "t", spec(10));
   group.submit(2, "t", spec(10));
   group.submit_outside(1, "t");  // As who has joined takes part.
-  ASSERT_TRUE(group.settle(1s));
+  ASSERT_TRUE(group.run_until_idle(1s));
   EXPECT_EQ(group.rank(0).alone_uses["t"], 1);
   for (std::size_t index = 0; index < 3; ++index) group.rank(index).engine->resume();
   submit_everywhere(group, "t", spec(10));
-  ASSERT_TRUE(group.settle(100ms));
+  ASSERT_TRUE(group.run_until_idle(100ms));
   EXPECT_EQ(group.rank(2).fused, 2u);
 }
 
@@ -339,7 +339,7 @@ TEST(FusionEngine, NamesHaveALimitAndTheRestGoesAlone) {
   options.most_names = 10;
   Group group(2, 1, options);
   for (int i = 0; i < 30; ++i) submit_everywhere(group, "n" + std::to_string(i), spec(10));
-  ASSERT_TRUE(group.settle());
+  ASSERT_TRUE(group.run_until_idle());
   EXPECT_EQ(group.rank(0).fused, 10u);
   EXPECT_EQ(group.rank(1).alone, 20u);
 }
