@@ -21,19 +21,21 @@ class _Reducer:
         self._reduce = reduce
         self._averages = averages_passes
         self._sums: list[Any] = []
-        self._is_reduced = False  # What is applied next comes from compute().
+        self._is_reduced = False  # What is applied next comes from compute(),
+        self._by_a_function = False  # which a tf.function calls: this code runs while it is traced, once for all steps.
 
     def compute(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         """What compute_gradients() returns: reduced, but for those that add up, which reduce() does when it is time."""
         if self.passes > 1:
             return gradients
         self._is_reduced = True
+        self._by_a_function = not tf.executing_eagerly()
         return self._reduce(gradients, sources)
 
     def reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         """What is applied: the reduced gradients, once."""
         if self._is_reduced:
-            self._is_reduced = False
+            self._is_reduced = self._by_a_function and tf.executing_eagerly()
             return gradients
         return self._reduce(gradients, sources)
 

@@ -167,6 +167,15 @@ def gradients_between_computing_and_applying() -> None:
     of_keras = keras.Variable([1.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
     pairs = optimizer.compute_gradients(lambda: tf.reduce_sum(of_keras * (rank + 1.0)), [of_keras])
+    # Computed in a function, applied outside: the function is traced once, and none of its steps is reduced again.
+    split = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
+    there = tf.Variable([0.0])
+    gradients_of = tf.function(
+        lambda: split.compute_gradients(lambda: tf.reduce_sum(there * (rank + 1.0)), [there])[0][0]
+    )
+    for step in range(1, 4):
+        split.apply_gradients([(gradients_of(), there)])
+        close(there, [-step * size * (size + 1) / 2])
     close(pairs[0][0], [size * (size + 1) / 2])
     weight = tf.Variable([1.0])
     with tf.GradientTape() as recorded:
