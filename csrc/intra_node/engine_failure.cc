@@ -156,7 +156,7 @@ void Engine::Impl::note_stall(Instant now, Exchange& exchange) {
   if (exchange.stage != Stage::kGathering || exchange.mismatch_deadline != Instant::max()) return;
   // What waits behind this operation waits for the same.
   if (exchange.key.part != 0 || now < next_warning_) return;
-  std::string text = stall_text(exchange, now - exchange.begun);
+  std::string text = stall_text(exchange, config_.stall_warning);
   if (text.empty()) return;
   warning_ = StallWarning{exchange.key, std::move(text)};
   next_warning_ = now + config_.stall_warning;

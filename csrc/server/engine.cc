@@ -244,7 +244,7 @@ void Engine::Impl::note_stall(Instant now, Op& op) {
   // Of the lanes that have a part of it, one says it; and what waits behind this operation waits for the same.
   const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0 && now >= next_warning_;
   if (is_said_here && op.state == OpState::kGathering && !op.disagreed) {
-    warning_ = stall_text(now, op);
+    warning_ = stall_text(op);
     next_warning_ = now + config_.stall_warning;
   }
   if (op.disagreed) {

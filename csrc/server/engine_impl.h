@@ -379,7 +379,7 @@ class Engine::Impl {
   std::string mismatch_text(const Op& op) const;
   std::string late_mismatch_text(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   std::string timeout_text(const Op& op) const;
-  std::string stall_text(Instant now, const Op& op) const;
+  std::string stall_text(const Op& op) const;
   std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
   std::string missing_text(const Op& op) const;
   const GroupMembers* members(const Op& op) const;

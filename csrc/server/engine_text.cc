@@ -167,9 +167,9 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
                  ", though all ranks had called it");
 }
 
-std::string Engine::Impl::stall_text(Instant now, const Op& op) const {
+std::string Engine::Impl::stall_text(const Op& op) const {
   return bounded(to_string(op.shape.descriptor) + " has waited for " + missing_text(op) + " for " +
-                 round_seconds_text(now - op.first_announce) + " (" + to_string(op.key.op) +
+                 round_seconds_text(config_.stall_warning) + " (" + to_string(op.key.op) +
                  "). Look at what the missing ones are doing");
 }
 

@@ -250,4 +250,4 @@ def sums_of(text: str) -> list[str]:
 
 def operations_of_servers(stage: Stage, role: str) -> list[int]:
     """What each has worked off, as it says when it ends."""
-    return [int(number) for number in re.findall(r"herring server [0-9]: ([0-9]+) operations", stage.text(role))]
+    return [int(number) for number in re.findall(r"herring server [0-9]: ([0-9]+) operations?\b", stage.text(role))]

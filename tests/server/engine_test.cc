@@ -339,69 +339,6 @@ TEST(ServerEngine, ATimeOutNamesWhoIsMissingAndWhoCame) {
       "the missing ones were doing");
 }
 
-TEST(ServerEngine, AnOperationThatStallsIsWarnedOfOnceAndGoesOn) {
-  Bench bench(3);
-  bench.config.stall_warning = 3s;
-  bench.build();
-  for (const std::uint32_t worker : {0u, 2u}) bench.send(worker, bench.announce(worker, 1));
-  bench.op = 2;  // It waits behind the first.
-  bench.send(0, bench.announce(0, 1));
-  bench.op = 1;
-  const auto tick = [&bench](Duration later) {
-    bench.now += later;
-    if (bench.now >= bench.engine->next_deadline()) bench.engine->on_tick(bench.now);
-    bench.collect();
-    return bench.engine->take_warning();
-  };
-  EXPECT_EQ(tick(2999ms), "");
-  EXPECT_EQ(
-      tick(1ms),
-      "all_reduce(float32[32], sum) has waited for rank 1 for 3 s (operation 1). Look at what the missing ones are "
-      "doing");
-  EXPECT_EQ(tick(3s), "");
-  EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
-  bench.send(1, bench.announce(1, 1));
-  EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 3u);
-  EXPECT_EQ(tick(1s), "");
-}
-
-TEST(ServerEngine, OfAllLanesOneWarns) {
-  for (const bool is_first_shard : {true, false}) {
-    Bench bench(2);
-    bench.config.stall_warning = 3s;
-    bench.build();
-    wire::Announce body = bench.announce(0, 1);
-    body.descriptor.shape[0] *= 2;
-    body.descriptor.op_bytes *= 2;
-    body.descriptor.part_bytes *= 2;
-    if (!is_first_shard) body.shard_offset = body.shard_bytes;
-    bench.send(0, body);
-    bench.now += 4s;
-    bench.engine->on_tick(bench.now);
-    EXPECT_EQ(bench.engine->take_warning().empty(), !is_first_shard);
-  }
-}
-
-TEST(ServerEngine, AStallDoesNotCutShortTheWaitForWhoMayDisagreeToo) {
-  Bench bench(3);
-  bench.config.stall_warning = 3s;
-  bench.build();
-  bench.send(0, bench.announce(0, 1));
-  bench.now += 2900ms;
-  wire::Announce other = bench.announce(1, 1);
-  other.descriptor.reduce = ReduceOp::kMax;
-  bench.send(1, other);
-  bench.now += 1s;
-  bench.engine->on_tick(bench.now);
-  bench.collect();
-  EXPECT_EQ(bench.engine->take_warning(), "");
-  EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
-  bench.now += 2s;
-  bench.engine->on_tick(bench.now);
-  bench.collect();
-  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 2u);
-}
-
 TEST(ServerEngine, ATimeOutNamesWhoseDataDidNotCome) {
   Bench bench(2);
   bench.send(0, bench.announce(0, 1));
