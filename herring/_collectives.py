@@ -207,10 +207,10 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = _current()
-    ranks = session.ranks
-    if async_op and name is not None and timeout is None and not backup and ranks is not None:
-        return _start(session, None, array, op, name, group, ranks)
     if async_op or group is not None:
+        ranks = session.ranks
+        if async_op and name is not None and timeout is None and not backup and ranks is not None:
+            return _start(session, None, array, op, name, group, ranks)
         return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup, group)
     seconds = None if timeout is None else to_seconds(timeout)
     session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)
