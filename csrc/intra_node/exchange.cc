@@ -6,6 +6,7 @@
 
 #include "core/finite.h"
 #include "core/seconds_text.h"
+#include "core/stall_text.h"
 
 namespace herring::intra_node {
 namespace {
@@ -350,8 +351,7 @@ std::string stall_text(const Exchange& exchange, Duration waited) {
     if (exchange.of(i).ready) return "";
   }
   const auto silent = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).ready; };
-  return to_string(exchange.operation.descriptor) + " has waited for " + name_ranks(exchange, silent) + " for " +
-         round_seconds_text(waited) + " (" + to_string(exchange.key) + "). Look at what the missing ones are doing";
+  return herring::stall_text(exchange.operation.descriptor, exchange.key, name_ranks(exchange, silent), waited);
 }
 
 std::string timeout_text(const Exchange& exchange) {

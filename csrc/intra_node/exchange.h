@@ -58,12 +58,11 @@ struct Exchange {
   Instant deadline = Instant::max();  ///< Of the operation; while failing, of the others' letting go.
   Instant mismatch_deadline = Instant::max();
   Instant stalls_at = Instant::max();  ///< Then it is worth a warning.
-
-  /// When the next of these three has come.
-  Instant due() const { return std::min({deadline, mismatch_deadline, stalls_at}); }
   Status failure;
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(operation.members.size()); }
+  /// The first of its three times.
+  Instant due() const { return std::min({deadline, mismatch_deadline, stalls_at}); }
   std::uint32_t rank_of(std::uint32_t member) const { return operation.members[member]; }
   const Said& of(std::uint32_t member) const { return said[operation.members[member]]; }
   bool is_root() const { return me == operation.root; }
@@ -108,7 +107,7 @@ bool is_read_by(const Exchange& exchange, std::uint32_t member);
 /// For people.
 std::string mismatch_text(const Exchange& exchange);
 std::string timeout_text(const Exchange& exchange);
-/// Of an operation that some have not called, which `waited` so far. Empty: another rank of this host says it.
+/// Of an operation that some have not called for so long. Empty: another rank of this host says it.
 std::string stall_text(const Exchange& exchange, Duration waited);
 /// "rank 3", "ranks 3, 5": world ranks of the members for which `is_meant` is true.
 template <class Predicate>

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/seconds_text.h"
+#include "core/stall_text.h"
 #include "server/engine_impl.h"
 
 namespace herring::server {
@@ -168,9 +169,7 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
 }
 
 std::string Engine::Impl::stall_text(const Op& op) const {
-  return bounded(to_string(op.shape.descriptor) + " has waited for " + missing_text(op) + " for " +
-                 round_seconds_text(config_.stall_warning) + " (" + to_string(op.key.op) +
-                 "). Look at what the missing ones are doing");
+  return bounded(herring::stall_text(op.shape.descriptor, op.key.op, missing_text(op), config_.stall_warning));
 }
 
 std::string straggler_text(std::span<const Lateness> now, std::span<const Lateness> before) {

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "core/operation.h"
+#include "core/seconds_text.h"
+
+namespace herring {
+
+/// The warning of a call that has waited so long for `whom` ("rank 3", "ranks 3, 5").
+inline std::string stall_text(const OpDescriptor& descriptor, const OpKey& key, const std::string& whom,
+                              Duration waited) {
+  return to_string(descriptor) + " has waited for " + whom + " for " + round_seconds_text(waited) + " (" +
+         to_string(key) + "). Look at what the missing ones are doing";
+}
+
+}  // namespace herring
