@@ -160,6 +160,9 @@ class CudaSurvey(TypedDict):
     version: str
     gpus: list[GpuFacts]
 
+def check_name(name: object) -> None:
+    """Raises InvalidArgumentError where this is no name of an operation; None is one."""
+
 def survey_cuda(library: str = ...) -> CudaSurvey: ...
 def probe_fabric(config: Config, search: Sequence[str] = ...) -> FabricReport: ...
 def host_identity() -> str:

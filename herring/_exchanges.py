@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
-from herring import _composed
+from herring import _composed, _core
 from herring._arrays import TensorT, as_input, is_foreign, new_result
 from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError
@@ -45,18 +45,6 @@ def _session(what: str) -> Session:
     return session
 
 
-def _check_name(name: object) -> None:
-    """As the native module does for operations of one step. Raises InvalidArgumentError."""
-    if name is None:
-        return
-    if not isinstance(name, str):
-        raise InvalidArgumentError(f"name is {name!r}; it must be a string")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise InvalidArgumentError(f"name is {name!r}; it must have UTF-8 characters only, no lone surrogate") from None
-
-
 def _start(
     session: Session,
     kind: str,
@@ -68,7 +56,7 @@ def _start(
     async_op: bool,
 ) -> Any:
     """The result, or a handle that has it."""
-    _check_name(name)
+    _core.check_name(name)
     seconds = to_seconds(timeout)
     number = 0 if group is None else number_of(session, group)
     ranks = tuple(range(session.job.size)) if group is None else group.ranks

@@ -292,6 +292,8 @@ void bind_runtime(py::module_& module) {
       .def_buffer([](PyMemory& self) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(self.data), static_cast<py::ssize_t>(self.bytes));
       });
+  module.def(
+      "check_name", [](py::handle name) { static_cast<void>(name_of(name)); }, py::arg("name").none(true));
   bind_work(module);
   bind_runtime_class(module);
   py::class_<PyServerProcess>(module, "ServerProcess")
