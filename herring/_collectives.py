@@ -178,8 +178,7 @@ def allreduce(
     session = _current()
     source = as_input(array)
     result = new_result(session.runtime, source) if out is None else out
-    ranks = session.ranks
-    if async_op and name is not None and timeout is None and not backup and ranks is not None:
+    if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
         return _start(session, source, result, op, name, group, ranks)
     return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup, group)
 
@@ -207,10 +206,9 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = _current()
+    if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
+        return _start(session, None, array, op, name, group, ranks)
     if async_op or group is not None:
-        ranks = session.ranks
-        if async_op and name is not None and timeout is None and not backup and ranks is not None:
-            return _start(session, None, array, op, name, group, ranks)
         return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup, group)
     seconds = None if timeout is None else to_seconds(timeout)
     session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)

@@ -17,7 +17,7 @@ std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name
 
 /// numpy's masked array, or of a class derived from it, as numpy.ma.masked is.
 bool is_masked(py::handle object) {
-  // Written in Python, unlike numpy's arrays: these are asked for each call.
+  // Masked arrays are classes written in Python; an ordinary array, asked about in each call, is not.
   if ((Py_TYPE(object.ptr())->tp_flags & Py_TPFLAGS_HEAPTYPE) == 0) return false;
   for (const PyTypeObject* type = Py_TYPE(object.ptr()); type != nullptr; type = type->tp_base) {
     if (std::string_view(type->tp_name) == "MaskedArray") return true;
