@@ -70,7 +70,7 @@ class Verdict:
 
 TAG = re.compile(r"^\[(rank|server) (\d+)\] ")
 NEVER_JOINED = re.compile("gave up joining|found no hub|did not admit this worker|did not begin in time")
-SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operation)")
+SERVER_ERROR = re.compile(r"herring server( \d+)?: (?!\d+ operations?\b)")
 
 
 class Job:

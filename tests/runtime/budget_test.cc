@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/text.h"
 #include "runtime/messages.h"
 #include "runtime/placement.h"
 #include "transport/limits.h"
@@ -92,7 +93,7 @@ TEST(Budget, EveryJobEitherFitsOrIsRefused) {
           input.checksum = checksum;
           const std::string where = std::to_string(workers) + " x " + std::to_string(lanes);
           if (const std::string why = refusal(input); !why.empty()) {
-            EXPECT_NE(why.find(std::to_string(workers) + " worker"), std::string::npos) << why;
+            EXPECT_NE(why.find(counted(workers, "worker") + " on "), std::string::npos) << why;
             EXPECT_TRUE(workers > 3000 || lanes > 1000) << why;
             ++refused;
           } else {
