@@ -153,8 +153,9 @@ constexpr auto kSettings = std::to_array<Setting>({
      "job ends with an error that names them. 0: only HERRING_TIMEOUT_S ends it.",
      0, 86'400},
     {"HERRING_STALL_WARNING_S", Type::kSeconds, &Config::stall_warning_s,
-     "When a collective operation has waited for this long, a warning names the ranks that it waits for. "
-     "0: no warning.",
+     "When a collective operation (not gather or scatter) has waited for this long, a warning names the ranks that it "
+     "waits for. Each process "
+     "writes at most one in that time. 0: no warning.",
      0, kMaxSeconds},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
