@@ -93,7 +93,7 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   }
   record.has_name = true;
   records_.emplace(ticket, std::move(record));
-  wake_background(lock);
+  wake_driver(lock);
   return ticket;
 }
 
@@ -111,7 +111,7 @@ std::optional<Ticket> Fusion::Impl::queue_outside(std::string_view name, std::sh
   const auto found = names_.find(std::string(name));
   if (found == names_.end()) {
     engine_.went_outside(name, now());
-    wake_background(lock);
+    wake_driver(lock);
     return std::nullopt;
   }
   Record record;
@@ -125,7 +125,7 @@ bool Fusion::Impl::go_outside(std::string_view name) {
   Lock lock(mutex_);
   if (names_.contains(std::string(name))) return false;
   engine_.went_outside(name, now());
-  wake_background(lock);
+  wake_driver(lock);
   return true;
 }
 
@@ -155,7 +155,7 @@ void Fusion::Impl::begin_queued(Lock& lock, Ticket ticket) {
   if (!record.is_outside && !engine_.is_outside(record.name)) {
     const Status status = lend(record);
     if (!status.is_ok()) return end(lock, {&ticket, 1}, State::kDone, status);
-    if (engine_.submit(ticket, record.name, record.spec, now())) return wake_background(lock);
+    if (engine_.submit(ticket, record.name, record.spec, now())) return wake_driver(lock);
   }
   go_alone(lock, {&ticket, 1});
 }
@@ -217,15 +217,8 @@ void Fusion::Impl::stop_driving(Lock& lock) {
     if (!is_driven_) ended_.notify_all();
     return;
   }
-  std::vector<std::shared_ptr<Flight>> unwatched;
-  for (const auto& flight : flights_) {
-    if (!std::exchange(flight->has_callback, true)) unwatched.push_back(flight);
-  }
-  wake_background(lock);
-  if (unwatched.empty()) return;
-  lock.unlock();
-  for (const auto& flight : unwatched) watch(flight);
-  lock.lock();
+  wake_driver(lock);
+  watch_all(lock);
 }
 
 Status Fusion::Impl::forget(Ticket ticket) {
@@ -257,7 +250,7 @@ void Fusion::Impl::went_outside(std::string_view name) {
   Lock lock(mutex_);
   if (names_.contains(std::string(name))) throw in_flight(name);
   engine_.went_outside(name, now());
-  wake_background(lock);
+  wake_driver(lock);
 }
 
 void Fusion::Impl::came_back(std::string_view name) {
@@ -268,7 +261,7 @@ void Fusion::Impl::came_back(std::string_view name) {
 void Fusion::Impl::pause() {
   Lock lock(mutex_);
   engine_.pause();
-  wake_background(lock);
+  wake_driver(lock);
 }
 
 void Fusion::Impl::resume() {
@@ -280,7 +273,7 @@ void Fusion::Impl::close(Instant deadline) {
   Lock lock(mutex_);
   while (!is_closed_ && now() < deadline && (!engine_.is_idle() || !flights_.empty())) {
     engine_.flush();
-    wake_background(lock);
+    wake_driver(lock);
     ended_.wait_until(lock, soon(deadline));
   }
   if (std::exchange(is_closed_, true)) return;
@@ -298,9 +291,13 @@ void Fusion::Impl::close(Instant deadline) {
 
 // --- the background thread -------------------------------------------------------------------------------------------
 
-/// Where there is something for it before it wakes by itself, and nobody who waits anyway does it.
-void Fusion::Impl::wake_background([[maybe_unused]] const Lock& lock) {
-  if (is_closed_ || waiters_ > 0) return;
+/// Where there may be something to do before anybody looks by himself: who waits does it, else the background thread.
+void Fusion::Impl::wake_driver([[maybe_unused]] const Lock& lock) {
+  if (is_closed_) return;
+  if (waiters_ > 0) {
+    if (!is_driven_) ended_.notify_all();
+    return;
+  }
   if (!exchange_ && engine_.next_look(now()) >= background_until_) return;
   if (!thread_.joinable()) {
     thread_ = start_thread("herring-fusion", [this] { run_background(); });

@@ -106,7 +106,7 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
   for (Batch& batch : batches) {
     const std::shared_ptr<Flight> flight = pack(lock, std::move(batch));
     if (!flight) continue;
-    // The last bucket of a step, and somebody waits: it is driven by who waits.
+    // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
     flight->has_callback = !is_waiter;
     flights_.push_back(flight);
     if (is_waiter) continue;
@@ -162,6 +162,19 @@ void Fusion::Impl::watch(const std::shared_ptr<Flight>& flight) {
   flight->work->on_done([self = shared_from_this(), flight](const Status&) { self->land(flight); });
 }
 
+/// What nobody watches lands by itself from now on. False where there is none.
+bool Fusion::Impl::watch_all(Lock& lock) {
+  std::vector<std::shared_ptr<Flight>> unwatched;
+  for (const auto& flight : flights_) {
+    if (!std::exchange(flight->has_callback, true)) unwatched.push_back(flight);
+  }
+  if (unwatched.empty()) return false;
+  lock.unlock();
+  for (const auto& flight : unwatched) watch(flight);
+  lock.lock();
+  return true;
+}
+
 /// A bucket has come back: its tensors are written, by who comes first. Without the lock.
 void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   if (flight->is_taken.exchange(true)) return;
@@ -192,17 +205,19 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   } else {
     end(lock, tickets, State::kDone, explained(status, tickets));
   }
-  wake_background(lock);
+  wake_driver(lock);
 }
 
-/// Moves the bucket of this ticket, and lands it. False where it is in none, or in one that somebody lands.
+/// Moves the bucket of this ticket, and lands it. Where it is in none, it may be a name's later use, which waits for one
+/// that is: what is under way lands by itself then. False where there was nothing to do.
 bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   std::shared_ptr<Flight> mine;
   for (const auto& flight : flights_) {
     const auto& items = flight->batch.items;
     if (std::ranges::any_of(items, [&](const Batch::Item& item) { return item.ticket == ticket; })) mine = flight;
   }
-  if (!mine || mine->is_taken) return false;
+  if (!mine) return watch_all(lock);
+  if (mine->is_taken) return false;
   lock.unlock();
   if (mine->work->wait(until)) land(mine);
   lock.lock();
@@ -218,9 +233,10 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
     free_name(found->second);
     found->second.lease.reset();
     if (settings_.queues_names) engine_.went_outside(found->second.name, now());
-    const std::shared_ptr<void> owner = found->second.owner;
+    std::shared_ptr<void> owner = found->second.owner;
     lock.unlock();
     const Status status = go_alone_(ticket, owner);
+    owner.reset();  // The record keeps it until end(), which drops it without the lock: it may ask for what is its.
     lock.lock();
     end(lock, {&ticket, 1}, status.is_ok() ? State::kAlone : State::kDone, status);
   }

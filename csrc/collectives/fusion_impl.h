@@ -81,7 +81,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   };
 
   void run_background();
-  void wake_background(const Lock& lock);
+  void wake_driver(const Lock& lock);
   /// Takes one step, where it waits not beyond `until`. False where there is none now; then `next_look` is set.
   bool step(Lock& lock, bool is_waiter, Instant until, Instant& next_look);
   void drive_exchange(Lock& lock, Instant until);
@@ -91,6 +91,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
   std::shared_ptr<Flight> pack(Lock& lock, Batch batch);
   void watch(const std::shared_ptr<Flight>& flight);
+  bool watch_all(Lock& lock);
   void land(const std::shared_ptr<Flight>& flight);
   bool help(Lock& lock, Ticket ticket, Instant until);
   void go_alone(Lock& lock, std::span<const Ticket> tickets);

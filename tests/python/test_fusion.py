@@ -91,6 +91,7 @@ def drop():
     for _ in range(20):
         for index in range(50):
             herring.allreduce(np.ones(100, np.float32), "sum", name=f"dropped.{index}", async_op=True)
+        herring.allreduce(np.ones(400_000, np.float32), "sum", name="dropped.0", async_op=True)
         gc.collect()
     assert herring.allreduce(1.0, "sum") == 2.0
 
@@ -105,6 +106,8 @@ def one_name():
     rank = herring.rank()
     handles = [herring.allreduce(np.full(5, use), "sum", name="again", async_op=True) for use in range(100)]
     assert [handle.wait()[-1] for handle in handles] == [2 * use for use in range(100)]
+    handles = [herring.allreduce(np.full(5, use), "sum", name="again", async_op=True) for use in range(100)]
+    assert [handle.wait()[-1] for handle in handles[::-1]] == [2 * use for use in range(100)][::-1]
     for turn in range(3):
         # An array of its own, the same array again, another collective, a call that waits, a large one.
         array = np.ones(4)

@@ -82,7 +82,7 @@ def test_the_environment_and_the_secret_are_on_no_command_line(hosts, launches):
     code = """
 mark(os.getpid())
 wait_for_go()
-print(rank, os.environ["ONE"], os.environ["TWO"], os.environ["HOME"], os.environ["HERRING_SECRET"], os.getcwd())
+print(rank, ascii([os.environ[name] for name in ("ONE", "TWO", "HOME", "HERRING_SECRET")] + [os.getcwd()]))
 """
     log = launches.folder / "log"
     secret = "a-secret-for-this-test"
@@ -94,7 +94,8 @@ print(rank, os.environ["ONE"], os.environ["TWO"], os.environ["HOME"], os.environ
     launches.go()
     out, err = job.communicate(timeout=30)
     assert (job.returncode, err) == (0, b"")
-    expected = [f"{rank} 1 '$x\nline zwei /nowhere {secret} {launches.folder}" for rank in (0, 1)]
+    values = ascii(["1 '$x\nline", "zwei", "/nowhere", secret, str(launches.folder)])
+    expected = [f"{rank} {values}" for rank in (0, 1)]  # On one line each: lines are whole, a value of two lines is not.
     assert out.decode() in ("\n".join(order) + "\n" for order in (expected, expected[::-1]))
     assert len(log.read_text().splitlines()) == 2, "two hosts were asked for what is in the log"
     assert secret not in log.read_text()
