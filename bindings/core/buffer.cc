@@ -1,5 +1,7 @@
 #include "bindings/core/buffer.h"
 
+#include <pybind11/numpy.h>
+
 #include <string_view>
 
 #include "bindings/core/dlpack.h"
@@ -130,6 +132,43 @@ void export_to(Py_buffer& exported, py::handle object, const std::string& role) 
   refuse(role, "cannot be read as memory" + kind + ": " + raised.what() + "; dtypes that work: " + kDtypes);
 }
 
+bool parse_numpy_type(int number, DataType& dtype) {
+  using Numpy = py::detail::npy_api;
+  if (number == Numpy::NPY_FLOAT_)
+    dtype = DataType::kFloat32;
+  else if (number == Numpy::NPY_DOUBLE_)
+    dtype = DataType::kFloat64;
+  else if (number == Numpy::NPY_INT32_)
+    dtype = DataType::kInt32;
+  else if (number == Numpy::NPY_INT64_)
+    dtype = DataType::kInt64;
+  else if (number == Numpy::NPY_UINT8_)
+    dtype = DataType::kUInt8;
+  else
+    return false;
+  return true;
+}
+
+/// A plain array of a common dtype, past the buffer protocol: numpy writes down the format as text for every export.
+/// False for all others, whatever is wrong with them; nothing is said about this one then.
+bool view_plain_array(py::handle object, Access access, View& view) {
+  using Numpy = py::detail::npy_api;
+  if (Py_TYPE(object.ptr()) != Numpy::get().PyArray_Type_) return false;
+  const auto& array = *py::detail::array_proxy(object.ptr());
+  const auto& dtype = *py::detail::array_descriptor_proxy(array.descr);
+  const int needed = Numpy::NPY_ARRAY_C_CONTIGUOUS_ | Numpy::NPY_ARRAY_ALIGNED_ |
+                     (access == Access::kWrite ? Numpy::NPY_ARRAY_WRITEABLE_ : 0);
+  const bool is_native = dtype.byteorder == '=' || dtype.byteorder == '|';
+  if ((array.flags & needed) != needed || !is_native || !parse_numpy_type(dtype.type_num, view.dtype)) return false;
+  std::size_t bytes = element_bytes(view.dtype);
+  for (const auto size : std::span(array.dimensions, static_cast<std::size_t>(array.nd))) {
+    view.shape.append(static_cast<std::uint64_t>(size));
+    bytes *= static_cast<std::size_t>(size);
+  }
+  view.bytes = {reinterpret_cast<std::byte*>(array.data), bytes};
+  return true;
+}
+
 View view_of(const Py_buffer& exported, py::handle object, Access access, const std::string& role) {
   View view;
   if (is_masked(object)) {
@@ -255,7 +294,9 @@ void Buffer::take(py::handle object, Access access, const std::string& role) {
 }
 
 void Loan::take(py::handle object, Access access, const std::string& role) {
-  if (is_exporter(object)) {
+  if (view_plain_array(object, access, *this)) {
+    array_ = py::reinterpret_borrow<py::object>(object);
+  } else if (is_exporter(object)) {
     export_to(exported_, object, role);
     static_cast<View&>(*this) = view_of(exported_, object, access, role);
   } else {
@@ -266,11 +307,12 @@ void Loan::take(py::handle object, Access access, const std::string& role) {
 }
 
 std::shared_ptr<void> Loan::prolong() const {
-  if (exported_.obj == nullptr) return owner_;
+  PyObject* const object = array_ ? array_.ptr() : exported_.obj;
+  if (object == nullptr) return owner_;
   try {
-    return take_exported(exported_.obj, Access::kRead, "the array").owner;
+    return take_exported(object, Access::kRead, "the array").owner;
   } catch (const std::exception&) {
-    Py_INCREF(exported_.obj);  // No memory for it: better never freed than freed under the runtime.
+    Py_INCREF(object);  // No memory for it: better never freed than freed under the runtime.
     return nullptr;
   }
 }

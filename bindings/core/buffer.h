@@ -62,6 +62,8 @@ class Loan final : public View {
   std::shared_ptr<void> prolong() const;
 
  private:
+  // One of them keeps the memory.
+  py::object array_;
   Py_buffer exported_{};
   std::shared_ptr<void> owner_;  ///< Where the object has no buffer protocol.
 };
