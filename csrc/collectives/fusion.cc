@@ -256,6 +256,7 @@ void Fusion::Impl::went_outside(std::string_view name) {
 void Fusion::Impl::came_back(std::string_view name) {
   const std::scoped_lock lock(mutex_);
   engine_.came_back(name);
+  if (engine_.is_idle()) ended_.notify_all();  // close() may wait for it.
 }
 
 void Fusion::Impl::pause() {
