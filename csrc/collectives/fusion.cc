@@ -10,8 +10,8 @@ namespace {
 // So long a driver waits for the network at most before it looks up: others may want its place, or its caller signals.
 constexpr Duration kSlice = std::chrono::milliseconds(50);
 
-// The background thread's: what it waits for ends also where this rank closes.
-constexpr Duration kBackgroundSlice = std::chrono::seconds(10);
+// The background thread's: what it waits for ends also where this rank closes. What comes meanwhile may get late.
+constexpr Duration kBackgroundSlice = std::chrono::seconds(1);
 
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }

@@ -35,7 +35,7 @@ runtime::Request request(GroupId group, const char* name, Collective collective,
 }  // namespace
 
 bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next_look) {
-  if (exchange_) {
+  if (exchange_ && !engine_.has_late(now())) {
     drive_exchange(lock, until);
     return true;
   }
@@ -208,8 +208,8 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   wake_driver(lock);
 }
 
-/// Moves the bucket of this ticket, and lands it. Where it is in none, it may be a name's later use, which waits for one
-/// that is: what is under way lands by itself then. False where there was nothing to do.
+/// Moves the bucket of this ticket, and lands it. Where it is in none, it may be a name's later use, which waits for
+/// one that is: what is under way lands by itself then. False where there was nothing to do.
 bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   std::shared_ptr<Flight> mine;
   for (const auto& flight : flights_) {

@@ -57,6 +57,7 @@ bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec
     set_bits(*entry, false, true);
   }
   if (!std::exchange(has_news_, true)) first_news_ = now;
+  if (round_is_out_ && round_is_patient_) late_at_ = std::min(late_at_, now + options_.patience);
   return true;
 }
 
@@ -111,6 +112,7 @@ std::vector<Ticket> FusionEngine::take_all() {
 // --- what comes next -------------------------------------------------------------------------------------------------
 
 Step FusionEngine::next(Instant now) {
+  if (has_late(now)) take_late(now);
   if (!to_go_alone_.empty()) return FusionStep::Alone{std::exchange(to_go_alone_, {})};
   if (!batches_.empty()) {
     batches_out_ += batches_.size();
@@ -134,7 +136,8 @@ bool FusionEngine::may_enter(Instant now) const {
 
 Instant FusionEngine::next_look(Instant now) const {
   if (has_step() || may_enter(now)) return now;
-  if (round_is_out_ || is_paused_ || has_given_up_) return Instant::max();
+  if (round_is_out_) return std::max(late_at_, now);
+  if (is_paused_ || has_given_up_) return Instant::max();
   Instant when = Instant::max();
   if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = first_news_ + options_.cycle;
   if (pending_count_ > 0 && !has_news_) when = not_before_;
@@ -161,6 +164,8 @@ FusionStep::Round FusionEngine::enter(Instant now) {
     round.words[kHeadWords + words + id / 64] &= ~(std::uint64_t{1} << id % 64);
   }
   round_is_out_ = true;
+  round_is_patient_ = round.is_patient;
+  late_at_ = Instant::max();
   has_news_ = false;
   flush_ = false;
   if (!outside_.empty()) {
@@ -232,6 +237,21 @@ void FusionEngine::lose_patience(Instant now) {
     const Duration patience = entry.id == kNoId ? options_.unknown_patience : options_.patience;
     if (now >= entry.since + patience) to_go_alone_.push_back(take(entry));
   }
+}
+
+/// Others know nothing of it: it was not there when this rank entered the round.
+void FusionEngine::take_late(Instant now) {
+  late_at_ = Instant::max();
+  for (auto& [name, entry] : entries_) {
+    if (!entry.is_pending) continue;
+    const Instant when = entry.since + options_.patience;
+    if (now >= when) {
+      to_go_alone_.push_back(take(entry));
+    } else {
+      late_at_ = std::min(late_at_, when);
+    }
+  }
+  std::ranges::sort(to_go_alone_);
 }
 
 bool FusionEngine::plan_came(std::span<const std::byte> bytes, Instant now) {

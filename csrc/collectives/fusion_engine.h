@@ -91,7 +91,10 @@ class FusionEngine final {
   /// these tickets no longer.
   std::vector<Ticket> give_up();
 
+  /// While a round or plan is out, only where has_late().
   Step next(Instant now);
+  /// What came while a patient round is out has waited for long enough for the others to come to it: it goes alone.
+  bool has_late(Instant now) const { return round_is_out_ && now >= late_at_; }
   /// `words`: as many as Round had, ANDed over all ranks. False where they make no sense; the caller gives up.
   [[nodiscard]] bool round_ended(std::span<const std::uint64_t> words, Instant now);
   /// How many bytes the plan has that comes: rank 0 of the group has said it in the round before.
@@ -135,6 +138,7 @@ class FusionEngine final {
   std::vector<Ticket> take_all();
   bool has_step() const { return !to_go_alone_.empty() || !batches_.empty() || plan_bytes_ > 0; }
   void lose_patience(Instant now);
+  void take_late(Instant now);
   void make_batches(std::span<Entry* const> entries);
 
   FusionOptions options_;
@@ -161,6 +165,8 @@ class FusionEngine final {
   bool has_news_ = false;
   bool flush_ = false;
   bool round_is_out_ = false;
+  bool round_is_patient_ = false;
+  Instant late_at_ = Instant::max();
   bool wants_pause_ = false;
   bool is_paused_ = false;
   bool has_given_up_ = false;

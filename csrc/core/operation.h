@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -43,6 +44,10 @@ struct OpDescriptor {
   std::array<std::uint64_t, kMaxDims> shape{};
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
+
+/// An operation with a time limit of this or more waits for others to come when they like, so it never stalls. More
+/// than HERRING_TIMEOUT_S may be; on the wire it is the largest number.
+inline constexpr Duration kNoHaste = std::chrono::milliseconds(0xFFFF'FFFF);
 
 /// Those that are made of messages: their shapes may differ between ranks and are not said.
 constexpr bool is_made_of_messages(Collective collective) noexcept {

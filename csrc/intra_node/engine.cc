@@ -74,7 +74,8 @@ void Engine::Impl::begin(Instant now, Exchange& exchange) {
       static_cast<std::uint32_t>(std::ranges::find(operation.members, config_.local_rank) - operation.members.begin());
   exchange.deadline = operation.timeout > Instant::max() - now ? Instant::max() : now + operation.timeout;
   exchange.begun = now;
-  if (config_.stall_warning < exchange.deadline - now) exchange.stalls_at = now + config_.stall_warning;
+  const bool may_stall = config_.stall_warning < operation.timeout && operation.timeout < kNoHaste;
+  if (may_stall) exchange.stalls_at = now + config_.stall_warning;
   wake_at(std::min(exchange.deadline, exchange.stalls_at));
   exchange.way = choose_way(operation, config_);
   exchange.layout = layout_hash(operation, exchange.way);

@@ -154,9 +154,12 @@ void Engine::Impl::expire(Instant now, Exchange& exchange) {
 void Engine::Impl::note_stall(Instant now, Exchange& exchange) {
   exchange.stalls_at = Instant::max();
   if (exchange.stage != Stage::kGathering || exchange.mismatch_deadline != Instant::max()) return;
-  // What waits behind this operation waits for the same.
-  if (exchange.key.part != 0 || now < next_warning_) return;
-  std::string text = stall_text(exchange, config_.stall_warning);
+  if (exchange.key.part != 0) return;
+  if (now < next_warning_) {  // What waits behind another mostly waits for the same: its turn is later.
+    exchange.stalls_at = next_warning_;
+    return;
+  }
+  std::string text = stall_text(exchange, config_.stall_warning, now - exchange.begun);
   if (text.empty()) return;
   warning_ = StallWarning{exchange.key, std::move(text)};
   next_warning_ = now + config_.stall_warning;

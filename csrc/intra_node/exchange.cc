@@ -346,12 +346,12 @@ std::string mismatch_text(const Exchange& exchange) {
   return text;
 }
 
-std::string stall_text(const Exchange& exchange, Duration waited) {
+std::string stall_text(const Exchange& exchange, Duration least, Duration waited) {
   for (std::uint32_t i = 0; i < exchange.me; ++i) {
     if (exchange.of(i).ready) return "";
   }
   const auto silent = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).ready; };
-  return herring::stall_text(exchange.operation.descriptor, exchange.key, name_ranks(exchange, silent), waited);
+  return herring::stall_text(exchange.operation.descriptor, exchange.key, name_ranks(exchange, silent), least, waited);
 }
 
 std::string timeout_text(const Exchange& exchange) {

@@ -108,7 +108,7 @@ bool is_read_by(const Exchange& exchange, std::uint32_t member);
 std::string mismatch_text(const Exchange& exchange);
 std::string timeout_text(const Exchange& exchange);
 /// Of an operation that some have not called for so long. Empty: another rank of this host says it.
-std::string stall_text(const Exchange& exchange, Duration waited);
+std::string stall_text(const Exchange& exchange, Duration least, Duration waited);
 /// "rank 3", "ranks 3, 5": world ranks of the members for which `is_meant` is true.
 template <class Predicate>
 std::string name_ranks(const Exchange& exchange, Predicate is_meant) {

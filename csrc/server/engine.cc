@@ -241,18 +241,23 @@ void Engine::Impl::on_tick(Instant now) {
 
 void Engine::Impl::note_stall(Instant now, Op& op) {
   op.stalls_at = Instant::max();
-  // Of the lanes that have a part of it, one says it; and what waits behind this operation waits for the same.
-  const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0 && now >= next_warning_;
+  // Of the lanes that have a part of it, one says it. What waits behind it mostly waits for the same: its turn is
+  // later.
+  const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0;
   if (is_said_here && op.state == OpState::kGathering && !op.disagreed) {
-    warning_ = stall_text(op);
-    next_warning_ = now + config_.stall_warning;
+    if (now < next_warning_) {
+      op.stalls_at = next_warning_;
+    } else {
+      warning_ = stall_text(now, op);
+      next_warning_ = now + config_.stall_warning;
+    }
   }
   if (op.disagreed) {
     set_timer(op, std::min(op.deadline, now + config_.mismatch_grace));
   } else if (op.is_join && op.state == OpState::kGathering && !op.waits_for_all) {
     try_to_decide(now, op);
   } else {
-    set_timer(op, op.deadline);
+    set_timer(op, op.due());
   }
 }
 

@@ -155,19 +155,34 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     op = &create_op(key_of(header), now);
     op->shape = *announce;
     op->chunks = chunk_count(*announce);
-    op->deadline = now + std::chrono::milliseconds(announce->timeout_ms);
     op->is_join = (header.flags & wire::kFlagJoin) != 0;
     op->roster = roster;
     op->in = members_of(roster);
     live_.emplace(op->key, op->id);
-    if (config_.stall_warning < op->deadline - now) op->stalls_at = now + config_.stall_warning;
-    set_timer(*op, op->due());
   }
+  keep_time(now, *op, *announce);
   if (!agrees(*op, header, *announce, roster)) op->disagreed = true;
   add_participant(*op, header, *announce, data);
   op->participants.back().announced = now;
   if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
   after_announce(now, *op);
+}
+
+/// The first deadline of all who have announced it counts, and a stall from the first on who is in haste.
+void Engine::Impl::keep_time(Instant now, Op& op, const wire::Announce& announce) {
+  if (op.state != OpState::kGathering) return;
+  const Duration timeout = std::chrono::milliseconds(announce.timeout_ms);
+  const bool is_first_in_haste = timeout < kNoHaste && op.hasty_since == Instant::max();
+  if (now + timeout >= op.deadline && !is_first_in_haste) return;
+  if (now + timeout < op.deadline) {
+    op.deadline = now + timeout;
+    op.timeout = timeout;
+  }
+  if (is_first_in_haste) {
+    op.hasty_since = now;
+    if (config_.stall_warning < timeout) op.stalls_at = now + config_.stall_warning;
+  }
+  set_timer(op, std::min(op.timer, op.due()));
 }
 
 Status Engine::Impl::check_announce(const wire::Header& header, const wire::Announce& announce,

@@ -127,7 +127,9 @@ struct Op {
   std::unordered_map<std::uint32_t, Chunk> in_flight;  // By its first chunk.
   std::uint32_t sends = 0;                             // Results on their way.
   Instant first_announce;
-  Instant deadline;
+  Instant hasty_since = Instant::max();  // The first announce with less than kNoHaste.
+  Instant deadline = Instant::max();
+  Duration timeout{};                  // Of whose deadline it is.
   Instant stalls_at = Instant::max();  // Then it is worth a warning.
   Instant timer = Instant::max();      // Its entry in Engine::Impl::timers_.
   Status failure;
@@ -379,7 +381,8 @@ class Engine::Impl {
   std::string mismatch_text(const Op& op) const;
   std::string late_mismatch_text(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   std::string timeout_text(const Op& op) const;
-  std::string stall_text(const Op& op) const;
+  void keep_time(Instant now, Op& op, const wire::Announce& announce);
+  std::string stall_text(Instant now, const Op& op) const;
   std::vector<std::uint32_t> ranks_of(const Participant& participant) const;
   std::string missing_text(const Op& op) const;
   const GroupMembers* members(const Op& op) const;

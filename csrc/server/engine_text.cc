@@ -142,7 +142,7 @@ std::string Engine::Impl::missing_text(const Op& op) const {
 }
 
 std::string Engine::Impl::timeout_text(const Op& op) const {
-  const std::string seconds = round_seconds_text(op.deadline - op.first_announce);
+  const std::string seconds = round_seconds_text(op.timeout);
   const std::string call = to_string(op.shape.descriptor) + ", " + to_string(op.key.op);
   std::vector<std::uint32_t> came;
   std::vector<std::uint32_t> silent;
@@ -168,8 +168,9 @@ std::string Engine::Impl::timeout_text(const Op& op) const {
                  ", though all ranks had called it");
 }
 
-std::string Engine::Impl::stall_text(const Op& op) const {
-  return bounded(herring::stall_text(op.shape.descriptor, op.key.op, missing_text(op), config_.stall_warning));
+std::string Engine::Impl::stall_text(Instant now, const Op& op) const {
+  const Duration waited = now - op.hasty_since;
+  return bounded(herring::stall_text(op.shape.descriptor, op.key.op, missing_text(op), config_.stall_warning, waited));
 }
 
 std::string straggler_text(std::span<const Lateness> now, std::span<const Lateness> before) {

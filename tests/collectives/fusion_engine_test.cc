@@ -318,6 +318,31 @@ TEST(FusionEngine, WhoCallsOutsideMeetsWhoCallsHere) {
   }
 }
 
+/// Rank 0 sits in a round that nobody has to come to.
+TEST(FusionEngine, WhatComesToARankThatOnlyListensGoesAloneInTheEnd) {
+  Group group(2, 1);
+  for (const char* name : {"a", "b"}) submit_everywhere(group, name, spec(10));
+  ASSERT_TRUE(group.run_until_idle());
+  group.submit_outside(0, "large");
+  group.run_until(group.now() + 300ms);
+  EXPECT_TRUE(group.rank(0).round);
+  group.submit_outside(1, "large");
+  ASSERT_TRUE(group.run_until_idle(10ms));
+  group.submit(0, "a", spec(10));
+  group.run_until(group.now() + 1s);
+  group.submit(0, "b", spec(10));
+  group.run_until(group.now() + 990ms);
+  EXPECT_EQ(group.rank(0).alone, 1u) << "it may still travel with others";
+  group.run_until(group.now() + 20ms);
+  EXPECT_EQ(group.rank(0).alone, 2u);
+  submit_everywhere(group, "c", spec(10));
+  group.submit(1, "a", spec(10));
+  group.submit(1, "b", spec(10));
+  ASSERT_TRUE(group.run_until_idle(3s));
+  EXPECT_EQ(group.rank(1).alone_uses["a"], 1);
+  EXPECT_EQ(group.rank(1).alone_uses["b"], 0);
+}
+
 TEST(FusionEngine, AfterAPauseEverythingGoesAloneUntilAllGoOn) {
   Group group(3, 1);
   submit_everywhere(group, "t", spec(10));

@@ -188,11 +188,10 @@ TEST(Operations, WhoClosesTellsOthersFirstWhatIsUnderWayByItself) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, OperationsOnJobs,
                          ::testing::Values(JobShape{.workers = 2}, JobShape{.workers = 3},
-                                           JobShape{.workers = 2, .servers = 1},
-                                           JobShape{.workers = 4, .hosts = 2}),
+                                           JobShape{.workers = 2, .servers = 1}, JobShape{.workers = 4, .hosts = 2}),
                          [](const auto& job) {
-                           return std::to_string(job.param.workers) + "On" + std::to_string(job.param.hosts) +
-                                  "With" + std::to_string(job.param.servers);
+                           return std::to_string(job.param.workers) + "On" + std::to_string(job.param.hosts) + "With" +
+                                  std::to_string(job.param.servers);
                          });
 
 }  // namespace

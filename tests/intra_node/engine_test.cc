@@ -188,12 +188,17 @@ TEST_F(EngineTest, NamesLayoutsThatDiffer) {
 }
 
 TEST_F(EngineTest, WarnsOnceOnOneRankOfWhoDoesNotCome) {
-  cluster_.submit(1, operation(1, b_));
-  cluster_.submit(2, operation(2, c_));
+  const auto submit = [&](std::uint32_t rank, std::span<float> values, std::uint64_t op = 1) {
+    LocalOperation patient = operation(rank, values, op);
+    patient.timeout = seconds(60);
+    cluster_.submit(rank, patient);
+  };
+  submit(1, b_);
+  submit(2, c_);
   cluster_.run(random_);
   std::vector<float> more(100, 1.0f);
   cluster_.advance_time(milliseconds(1));
-  cluster_.submit(1, operation(1, more, 2));
+  submit(1, more, 2);
   cluster_.run(random_);
   const auto tick_all = [&](Duration later) {
     cluster_.advance_time(later);
@@ -204,13 +209,20 @@ TEST_F(EngineTest, WarnsOnceOnOneRankOfWhoDoesNotCome) {
   EXPECT_TRUE(cluster_.rank(1).warnings.empty());
   tick_all(milliseconds(2));
   tick_all(milliseconds(1000));
-  ASSERT_EQ(cluster_.rank(1).warnings.size(), 1u) << "and not one more of the operation behind it";
+  ASSERT_EQ(cluster_.rank(1).warnings.size(), 1u) << "and not yet one of the operation behind it";
   EXPECT_EQ(cluster_.rank(1).warnings[0],
             "all_reduce(float32[100], sum) has waited for rank 10 for 3 s (operation 1). Look at what the missing ones "
             "are doing");
   EXPECT_TRUE(cluster_.rank(0).warnings.empty());
   EXPECT_TRUE(cluster_.rank(2).warnings.empty()) << "rank 11 has said it";
-  cluster_.submit(0, operation(0, a_));
+  tick_all(milliseconds(2000));
+  ASSERT_EQ(cluster_.rank(1).warnings.size(), 2u);
+  EXPECT_EQ(cluster_.rank(1).warnings[1],
+            "all_reduce(float32[100], sum) has waited for ranks 10, 12 for 6 s (operation 2). Look at what the missing "
+            "ones are doing");
+  tick_all(milliseconds(9000));
+  EXPECT_EQ(cluster_.rank(1).warnings.size(), 2u) << "each has been told of";
+  submit(0, a_);
   cluster_.run(random_);
   for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank).is_ok()) << status(rank).to_string();
 }

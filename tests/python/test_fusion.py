@@ -260,6 +260,30 @@ def threads():
         list(pool.map(work, range(4)))
 
 
+@WAYS
+@pytest.mark.parametrize("late", [[2], [1, 2]], ids=["two_listen", "one_listens"])
+def test_who_is_told_of_long_operations_is_not_held_up_for_ever(job, env, late):
+    """Ranks that something large keeps waiting enter a round to which nobody has to come."""
+    job.run(never_comes_to_the_round, 3, {"late": late}, env={**env, "HERRING_TIMEOUT_S": "4"})
+
+
+def never_comes_to_the_round(late):
+    herring.init()
+    small, large = np.ones(10), np.ones(3_000_000, np.float32)
+    herring.allreduce_(small, "sum", name="small", async_op=True).wait()
+    if herring.rank() in late:
+        time.sleep(0.6)
+    herring.allreduce_(large, "sum", name="large", async_op=True).wait()
+    before = time.monotonic()
+    if herring.rank() == 2:
+        time.sleep(12)
+        return
+    with pytest.raises(herring.HerringError, match="small") as caught:
+        herring.allreduce_(small, "sum", name="small", async_op=True).wait()
+    assert "rank 2" in str(caught.value) or isinstance(caught.value, herring.PeerLostError)
+    assert time.monotonic() - before < 11
+
+
 def test_what_is_pending_ends_before_the_job(job):
     job.run(end_of_job, 2)
 

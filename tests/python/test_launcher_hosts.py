@@ -95,7 +95,8 @@ print(rank, ascii([os.environ[name] for name in ("ONE", "TWO", "HOME", "HERRING_
     out, err = job.communicate(timeout=30)
     assert (job.returncode, err) == (0, b"")
     values = ascii(["1 '$x\nline", "zwei", "/nowhere", secret, str(launches.folder)])
-    expected = [f"{rank} {values}" for rank in (0, 1)]  # On one line each: lines are whole, a value of two lines is not.
+    # On one line each: lines are whole, but a value of two lines is not.
+    expected = [f"{rank} {values}" for rank in (0, 1)]
     assert out.decode() in ("\n".join(order) + "\n" for order in (expected, expected[::-1]))
     assert len(log.read_text().splitlines()) == 2, "two hosts were asked for what is in the log"
     assert secret not in log.read_text()

@@ -51,3 +51,17 @@ def test_servers_say_it_once(job):
 
 def test_zero_is_no_warning(job):
     assert not warnings_of(job, large_without_a_name, 2, {"HERRING_STALL_WARNING_S": "0"})
+
+
+def waits_for_nothing():
+    herring.init()
+    values = np.ones(3_000_000, np.float32)
+    if herring.rank() == 1:
+        time.sleep(AFTER_S / 2)  # So long that rank 0 says to the others what is under way by itself; no stall.
+    herring.allreduce_(values, "sum", name="large", async_op=True).wait()
+    time.sleep(4 * AFTER_S)
+
+
+def test_a_rank_that_only_listens_is_no_stall(job):
+    assert not warnings_of(job, waits_for_nothing, 2, {})
+    assert not warnings_of(job, waits_for_nothing, 2, {"HERRING_INTRA_NODE": "off"})
