@@ -13,6 +13,10 @@ constexpr Duration kSlice = std::chrono::milliseconds(50);
 // The background thread's: what it waits for ends also where this rank closes. What comes meanwhile may get late.
 constexpr Duration kBackgroundSlice = std::chrono::seconds(1);
 
+// Who closes stays for so long where something is under way outside that nobody else calls: who has it pending in a
+// round has heard of it by then.
+constexpr Duration kTelling = std::chrono::seconds(5);
+
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
 
@@ -256,7 +260,7 @@ void Fusion::Impl::went_outside(std::string_view name) {
 void Fusion::Impl::came_back(std::string_view name) {
   const std::scoped_lock lock(mutex_);
   engine_.came_back(name);
-  if (engine_.is_idle()) ended_.notify_all();  // close() may wait for it.
+  if (!engine_.has_outside()) ended_.notify_all();  // close() may wait for it.
 }
 
 void Fusion::Impl::pause() {
@@ -272,7 +276,12 @@ void Fusion::Impl::resume() {
 
 void Fusion::Impl::close(Instant deadline) {
   Lock lock(mutex_);
-  while (!is_closed_ && now() < deadline && (!engine_.is_idle() || !flights_.empty())) {
+  const Instant told = std::min(deadline, now() + kTelling);
+  const auto has_work = [&] {
+    const Instant when = now();
+    return when < deadline && (!engine_.is_idle() || !flights_.empty() || (engine_.has_outside() && when < told));
+  };
+  while (!is_closed_ && has_work()) {
     engine_.flush();
     wake_driver(lock);
     ended_.wait_until(lock, soon(deadline));

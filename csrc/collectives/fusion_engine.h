@@ -104,8 +104,9 @@ class FusionEngine final {
 
   /// When next() has something to do that it has not yet. Instant::max(): after an event.
   Instant next_look(Instant now) const;
-  /// Nothing is pending here, and nothing is under way outside, of which other ranks may have to hear.
-  bool is_idle() const noexcept { return pending_count_ == 0 && outside_.empty(); }
+  bool is_idle() const noexcept { return pending_count_ == 0; }
+  /// Something is under way outside, of which other ranks may have to hear.
+  bool has_outside() const noexcept { return !outside_.empty(); }
   std::uint64_t rounds() const noexcept { return rounds_; }
 
  private:
