@@ -279,7 +279,8 @@ void Fusion::Impl::close(Instant deadline) {
   const Instant told = std::min(deadline, now() + kTelling);
   const auto has_work = [&] {
     const Instant when = now();
-    return when < deadline && (!engine_.is_idle() || !flights_.empty() || (engine_.has_outside() && when < told));
+    const bool tells = settings_.queues_names && engine_.has_outside() && when < told;
+    return when < deadline && (!engine_.is_idle() || !flights_.empty() || tells);
   };
   while (!is_closed_ && has_work()) {
     engine_.flush();
@@ -296,7 +297,13 @@ void Fusion::Impl::close(Instant deadline) {
   if (thread.joinable()) thread.join();
   lock.lock();
   break_down(lock, shut_down());
+  if (!exchange_) return;
+  // Its end may come later, and until then the runtime has its memory.
+  const std::shared_ptr<runtime::Work> work = exchange_->work;
+  const auto kept = std::make_shared<Exchange>(std::move(*exchange_));
   exchange_.reset();
+  lock.unlock();
+  work->on_done([kept](const Status&) {});
 }
 
 // --- the background thread -------------------------------------------------------------------------------------------

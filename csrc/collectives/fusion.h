@@ -78,7 +78,8 @@ class Fusion final {
   void pause();
   void resume();
 
-  /// Waits for what is pending until the deadline, then stops. What is submitted later goes alone.
+  /// Waits for what is pending until the deadline, then stops. Where names queue up also for what is under way outside,
+  /// 5 s at most: others may have to hear of it. What is submitted later goes alone.
   void close(Instant deadline);
 
  private:

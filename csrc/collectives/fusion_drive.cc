@@ -12,7 +12,6 @@ namespace {
 constexpr const char* kRoundName = "names of small tensors";
 constexpr const char* kPlanName = "new names of small tensors";
 constexpr const char* kBucketName = "small tensors";
-constexpr Duration kYear = std::chrono::hours(24 * 365);
 constexpr std::size_t kMostNamesInText = 3;
 
 runtime::Request request(GroupId group, const char* name, Collective collective, DataType dtype, ReduceOp reduce,
@@ -58,9 +57,9 @@ bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next
 void Fusion::Impl::start_round(FusionStep::Round round) {
   Exchange& exchange = exchange_.emplace();
   exchange.words = std::move(round.words);
-  runtime::Request made =
-      request(group_, kRoundName, Collective::kAllReduce, DataType::kInt64, ReduceOp::kBand,
-              std::as_writable_bytes(std::span(exchange.words)), round.is_patient ? kYear : settings_.timeout);
+  runtime::Request made = request(group_, kRoundName, Collective::kAllReduce, DataType::kInt64, ReduceOp::kBand,
+                                  std::as_writable_bytes(std::span(exchange.words)), settings_.timeout);
+  made.is_patient = round.is_patient;
   made.is_waited_for = true;
   exchange.work = runtime_->submit(made);
 }

@@ -252,6 +252,7 @@ void FusionEngine::take_late(Instant now) {
     }
   }
   std::ranges::sort(to_go_alone_);
+  if (pending_count_ == 0) has_news_ = false;
 }
 
 bool FusionEngine::plan_came(std::span<const std::byte> bytes, Instant now) {

@@ -106,12 +106,8 @@ class Outside final : public Work {
   Outside(const Outside&) = delete;
   Outside& operator=(const Outside&) = delete;
 
-  bool is_done() const override { return work_->is_done(); }
-  bool wait(Instant deadline) override {
-    if (!work_->wait(deadline)) return false;
-    if (!has_come_back_.exchange(true)) fusion_->came_back(name_);
-    return true;
-  }
+  bool is_done() const override { return work_->is_done() && come_back(); }
+  bool wait(Instant deadline) override { return work_->wait(deadline) && come_back(); }
   std::shared_ptr<void> block(bool from_pool) override { return work_->block(from_pool); }
   Status status() const override { return with_name(work_->status(), name_); }
   void on_done(std::function<void(const Status&)> callback) override {
@@ -121,6 +117,10 @@ class Outside final : public Work {
   std::vector<std::uint32_t> contributors() const override { return work_->contributors(); }
 
  private:
+  bool come_back() const {
+    if (!has_come_back_.exchange(true)) fusion_->came_back(name_);
+    return true;
+  }
   void come_back_when_done() {
     if (has_come_back_.exchange(true)) return;
     work_->on_done([fusion = fusion_, name = name_](const Status&) { fusion->came_back(name); });
@@ -129,7 +129,7 @@ class Outside final : public Work {
   const std::shared_ptr<Work> work_;
   const std::shared_ptr<Fusion> fusion_;
   const std::string name_;
-  std::atomic<bool> has_come_back_{false};
+  mutable std::atomic<bool> has_come_back_{false};
 };
 
 }  // namespace

@@ -45,8 +45,8 @@ struct OpDescriptor {
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
 
-/// An operation with a time limit of this or more waits for others to come when they like, so it never stalls. More
-/// than HERRING_TIMEOUT_S may be; on the wire it is the largest number.
+/// A rank whose time limit of an operation is this or more lets the others come when they like, so it never stalls.
+/// More than any other operation's; on the wire it is the largest number.
 inline constexpr Duration kNoHaste = std::chrono::milliseconds(0xFFFF'FFFF);
 
 /// Those that are made of messages: their shapes may differ between ranks and are not said.

@@ -127,6 +127,7 @@ void Engine::Impl::announce(Exchange& exchange) {
   ready.descriptor = exchange.operation.descriptor;
   ready.layout = exchange.layout;
   ready.location = exchange.location;
+  ready.is_patient = exchange.operation.timeout >= kNoHaste;
   if (exchange.location == Location::kInline) {
     ready.data = exchange.operation.memory;
   } else if (exchange.location != Location::kNone) {

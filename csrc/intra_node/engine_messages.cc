@@ -44,6 +44,7 @@ void Engine::Impl::on_ready(Instant now, std::uint32_t from, const LocalMessage&
   said.descriptor = message.descriptor;
   said.layout = message.layout;
   said.location = message.location;
+  said.is_patient = message.is_patient;
   said.offset = message.offset;
   said.data.assign(message.data.begin(), message.data.end());
   if (exchange->stage == Stage::kEarly) {

@@ -348,7 +348,7 @@ std::string mismatch_text(const Exchange& exchange) {
 
 std::string stall_text(const Exchange& exchange, Duration least, Duration waited) {
   for (std::uint32_t i = 0; i < exchange.me; ++i) {
-    if (exchange.of(i).ready) return "";
+    if (exchange.of(i).ready && !exchange.of(i).is_patient) return "";
   }
   const auto silent = [&](std::uint32_t i) { return i != exchange.me && !exchange.of(i).ready; };
   return herring::stall_text(exchange.operation.descriptor, exchange.key, name_ranks(exchange, silent), least, waited);

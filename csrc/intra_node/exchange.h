@@ -36,6 +36,7 @@ struct Said {
   bool ready = false;
   bool reduced = false;
   bool released = false;  ///< Touches our memory no more.
+  bool is_patient = false;
   OpDescriptor descriptor;
   std::uint64_t layout = 0;
   Location location = Location::kNone;
@@ -107,7 +108,8 @@ bool is_read_by(const Exchange& exchange, std::uint32_t member);
 /// For people.
 std::string mismatch_text(const Exchange& exchange);
 std::string timeout_text(const Exchange& exchange);
-/// Of an operation that some have not called for so long. Empty: another rank of this host says it.
+/// Of an operation that some have not called for so long. Empty: another rank of this host says it, which is not one
+/// that lets others come when they like.
 std::string stall_text(const Exchange& exchange, Duration least, Duration waited);
 /// "rank 3", "ranks 3, 5": world ranks of the members for which `is_meant` is true.
 template <class Predicate>

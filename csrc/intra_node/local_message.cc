@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::uint8_t kVersion = 3;
 constexpr std::uint8_t kReplyFlag = 1;
+constexpr std::uint8_t kPatientFlag = 2;
 constexpr std::size_t kMaxTextBytes = 1024;
 
 struct Head {
@@ -120,6 +121,7 @@ bool decode_ready(const Head& head, std::span<const std::byte> body, std::span<c
                   LocalMessage& message) {
   if (head.detail > static_cast<std::uint8_t>(Location::kInline)) return false;
   message.location = static_cast<Location>(head.detail);
+  message.is_patient = (head.flags & kPatientFlag) != 0;
   message.data = data;
   if (!unpack(read<ReadyBody>(body), message)) return false;
   const std::uint64_t expected = message.location == Location::kInline ? message.descriptor.part_bytes : 0;
@@ -176,6 +178,7 @@ Head head_of(const LocalMessage& message) {
 std::array<std::byte, sizeof(ReadyToAll::tail)> encode_ready(const LocalMessage& ready) {
   Head head = head_of(ready);
   head.kind = static_cast<std::uint8_t>(MessageKind::kReady);
+  head.flags = ready.is_patient ? kPatientFlag : 0;
   head.detail = static_cast<std::uint8_t>(ready.location);
   const ReadyBody body = pack(ready);
   std::array<std::byte, sizeof(ReadyToAll::tail)> bytes;

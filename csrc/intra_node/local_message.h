@@ -16,7 +16,7 @@
 ///   offset  size
 ///        0     1  version
 ///        1     1  kind
-///        2     1  flags: bit 0 reply (Error)
+///        2     1  flags: bit 0 reply (Error), bit 1 patient (Ready)
 ///        3     1  location (Ready), code (Error), else 0
 ///        4     4  group
 ///        8     8  op
@@ -60,6 +60,7 @@ struct LocalMessage {
   Location location = Location::kNone;
   std::uint64_t offset = 0;
   std::span<const std::byte> data;  ///< Borrowed.
+  bool is_patient = false;          ///< The others may come when they like.
   // Done
   std::vector<OpKey> keys;
   // Error

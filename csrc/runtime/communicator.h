@@ -59,6 +59,7 @@ struct Request {
   std::span<const std::byte> input;  ///< All-gather: this rank's block. Else: the same memory as output, or the source.
   std::span<std::byte> output;       ///< All-gather: group size x block. Barrier: empty.
   std::optional<Duration> timeout;   ///< Else Config::timeout_s.
+  bool is_patient = false;           ///< Instead: others may come when they like. No time limit, and no stall.
   bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
   /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
   /// in. Where the setting is 0, nothing.

@@ -30,6 +30,8 @@ constexpr std::uint32_t kRingBytes = 256 << 10;
 // How long an orderly shutdown waits: for what is pending here, and for the others to have got everything that this
 // process's lanes owe them.
 constexpr Duration kGoodbye = std::chrono::seconds(30);
+// More than kNoHaste, however long it has taken until an engine hears of it.
+constexpr Duration kYear = std::chrono::hours(24 * 365);
 // And for the callbacks of what has ended; longer only where one waits for the thread that shuts down.
 constexpr Duration kLastCallbacks = std::chrono::seconds(10);
 
@@ -266,8 +268,7 @@ class Runtime::Impl {
     operation->call.group = request.group;
     operation->call.use = admitted.use;
     operation->call.work = work.get();
-    const Duration timeout = request.timeout.value_or(duration_of(options.config.timeout_s));
-    operation->deadline = std::chrono::steady_clock::now() + timeout;
+    operation->deadline = std::chrono::steady_clock::now() + time_limit(request);
     operation->work = work;
     operation->is_waited_for = request.is_waited_for;
     operation->announced = announced;
@@ -275,6 +276,13 @@ class Runtime::Impl {
     order->enter({operation, &operation->call});
     progress->submit(std::move(operation));
     return work;
+  }
+
+  Duration time_limit(const Request& request) const {
+    if (request.is_patient) return kYear;
+    // As long as it may be without being a patient one.
+    return std::min<Duration>(request.timeout.value_or(duration_of(options.config.timeout_s)),
+                              kNoHaste - std::chrono::milliseconds(1));
   }
 
   bool has_backup(const Request& request) const { return request.has_backup && placement.backup_workers > 0; }

@@ -212,8 +212,7 @@ void Engine::Impl::bury(Instant now, Op& op) {
     participant.data.clear();
     participant.data.shrink_to_fit();
   }
-  const auto timeout = std::chrono::milliseconds(op.shape.timeout_ms);
-  set_timer(op, now + std::clamp<Duration>(timeout, config_.min_tombstone, config_.max_tombstone));
+  set_timer(op, now + std::clamp<Duration>(op.timeout, config_.min_tombstone, config_.max_tombstone));
 }
 
 bool Engine::Impl::may_forget(const Op& op) const {

@@ -312,7 +312,7 @@ void Engine::Impl::finish_op(Instant now, Op& op) {
   }
   op.state = OpState::kFinishing;
   end_live(op);
-  set_timer(op, config_.failover ? now + std::chrono::milliseconds(op.shape.timeout_ms) : Instant::max());
+  set_timer(op, config_.failover ? now + op.timeout : Instant::max());
   ++stats_.ops_completed;
   if (config_.failover) ++stats_.unsettled;
   for (Deferred& deferred : op.deferred) replay_.push_back(std::move(deferred));

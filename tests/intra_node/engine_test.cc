@@ -227,6 +227,21 @@ TEST_F(EngineTest, WarnsOnceOnOneRankOfWhoDoesNotCome) {
   for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(status(rank).is_ok()) << status(rank).to_string();
 }
 
+TEST_F(EngineTest, WhoLetsOthersComeWhenTheyLikeDoesNotWarnForWhoDoesNot) {
+  LocalOperation listening = operation(0, a_), waiting = operation(1, b_);
+  listening.timeout = kNoHaste;
+  waiting.timeout = seconds(60);
+  cluster_.submit(0, listening);
+  cluster_.submit(1, waiting);
+  cluster_.run(random_);
+  cluster_.advance_time(milliseconds(3000));
+  for (std::uint32_t rank = 0; rank < 3; ++rank) cluster_.tick(rank);
+  cluster_.run(random_);
+  EXPECT_TRUE(cluster_.rank(0).warnings.empty());
+  ASSERT_EQ(cluster_.rank(1).warnings.size(), 1u);
+  EXPECT_NE(cluster_.rank(1).warnings[0].find("has waited for rank 12 for 3 s"), std::string::npos);
+}
+
 TEST_F(EngineTest, NamesTheRanksThatDoNotCome) {
   cluster_.submit(1, operation(1, b_));
   cluster_.run_out(random_);
