@@ -299,11 +299,10 @@ void Fusion::Impl::close(Instant deadline) {
   break_down(lock, shut_down());
   if (!exchange_) return;
   // Its end may come later, and until then the runtime has its memory.
-  const std::shared_ptr<runtime::Work> work = exchange_->work;
   const auto kept = std::make_shared<Exchange>(std::move(*exchange_));
   exchange_.reset();
   lock.unlock();
-  work->on_done([kept](const Status&) {});
+  kept->work->on_done([kept](const Status&) {});
 }
 
 // --- the background thread -------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@
 #include <numeric>
 #include <random>
 
-#include "collectives/operations.h"
 #include "core/status.h"
 #include "runtime/job.h"
 
@@ -276,29 +275,6 @@ TEST(Fusion, ATensorThatNeverComesIsNamedWhenItsTimeIsOver) {
       std::this_thread::sleep_for(5s);
     }
     door.close();
-  }));
-}
-
-/// Nobody else has the operations: the last to hold one is who has begun it in its turn.
-TEST(Fusion, WhoStartsByNameNeedsNotKeepTheWork) {
-  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
-    const std::shared_ptr<runtime::Communicator> borrowed(&runtime, [](runtime::Communicator*) {});
-    Operations operations(borrowed, Config{});
-    std::vector<std::vector<float>> tensors;
-    for (int use = 0; use < 20; ++use) tensors.emplace_back(use % 2 == 0 ? 10 : 400'000, 1.0f);
-    const auto start = [&](std::vector<float>& tensor, std::string name) {
-      runtime::Request request;
-      request.name = std::move(name);
-      request.descriptor = spec(tensor.size()).descriptor;
-      request.input = request.output = std::as_writable_bytes(std::span(tensor));
-      return operations.submit(request);
-    };
-    for (std::vector<float>& tensor : tensors) start(tensor, "one name");
-    std::vector<float> last(10, 1);
-    const auto work = start(last, "one name");
-    ASSERT_TRUE(work->wait(runtime::testing::in_seconds(20)));
-    EXPECT_TRUE(work->status().is_ok()) << work->status().message();
-    for (const std::vector<float>& tensor : tensors) EXPECT_EQ(tensor.back(), 2.0f);
   }));
 }
 

@@ -165,6 +165,22 @@ TEST_P(OperationsOnJobs, EverySumComesWhateverIsDoneWithTheHandles) {
   }
 }
 
+/// Nobody else has the operations: the last to hold one is who has begun it in its turn.
+TEST(Operations, WhoStartsByNameNeedsNotKeepTheWork) {
+  const auto errors = run_job({.workers = 2}, [](Runtime& runtime) {
+    Operations operations(borrow(runtime), Config{});
+    std::vector<std::vector<float>> tensors;
+    for (int use = 0; use < 20; ++use) tensors.emplace_back(use % 2 == 0 ? 10 : 400'000, 1.0f);
+    for (std::vector<float>& tensor : tensors) operations.submit(request_of("one name", tensor));
+    std::vector<float> last(10, 1);
+    const std::shared_ptr<Work> work = operations.submit(request_of("one name", last));
+    ASSERT_TRUE(work->wait(runtime::testing::in_seconds(20)));
+    EXPECT_TRUE(work->status().is_ok()) << work->status().message();
+    for (const std::vector<float>& tensor : tensors) EXPECT_EQ(tensor.back(), 2.0f);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
 /// One rank's is in a bucket's round, the other's by itself, with nobody who waits for it: who closes has called it.
 TEST(Operations, WhoClosesTellsOthersFirstWhatIsUnderWayByItself) {
   std::vector<std::vector<float>> tensors(2, std::vector<float>(10, 1));

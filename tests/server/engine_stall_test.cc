@@ -4,6 +4,14 @@
 namespace herring::server {
 namespace {
 
+/// What is warned of when so much time has passed.
+std::string tick(Bench& bench, Duration later) {
+  bench.now += later;
+  if (bench.now >= bench.engine->next_deadline()) bench.engine->on_tick(bench.now);
+  bench.collect();
+  return bench.engine->take_warning();
+}
+
 TEST(ServerStalls, EachOperationThatStallsIsWarnedOfOnceInItsTurnAndGoesOn) {
   Bench bench(3);
   bench.config.stall_warning = 3s;
@@ -12,27 +20,21 @@ TEST(ServerStalls, EachOperationThatStallsIsWarnedOfOnceInItsTurnAndGoesOn) {
   bench.op = 2;  // It waits behind the first.
   bench.send(0, bench.announce(0, 1));
   bench.op = 1;
-  const auto tick = [&bench](Duration later) {
-    bench.now += later;
-    if (bench.now >= bench.engine->next_deadline()) bench.engine->on_tick(bench.now);
-    bench.collect();
-    return bench.engine->take_warning();
-  };
-  EXPECT_EQ(tick(2999ms), "");
+  EXPECT_EQ(tick(bench, 2999ms), "");
   EXPECT_EQ(
-      tick(1ms),
+      tick(bench, 1ms),
       "all_reduce(float32[32], sum) has waited for rank 1 for 3 s (operation 1). Look at what the missing ones are "
       "doing");
-  EXPECT_EQ(tick(2999ms), "");
+  EXPECT_EQ(tick(bench, 2999ms), "");
   EXPECT_EQ(
-      tick(1ms),
+      tick(bench, 1ms),
       "all_reduce(float32[32], sum) has waited for ranks 1, 2 for 6 s (operation 2). Look at what the missing ones are "
       "doing");
-  EXPECT_EQ(tick(3s), "") << "each has been told of";
+  EXPECT_EQ(tick(bench, 3s), "") << "each has been told of";
   EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
   bench.send(1, bench.announce(1, 1));
   EXPECT_EQ(bench.sends(wire::MessageType::kGrant).size(), 3u);
-  EXPECT_EQ(tick(1s), "");
+  EXPECT_EQ(tick(bench, 1s), "");
 }
 
 TEST(ServerStalls, WhoLetsOthersComeWhenTheyLikeIsNoStallAndDoesNotHoldUpTheDeadlineOfWhoDoesNot) {
@@ -42,20 +44,14 @@ TEST(ServerStalls, WhoLetsOthersComeWhenTheyLikeIsNoStallAndDoesNotHoldUpTheDead
   wire::Announce listener = bench.announce(0, 1);
   listener.timeout_ms = 0xFFFF'FFFF;
   bench.send(0, listener);
-  const auto tick = [&bench](Duration later) {
-    bench.now += later;
-    if (bench.now >= bench.engine->next_deadline()) bench.engine->on_tick(bench.now);
-    bench.collect();
-    return bench.engine->take_warning();
-  };
-  EXPECT_EQ(tick(1h), "");
+  EXPECT_EQ(tick(bench, 1h), "");
   bench.send(1, bench.announce(1, 1));
-  EXPECT_EQ(tick(2999ms), "");
-  EXPECT_EQ(tick(1ms),
+  EXPECT_EQ(tick(bench, 2999ms), "");
+  EXPECT_EQ(tick(bench, 1ms),
             "all_reduce(float32[32], sum) has waited for rank 2 for 3 s (operation 1). Look at what the missing ones "
             "are doing");
   EXPECT_TRUE(bench.sends(wire::MessageType::kError).empty());
-  EXPECT_EQ(tick(7s), "");
+  EXPECT_EQ(tick(bench, 7s), "");
   const auto errors = bench.sends(wire::MessageType::kError);
   ASSERT_EQ(errors.size(), 2u);
 }
