@@ -280,7 +280,7 @@ void Fusion::Impl::close(Instant deadline) {
   const auto has_work = [&] {
     const Instant when = now();
     const bool tells = settings_.queues_names && engine_.has_outside() && when < told;
-    return when < deadline && (!engine_.is_idle() || !flights_.empty() || tells);
+    return when < deadline && (!engine_.is_idle() || tells);
   };
   while (!is_closed_ && has_work()) {
     engine_.flush();

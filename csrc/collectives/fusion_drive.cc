@@ -150,6 +150,7 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::pack(Lock& lock, Batch batch
   }
   lock.lock();
   if (status.is_ok()) return flight;
+  engine_.batch_ended();
   break_down(lock, status);
   std::vector<Ticket> tickets;
   for (const Batch::Item& item : packed.items) tickets.push_back(item.ticket);

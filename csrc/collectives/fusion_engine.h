@@ -104,7 +104,10 @@ class FusionEngine final {
 
   /// When next() has something to do that it has not yet. Instant::max(): after an event.
   Instant next_look(Instant now) const;
-  bool is_idle() const noexcept { return pending_count_ == 0; }
+  /// Nothing is pending, nor in a batch that has not ended, nor to go alone.
+  bool is_idle() const noexcept {
+    return pending_count_ == 0 && to_go_alone_.empty() && batches_.empty() && batches_out_ == 0;
+  }
   /// Something is under way outside, of which other ranks may have to hear in a round.
   bool has_outside() const noexcept { return !outside_.empty() && !is_paused_ && !has_given_up_; }
   std::uint64_t rounds() const noexcept { return rounds_; }

@@ -236,6 +236,28 @@ TEST(FusionEngine, ASecondStepTravelsInOneBatch) {
   EXPECT_LE(group.rounds(), 6u);
 }
 
+/// Who closes waits until it is idle, and a bucket is cut off where it is too early.
+TEST(FusionEngine, ItIsIdleWhenItsBatchesHaveEnded) {
+  FusionEngine engine({});
+  Instant now{};
+  EXPECT_TRUE(engine.is_idle());
+  ASSERT_TRUE(engine.submit(1, "t", spec(10), now));
+  while (true) {
+    EXPECT_FALSE(engine.is_idle());
+    Step step = engine.next(now += 1ms);
+    if (auto* round = std::get_if<FusionStep::Round>(&step)) {
+      ASSERT_TRUE(engine.round_ended(round->words, now));
+    } else if (auto* plan = std::get_if<FusionStep::Plan>(&step)) {
+      ASSERT_TRUE(engine.plan_came(plan->bytes, now));
+    } else if (std::holds_alternative<FusionStep::Reduce>(step)) {
+      break;
+    }
+  }
+  EXPECT_FALSE(engine.is_idle());
+  engine.batch_ended();
+  EXPECT_TRUE(engine.is_idle());
+}
+
 TEST(FusionEngine, BucketsHaveOneTypeAndOneOperatorAndTheSizeOfRank0) {
   FusionOptions options;
   options.bucket_bytes = 10'000;
