@@ -335,10 +335,14 @@ def barrier(
 
     Raises HerringTimeoutError naming the ranks that did not.
     """
-    handle: Handle[None] | None = _call(
-        _current(), "barrier", None, None, timeout, name, async_op=async_op, group=group
-    )
-    return handle
+    session = _current()
+    if async_op or group is not None:
+        handle: Handle[None] | None = _call(
+            session, "barrier", None, None, timeout, name, async_op=async_op, group=group
+        )
+        return handle
+    session.runtime.run("barrier", None, None, "sum", 0, name, None if timeout is None else to_seconds(timeout), False)
+    return None
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.ndarray[Any, Any]:

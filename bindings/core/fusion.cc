@@ -140,9 +140,11 @@ std::optional<bool> wait(const PyFusion& self, Ticket ticket, double timeout) {
   Fusion::State state = fusion->state(ticket);
   if (state == Fusion::State::kPending) {
     const Instant deadline = deadline_after(timeout);
-    while (state == Fusion::State::kPending) {
+    std::shared_ptr<void> blocked;
+    for (bool is_first = true; state == Fusion::State::kPending; is_first = false) {
       const Instant now = std::chrono::steady_clock::now();
       if (now >= deadline) return std::nullopt;
+      if (!is_first && !blocked && timeout > 0) blocked = fusion->block(ticket);
       {
         py::gil_scoped_release unlocked;
         state = fusion->wait(ticket, std::min(deadline, now + kSignalPeriod));

@@ -30,7 +30,9 @@ Error in_flight(std::string_view name) {
 
 Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
                FusionSettings settings, GoAlone go_alone)
-    : impl_(std::make_shared<Impl>(std::move(runtime), group, ranks, settings, std::move(go_alone))) {}
+    : impl_(std::make_shared<Impl>(runtime, group, ranks, settings, std::move(go_alone))) {
+  runtime->set_caller(group, impl_);
+}
 Fusion::~Fusion() { impl_->close(now()); }
 bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
 std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
@@ -49,6 +51,8 @@ void Fusion::came_back(std::string_view name) { impl_->came_back(name); }
 void Fusion::pause() { impl_->pause(); }
 void Fusion::resume() { impl_->resume(); }
 void Fusion::close(Instant deadline) { impl_->close(deadline); }
+runtime::Awaited Fusion::awaited(Ticket ticket) const { return impl_->awaited(ticket); }
+std::shared_ptr<void> Fusion::block(Ticket ticket) { return impl_->block(ticket); }
 
 Fusion::Impl::Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
                    FusionSettings settings, GoAlone go_alone)
@@ -303,6 +307,41 @@ void Fusion::Impl::close(Instant deadline) {
   exchange_.reset();
   lock.unlock();
   kept->work->on_done([kept](const Status&) {});
+}
+
+// --- who waits for whom ----------------------------------------------------------------------------------------------
+
+runtime::Awaited Fusion::Impl::awaited(Ticket ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found == records_.end() || found->second.state != State::kPending) return {};
+  runtime::Awaited awaited;
+  if (const std::shared_ptr<Flight> flight = flight_of(ticket)) {
+    awaited.kept = flight->work;
+  } else if (exchange_) {
+    awaited.kept = exchange_->work;
+  }
+  awaited.work = awaited.kept.get();
+  awaited.text = "'" + found->second.name + "'";
+  return awaited;
+}
+
+std::shared_ptr<void> Fusion::Impl::block(Ticket ticket) {
+  return runtime_->block([self = shared_from_this(), ticket] { return self->awaited(ticket); }, false);
+}
+
+runtime::GroupCaller::Outlook Fusion::Impl::outlook() const {
+  const std::scoped_lock lock(mutex_);
+  Outlook outlook;
+  if (is_closed_) return outlook;
+  outlook.is_quiet = engine_.is_quiet() && next_ones_.empty();
+  if (!engine_.wants_round()) return outlook;
+  outlook.is_about_to_call = !exchange_;
+  if (!exchange_) return outlook;
+  outlook.awaited.kept = exchange_->work;
+  outlook.awaited.work = outlook.awaited.kept.get();
+  outlook.awaited.text = "a round of small tensors";
+  return outlook;
 }
 
 // --- the background thread -------------------------------------------------------------------------------------------

@@ -72,6 +72,11 @@ class Fusion final {
   /// Runs when the ticket is no longer pending; at once where it is not. On a thread that may block.
   void on_end(Ticket ticket, std::function<void(State)> callback);
 
+  /// The operation that this pending ticket needs next.
+  runtime::Awaited awaited(Ticket ticket) const;
+  /// As Work::block(), of a thread of the program, while the ticket is pending.
+  std::shared_ptr<void> block(Ticket ticket);
+
   /// See FusionEngine. Throws Error(kInvalidArgument) where the name has a ticket.
   void went_outside(std::string_view name);
   void came_back(std::string_view name);

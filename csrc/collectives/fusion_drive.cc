@@ -208,14 +208,19 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   wake_driver(lock);
 }
 
+/// The bucket that this ticket is in; null where in none that is under way.
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::flight_of(Ticket ticket) const {
+  const auto has_it = [&](const std::shared_ptr<Flight>& flight) {
+    return std::ranges::any_of(flight->batch.items, [&](const Batch::Item& item) { return item.ticket == ticket; });
+  };
+  const auto found = std::ranges::find_if(flights_, has_it);
+  return found == flights_.end() ? nullptr : *found;
+}
+
 /// Moves the bucket of this ticket, and lands it. Where it is in none, it may be a name's later use, which waits for
 /// one that is: what is under way lands by itself then. False where there was nothing to do.
 bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
-  std::shared_ptr<Flight> mine;
-  for (const auto& flight : flights_) {
-    const auto& items = flight->batch.items;
-    if (std::ranges::any_of(items, [&](const Batch::Item& item) { return item.ticket == ticket; })) mine = flight;
-  }
+  const std::shared_ptr<Flight> mine = flight_of(ticket);
   if (!mine) return watch_all(lock);
   if (mine->is_taken) return false;
   lock.unlock();

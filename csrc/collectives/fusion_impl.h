@@ -21,11 +21,11 @@ inline Status shut_down() { return {Code::kShutdown, "herring has been shut down
 
 /// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets
 /// go of it while it waits, copies, or calls out.
-class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
+class Fusion::Impl final : public runtime::GroupCaller, public std::enable_shared_from_this<Fusion::Impl> {
  public:
   Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
        FusionSettings settings, GoAlone go_alone);
-  ~Impl();
+  ~Impl() override;
 
   bool takes(const TensorSpec& spec) const;
   std::optional<Ticket> submit(const Tensor& tensor);
@@ -42,6 +42,9 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   void pause();
   void resume();
   void close(Instant deadline);
+  runtime::Awaited awaited(Ticket ticket) const;
+  std::shared_ptr<void> block(Ticket ticket);
+  Outlook outlook() const override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -94,6 +97,7 @@ class Fusion::Impl final : public std::enable_shared_from_this<Fusion::Impl> {
   bool watch_all(Lock& lock);
   void land(const std::shared_ptr<Flight>& flight);
   bool help(Lock& lock, Ticket ticket, Instant until);
+  std::shared_ptr<Flight> flight_of(Ticket ticket) const;
   void go_alone(Lock& lock, std::span<const Ticket> tickets);
   void end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status);
   void break_down(Lock& lock, const Status& status);

@@ -65,7 +65,9 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
     const Fusion::State state = fusion_->wait(ticket_, deadline);
     return state == Fusion::State::kDone || (state == Fusion::State::kAlone && alone_->wait(deadline));
   }
-  std::shared_ptr<void> block(bool from_pool) override { return is_alone() ? alone_->block(from_pool) : nullptr; }
+  std::shared_ptr<void> block(bool from_pool) override {
+    return runtime_->block([self = shared_from_this()] { return self->awaited(); }, from_pool);
+  }
   Status status() const override {
     return is_alone() ? with_name(alone_->status(), *request_.name) : fusion_->status(ticket_);
   }
@@ -87,6 +89,9 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
 
  private:
   bool is_alone() const { return fusion_->state(ticket_) == Fusion::State::kAlone; }
+  runtime::Awaited awaited() const {
+    return is_alone() ? runtime::Awaited{alone_.get(), {}, alone_} : fusion_->awaited(ticket_);
+  }
 
   const std::shared_ptr<Fusion> fusion_;
   const std::shared_ptr<Communicator> runtime_;

@@ -14,12 +14,17 @@ std::string text_of(const OrderedCall& call) {
 
 }  // namespace
 
-std::optional<WaitingReport> report_waiting(const std::vector<const Work*>& works, const OperationOrder& order,
-                                            const GroupTable& groups) {
-  if (works.size() > WaitingReport::kMostCalls) return std::nullopt;
+std::optional<WaitingReport> report_waiting(std::vector<Awaited> awaited, const Outlooks& outlooks,
+                                            const OperationOrder& order, const GroupTable& groups) {
+  for (const auto& [id, outlook] : outlooks) {
+    if (outlook.is_about_to_call) return std::nullopt;
+    const auto is_it = [&](const Awaited& each) { return each.work == outlook.awaited.work; };
+    if (outlook.awaited.work != nullptr && std::ranges::none_of(awaited, is_it)) awaited.push_back(outlook.awaited);
+  }
+  if (awaited.size() > WaitingReport::kMostCalls) return std::nullopt;
   WaitingReport report;
-  for (const Work* work : works) {
-    const auto call = order.waiting_for(work);
+  for (const Awaited& each : awaited) {
+    const auto call = each.work == nullptr ? nullptr : order.waiting_for(each.work);
     if (!call || call->has_number) return std::nullopt;
     const std::shared_ptr<Group> group = groups.find(call->group);
     if (!group || group->has_own_keys) return std::nullopt;
@@ -28,17 +33,19 @@ std::optional<WaitingReport> report_waiting(const std::vector<const Work*>& work
     said.group_use = group->use;
     said.name = call->is_keyed ? call->key.op : 0;
     said.number = call->use;
-    said.set_text(text_of(*call));
+    said.set_text(each.text.empty() ? text_of(*call) : each.text);
   }
   return report;
 }
 
-std::uint64_t calls_not_called(const DeadlockList& list, const GroupTable& groups) {
+std::uint64_t calls_not_called(const DeadlockList& list, const Outlooks& outlooks, const GroupTable& groups) {
   std::uint64_t bits = 0;
   for (std::size_t i = 0; i < std::min<std::size_t>(list.count, DeadlockList::kMostCalls); ++i) {
     const AwaitedCall& call = list.calls[i];
     const std::shared_ptr<Group> group = groups.find(GroupId{call.group});
     if (!group || group->use != call.group_use || group->has_own_keys) continue;
+    const auto outlook = outlooks.find(GroupId{call.group});
+    if (outlook != outlooks.end() && !outlook->second.is_quiet) continue;
     const std::uint64_t calls = call.name != 0 ? group->name_uses.count(call.name) : group->next_op.load();
     if (calls <= call.number) bits |= std::uint64_t{1} << i;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -10,11 +11,15 @@
 
 namespace herring::runtime {
 
-/// What these works are for. None where one has ended, or is known by a number that its caller chose.
-std::optional<WaitingReport> report_waiting(const std::vector<const Work*>& works, const OperationOrder& order,
-                                            const GroupTable& groups);
+/// Of groups whose calls no thread of the program makes.
+using Outlooks = std::map<GroupId, GroupCaller::Outlook>;
 
-/// A bit for each call of the list that this rank, which is in its group, has not made.
-std::uint64_t calls_not_called(const DeadlockList& list, const GroupTable& groups);
+/// What is waited for, by threads and by who calls by himself. None where something of it has ended, is not known, or
+/// is known by a number that its caller chose; and where something will be called whoever waits.
+std::optional<WaitingReport> report_waiting(std::vector<Awaited> awaited, const Outlooks& outlooks,
+                                            const OperationOrder& order, const GroupTable& groups);
+
+/// A bit for each call of the list that this rank, which is in its group, has not made, and does not make by itself.
+std::uint64_t calls_not_called(const DeadlockList& list, const Outlooks& outlooks, const GroupTable& groups);
 
 }  // namespace herring::runtime

@@ -48,6 +48,26 @@ class Work {
   virtual std::vector<std::uint32_t> contributors() const { return {}; }
 };
 
+/// The operation that somebody waits for, and its name for people where the operation says less.
+struct Awaited {
+  const Work* work = nullptr;        ///< Null: it is not known now.
+  std::string text;                  ///< Empty: as the operation says.
+  std::shared_ptr<const Work> kept;  ///< Keeps it, where nobody else does for sure.
+};
+
+/// Who makes a group's calls by itself, on no thread of the program: the rounds of small tensors.
+class GroupCaller {
+ public:
+  struct Outlook {
+    bool is_quiet = true;           ///< It calls nothing more unless the program calls something first.
+    bool is_about_to_call = false;  ///< It calls something soon, whatever others do.
+    Awaited awaited;                ///< Else it may call something when this has ended. None: it does not.
+  };
+  virtual ~GroupCaller() = default;
+  /// Safe from any thread.
+  virtual Outlook outlook() const = 0;
+};
+
 /// One collective call, framework-free. Spans are borrowed until the Work is done.
 struct Request {
   GroupId group;
@@ -183,6 +203,12 @@ class Communicator {
 
   /// While the result lives this process may call something, whoever waits: see Work::block().
   virtual std::shared_ptr<void> will_call() { return nullptr; }
+  /// As Work::block(), where what the thread waits for is one operation after the other: `ask` says which it is now.
+  virtual std::shared_ptr<void> block([[maybe_unused]] std::function<Awaited()> ask, [[maybe_unused]] bool from_pool) {
+    return nullptr;
+  }
+  /// All calls of the group are this one's, while it lives.
+  virtual void set_caller([[maybe_unused]] GroupId id, [[maybe_unused]] std::weak_ptr<const GroupCaller> caller) {}
   /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
   virtual std::shared_ptr<Work> submit(const Request& request) = 0;
   /// submit() for a caller that waits at once: may move the data itself, for about as long as a waiting caller polls.

@@ -60,13 +60,15 @@ void DeadlockWatch::stop() {
 
 std::optional<WaitingReport> DeadlockWatch::report() const {
   const WaitTable::Waits waits = waits_->all_wait(now(), patience_);
-  if (waits.works.empty()) return std::nullopt;
-  std::optional<WaitingReport> found = ports_.report(waits.works);
+  if (waits.asks.empty()) return std::nullopt;
+  std::vector<Awaited> awaited;
+  for (const auto& ask : waits.asks) awaited.push_back(ask());
+  std::optional<WaitingReport> found = ports_.report(std::move(awaited));
   if (!found) return std::nullopt;
   found->list = list_.list;
   found->not_called = ports_.not_called(list_);
   // What was looked up meanwhile belongs to one moment where the same threads have waited all the time.
-  if (waits_->all_wait(now(), patience_) != waits) return std::nullopt;
+  if (waits_->all_wait(now(), patience_).numbers != waits.numbers) return std::nullopt;
   return found;
 }
 

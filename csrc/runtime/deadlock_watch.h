@@ -22,8 +22,9 @@ namespace herring::runtime {
 class DeadlockWatch final {
  public:
   struct Ports {
-    /// The calls behind these works. None where one of them cannot be known by others.
-    std::function<std::optional<WaitingReport>(const std::vector<const Work*>&)> report;
+    /// The calls behind what is waited for. None where one of them cannot be known by others, or this process may call
+    /// something by itself.
+    std::function<std::optional<WaitingReport>(std::vector<Awaited>)> report;
     /// Bits of those that this rank should have called, and has not.
     std::function<std::uint64_t(const DeadlockList&)> not_called;
     std::function<std::shared_ptr<Work>(const Send&)> send;

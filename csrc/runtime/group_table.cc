@@ -40,11 +40,13 @@ bool GroupTable::add(GroupId id, GroupRoute route) {
     if (event.group == added) take_early(*group, event);
   }
   std::erase_if(early_, [&added](const HubEvent& event) { return event.group == added; });
+  if (id == GroupId{0}) all_workers_ = group;
   groups_.emplace(id, std::move(group));
   return true;
 }
 
 std::shared_ptr<Group> GroupTable::find(GroupId id) const {
+  if (id == GroupId{0}) return all_workers_;
   const auto found = groups_.find(id);
   return found == groups_.end() ? nullptr : found->second;
 }
@@ -74,6 +76,7 @@ Status GroupTable::end_of(GroupId id, std::optional<std::uint64_t> op) const {
 
 bool GroupTable::remove(GroupId id) {
   if (groups_.erase(id) == 0) return false;
+  if (id == GroupId{0}) all_workers_ = nullptr;
   ++uses_[id];
   return true;
 }

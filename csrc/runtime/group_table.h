@@ -47,6 +47,7 @@ class GroupTable final {
   std::uint32_t next_use(GroupId id) const;
 
   std::map<GroupId, std::shared_ptr<Group>> groups_;
+  std::shared_ptr<Group> all_workers_;     ///< Group 0, which nearly every call is in.
   std::map<GroupId, std::uint32_t> uses_;  ///< Of ids that had a group before.
   std::deque<HubEvent> early_;
 };

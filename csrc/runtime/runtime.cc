@@ -98,13 +98,15 @@ class Runtime::Impl {
     if (options.is_generation || placement.workers < 2 || patience <= Duration::zero()) return;
     add_group(DeadlockWatch::kGroup, everybody);
     DeadlockWatch::Ports ports;
-    ports.report = [this](const std::vector<const Work*>& works) {
+    ports.report = [this](std::vector<Awaited> awaited) {
+      const Outlooks outlooks = ask_callers();
       const std::scoped_lock lock(mutex);
-      return report_waiting(works, *order, groups);
+      return report_waiting(std::move(awaited), outlooks, *order, groups);
     };
     ports.not_called = [this](const DeadlockList& list) {
+      const Outlooks outlooks = ask_callers();
       const std::scoped_lock lock(mutex);
-      return calls_not_called(list, groups);
+      return calls_not_called(list, outlooks, groups);
     };
     ports.send = [this](const Send& message) { return send(message); };
     ports.receive = [this](const Receive& message) { return receive(message); };
@@ -115,6 +117,20 @@ class Runtime::Impl {
     };
     watch = std::make_unique<DeadlockWatch>(options.rank, placement.workers, patience, std::move(ports));
     waits = watch->waits();
+  }
+
+  /// Not with the lock: they call with theirs.
+  Outlooks ask_callers() {
+    std::vector<std::pair<GroupId, std::shared_ptr<const GroupCaller>>> callers;
+    {
+      const std::scoped_lock lock(mutex);
+      for (const auto& [id, group] : groups.all()) {
+        if (auto caller = group->caller.lock()) callers.emplace_back(id, std::move(caller));
+      }
+    }
+    Outlooks outlooks;
+    for (const auto& [id, caller] : callers) outlooks.emplace(id, caller->outlook());
+    return outlooks;
   }
 
   void join_neighbours(Instant deadline) {
@@ -495,6 +511,15 @@ void Runtime::remove_group(GroupId id) {
 }
 
 std::shared_ptr<void> Runtime::will_call() { return impl_->waits ? impl_->waits->hold() : nullptr; }
+
+std::shared_ptr<void> Runtime::block(std::function<Awaited()> ask, bool from_pool) {
+  return impl_->waits ? impl_->waits->enter(std::move(ask), from_pool) : nullptr;
+}
+
+void Runtime::set_caller(GroupId id, std::weak_ptr<const GroupCaller> caller) {
+  const std::scoped_lock lock(impl_->mutex);
+  if (const std::shared_ptr<Group> group = impl_->groups.find(id)) group->caller = std::move(caller);
+}
 
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
 

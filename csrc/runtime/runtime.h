@@ -60,6 +60,8 @@ class Runtime final : public Communicator {
   void leave_group(GroupId id, std::uint64_t calls);
   void remove_group(GroupId id) override;
   std::shared_ptr<void> will_call() override;
+  std::shared_ptr<void> block(std::function<Awaited()> ask, bool from_pool) override;
+  void set_caller(GroupId id, std::weak_ptr<const GroupCaller> caller) override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
   std::optional<std::uint64_t> take_number(GroupId group) override;

@@ -9,6 +9,7 @@ namespace herring::runtime {
 /// Tells the table when its thread ends.
 struct WaitTable::ThisThread {
   std::weak_ptr<WaitTable> table;
+  const WaitTable* address = nullptr;  // of it; to compare only
 
   ~ThisThread() {
     if (const auto known = table.lock()) known->forget_thread();
@@ -22,10 +23,11 @@ WaitTable::ThisThread& WaitTable::this_thread() {
 
 void WaitTable::know_thread() {
   ThisThread& thread = this_thread();
-  const std::weak_ptr<WaitTable> self = weak_from_this();
-  if (!thread.table.owner_before(self) && !self.owner_before(thread.table)) return;
+  // Where its table lives, another one cannot have the same address.
+  if (thread.address == this && !thread.table.expired()) return;
   if (const auto other = thread.table.lock()) other->forget_thread();
-  thread.table = self;
+  thread.table = weak_from_this();
+  thread.address = this;
   const std::scoped_lock lock(mutex_);
   ++threads_;
 }
@@ -36,8 +38,12 @@ void WaitTable::forget_thread() {
 }
 
 std::shared_ptr<void> WaitTable::enter(const Work& work, bool from_pool) {
+  return enter([work = &work] { return Awaited{work, {}, {}}; }, from_pool);
+}
+
+std::shared_ptr<void> WaitTable::enter(std::function<Awaited()> ask, bool from_pool) {
   if (!from_pool) know_thread();
-  std::list<Waiting> mine = {{&work, std::chrono::steady_clock::now(), 0}};
+  std::list<Waiting> mine = {{std::move(ask), std::chrono::steady_clock::now(), 0}};
   const auto place = mine.begin();
   {
     const std::scoped_lock lock(mutex_);
@@ -71,7 +77,7 @@ WaitTable::Waits WaitTable::all_wait(Instant now, Duration patience) const {
   Waits waits;
   for (const Waiting& each : waiting_) {
     if (now - each.since < patience) return {};
-    waits.works.push_back(each.work);
+    waits.asks.push_back(each.ask);
     waits.numbers.push_back(each.number);
   }
   return waits;

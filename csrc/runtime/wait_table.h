@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "core/types.h"
+#include "runtime/communicator.h"
 
 namespace herring::runtime {
-
-class Work;
 
 /// Threads of this process that wait for operations and do nothing else before these end, and those that have been seen
 /// to wait, so that it is known whether one is left that may call something. Safe from any thread.
@@ -25,6 +24,8 @@ class WaitTable final : public std::enable_shared_from_this<WaitTable> {
   /// The calling thread waits for `work` while the result lives. `from_pool`: it is one of a framework's pool, which
   /// runs what other threads ask for: such threads are not told apart, only counted.
   std::shared_ptr<void> enter(const Work& work, bool from_pool);
+  /// The same, where `ask` says what it waits for at the time; on another thread, and not with the table's lock.
+  std::shared_ptr<void> enter(std::function<Awaited()> ask, bool from_pool);
   /// The calling thread makes calls that it waits for.
   void know_thread();
   /// While the result lives this process may call something, whoever waits.
@@ -33,9 +34,8 @@ class WaitTable final : public std::enable_shared_from_this<WaitTable> {
   /// What is waited for where all threads that are known to wait do so now: as many as ever did at once, and as many as
   /// there are of those that are told apart and still live. Each has for `patience`. Else, and under hold(), none.
   struct Waits {
-    std::vector<const Work*> works;
+    std::vector<std::function<Awaited()>> asks;
     std::vector<std::uint64_t> numbers;  ///< Of each wait; never the same again.
-    friend bool operator==(const Waits&, const Waits&) = default;
   };
   Waits all_wait(Instant now, Duration patience) const;
   /// Blocks until somebody waits; false after stop(). One thread alone calls it.
@@ -46,7 +46,7 @@ class WaitTable final : public std::enable_shared_from_this<WaitTable> {
 
  private:
   struct Waiting {
-    const Work* work = nullptr;
+    std::function<Awaited()> ask;
     Instant since{};
     std::uint64_t number = 0;
   };

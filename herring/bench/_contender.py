@@ -13,6 +13,10 @@ import numpy as np
 from herring.bench._pattern import Array, Pattern
 from herring.bench._profile import Costs, Meter
 
+# Reading costs disturbs an operation that is shorter than this; so many of those go without.
+_LONG_S = 1e-3
+_METERED_OF_SHORT = 10
+
 
 @dataclass(frozen=True)
 class Case:
@@ -87,25 +91,35 @@ def timed(plan: Plan, fill: Callable[[int], None], barrier: Callable[[], None], 
     """The measuring loop of every contender: fill(iteration), barrier, clock, operation, clock, barrier.
 
     The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
-    Costs count until after it: a rank may still work for others when its own result is there.
+    Costs count until after it: a rank may still work for others when its own result is there. To read them takes
+    microseconds, by which ranks begin apart: where that matters, one iteration in ten has it.
     """
-    turn = Turn(costs=Costs(syscalls=None if plan.event is None else 0))
+    turn = Turn()
+    costs = Costs(syscalls=None if plan.event is None else 0)
+    metered = 0
+    seconds = 0.0
     meter = Meter(plan.event)
     spent = Costs(syscalls=meter.overhead())
     gc_was_on = gc.isenabled()
     gc.disable()
     try:
         for i in range(plan.iterations):
+            timed_before = i - plan.lead_in
+            is_metered = timed_before >= 0 and (seconds >= _LONG_S or timed_before % _METERED_OF_SHORT == 0)
             fill(i)
             barrier()
-            before = meter.read()
+            before = meter.read() if is_metered else None
             begin = time.perf_counter()
             operate()
             seconds = time.perf_counter() - begin
             barrier()
-            if i >= plan.lead_in:
+            if before is not None:
+                costs += meter.read() - before - spent
+                metered += 1
+            if timed_before >= 0:
                 turn.seconds.append(seconds)
-                turn.costs += meter.read() - before - spent
+        if metered:
+            turn.costs = costs.scaled(len(turn.seconds) / metered)
     finally:
         meter.close()
         if gc_was_on:

@@ -47,6 +47,14 @@ class Costs:
             self.sleeps - other.sleeps,
         )
 
+    def scaled(self, factor: float) -> Costs:
+        """Of so many times as much."""
+        return Costs(
+            self.processor_s * factor,
+            None if self.syscalls is None else round(self.syscalls * factor),
+            round(self.sleeps * factor),
+        )
+
 
 def tracepoint() -> int:
     """The kernel's number of the event "a system call begins".

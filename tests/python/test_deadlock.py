@@ -69,6 +69,40 @@ def own_time_out():
     assert second.wait()[0] == first.wait()[0] == 2
 
 
+@pytest.mark.parametrize("waits_by_name", [0, 1])
+def test_a_small_array_by_name_and_a_call_without_a_name(job, waits_by_name):
+    job.run(small_array_and_barrier, 2, {"waits_by_name": waits_by_name}, env=SETTINGS)
+
+
+def small_array_and_barrier(waits_by_name):
+    herring.init()
+    small = np.ones(3, np.float32)
+    assert herring.allreduce(small, "sum", name="known", async_op=True).wait()[0] == 2
+    if herring.rank() == waits_by_name:
+        found(herring.allreduce(small, "sum", name="small", async_op=True).wait, "'small'", "barrier")
+    else:
+        found(herring.barrier, "'small'", "barrier")
+
+
+def test_a_small_array_that_waits_in_another_order_is_not_missed(job):
+    job.run(small_array_before_barrier, 2, env=SETTINGS)
+
+
+def small_array_before_barrier():
+    """Each rank is late once where the other waits with a small array pending."""
+    herring.init()
+    small = np.ones(3, np.float32)
+    for late in range(2):
+        if herring.rank() == late:
+            time.sleep(2.5)
+        pending = herring.allreduce(small, "sum", name=f"small {late}", async_op=True)
+        if herring.rank() == late:
+            assert pending.wait()[0] == 2
+            time.sleep(2.5)
+        herring.barrier()
+        assert pending.wait()[0] == 2
+
+
 def test_names_of_horovod(job):
     job.run(names_of_horovod, 2, env=SETTINGS)
 
@@ -84,3 +118,22 @@ def names_of_horovod():
     with pytest.raises(HorovodInternalError, match="ranks wait for each other") as caught:
         hvd.synchronize(handles[1])
     assert all(name in str(caught.value) for name in ("w2", "w3")), caught.value
+
+
+def test_a_small_tensor_of_horovod_and_a_barrier(job):
+    job.run(horovod_and_barrier, 2, env=SETTINGS)
+
+
+def horovod_and_barrier():
+    torch = pytest.importorskip("torch")
+    import herring.horovod.torch as hvd
+    from herring.horovod.common.exceptions import HorovodInternalError
+
+    hvd.init()
+    assert hvd.synchronize(hvd.allreduce_async(torch.ones(3), op=hvd.Sum, name="known"))[0] == 2
+    with pytest.raises(HorovodInternalError, match="ranks wait for each other") as caught:
+        if hvd.rank() == 0:
+            hvd.synchronize(hvd.allreduce_async(torch.ones(3), name="small"))
+        else:
+            hvd.barrier()
+    assert "small" in str(caught.value), caught.value
