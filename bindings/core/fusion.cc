@@ -144,7 +144,7 @@ std::optional<bool> wait(const PyFusion& self, Ticket ticket, double timeout) {
     for (bool is_first = true; state == Fusion::State::kPending; is_first = false) {
       const Instant now = std::chrono::steady_clock::now();
       if (now >= deadline) return std::nullopt;
-      if (!is_first && !blocked && timeout > 0) blocked = fusion->block(ticket);
+      if (!is_first && !blocked) blocked = fusion->block(ticket);
       {
         py::gil_scoped_release unlocked;
         state = fusion->wait(ticket, std::min(deadline, now + kSignalPeriod));

@@ -31,7 +31,7 @@ Error in_flight(std::string_view name) {
 Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
                FusionSettings settings, GoAlone go_alone)
     : impl_(std::make_shared<Impl>(runtime, group, ranks, settings, std::move(go_alone))) {
-  runtime->set_caller(group, impl_);
+  runtime->set_background_caller(group, impl_);
 }
 Fusion::~Fusion() { impl_->close(now()); }
 bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
@@ -330,14 +330,14 @@ std::shared_ptr<void> Fusion::Impl::block(Ticket ticket) {
   return runtime_->block([self = shared_from_this(), ticket] { return self->awaited(ticket); }, false);
 }
 
-runtime::GroupCaller::Outlook Fusion::Impl::outlook() const {
+runtime::BackgroundCaller::Outlook Fusion::Impl::outlook() const {
   const std::scoped_lock lock(mutex_);
   Outlook outlook;
-  if (is_closed_) return outlook;
-  outlook.is_quiet = engine_.is_quiet() && next_ones_.empty();
-  if (!engine_.wants_round()) return outlook;
-  outlook.is_about_to_call = !exchange_;
-  if (!exchange_) return outlook;
+  const bool begins = going_alone_ > 0 || is_beginning_ || !next_ones_.empty();
+  const bool moves = !is_closed_ && (engine_.is_moving() || (engine_.wants_round() && !exchange_));
+  outlook.is_about_to_call = begins || moves;
+  outlook.is_quiet = !outlook.is_about_to_call && (is_closed_ || engine_.is_quiet());
+  if (outlook.is_about_to_call || is_closed_ || !engine_.wants_round()) return outlook;
   outlook.awaited.kept = exchange_->work;
   outlook.awaited.work = outlook.awaited.kept.get();
   outlook.awaited.text = "a round of small tensors";

@@ -108,8 +108,10 @@ class FusionEngine final {
   bool is_idle() const noexcept {
     return pending_count_ == 0 && to_go_alone_.empty() && batches_.empty() && batches_out_ == 0;
   }
-  /// Without anything new of this rank there will be no round more, once one that is out has ended.
-  bool is_quiet() const noexcept { return is_idle() && !has_outside() && !wants_round(); }
+  /// Without anything new of this rank it wants nothing more, once a round that is out has ended.
+  bool is_quiet() const noexcept { return is_idle() && !has_step() && !has_outside() && !wants_round(); }
+  /// next() has something to do at once, or batches are under way.
+  bool is_moving() const noexcept { return has_step() || batches_out_ > 0; }
   /// Something waits for a round: the one that is out, or the next.
   bool wants_round() const noexcept { return !has_given_up_ && !is_paused_ && (pending_count_ > 0 || wants_pause_); }
   /// Something is under way outside, of which other ranks may have to hear in a round.

@@ -21,7 +21,7 @@ inline Status shut_down() { return {Code::kShutdown, "herring has been shut down
 
 /// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets
 /// go of it while it waits, copies, or calls out.
-class Fusion::Impl final : public runtime::GroupCaller, public std::enable_shared_from_this<Fusion::Impl> {
+class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_shared_from_this<Fusion::Impl> {
  public:
   Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group, std::span<const std::uint32_t> ranks,
        FusionSettings settings, GoAlone go_alone);
@@ -124,6 +124,7 @@ class Fusion::Impl final : public runtime::GroupCaller, public std::enable_share
   std::unordered_map<std::string, Ticket> names_;  // The latest use.
   std::vector<Ticket> next_ones_;                  // Their turn has come.
   bool is_beginning_ = false;                      // Somebody goes through them.
+  std::size_t going_alone_ = 0;                    // Threads inside go_alone_.
   std::optional<Exchange> exchange_;
   std::vector<std::shared_ptr<Flight>> flights_;
   std::thread thread_;

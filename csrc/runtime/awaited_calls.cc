@@ -14,17 +14,21 @@ std::string text_of(const OrderedCall& call) {
 
 }  // namespace
 
-std::optional<WaitingReport> report_waiting(std::vector<Awaited> awaited, const Outlooks& outlooks,
+std::optional<WaitingReport> report_waiting(const std::vector<Awaited>& awaited, const Outlooks& outlooks,
                                             const OperationOrder& order, const GroupTable& groups) {
+  std::vector<const Awaited*> all;
+  const auto add = [&all](const Awaited& one) {
+    if (std::ranges::none_of(all, [&](const Awaited* each) { return each->work == one.work; })) all.push_back(&one);
+  };
+  for (const Awaited& each : awaited) add(each);
   for (const auto& [id, outlook] : outlooks) {
     if (outlook.is_about_to_call) return std::nullopt;
-    const auto is_it = [&](const Awaited& each) { return each.work == outlook.awaited.work; };
-    if (outlook.awaited.work != nullptr && std::ranges::none_of(awaited, is_it)) awaited.push_back(outlook.awaited);
+    if (outlook.awaited.work != nullptr) add(outlook.awaited);
   }
-  if (awaited.size() > WaitingReport::kMostCalls) return std::nullopt;
+  if (all.size() > WaitingReport::kMostCalls) return std::nullopt;
   WaitingReport report;
-  for (const Awaited& each : awaited) {
-    const auto call = each.work == nullptr ? nullptr : order.waiting_for(each.work);
+  for (const Awaited* each : all) {
+    const auto call = each->work == nullptr ? nullptr : order.waiting_for(each->work);
     if (!call || call->has_number) return std::nullopt;
     const std::shared_ptr<Group> group = groups.find(call->group);
     if (!group || group->has_own_keys) return std::nullopt;
@@ -33,7 +37,7 @@ std::optional<WaitingReport> report_waiting(std::vector<Awaited> awaited, const 
     said.group_use = group->use;
     said.name = call->is_keyed ? call->key.op : 0;
     said.number = call->use;
-    said.set_text(each.text.empty() ? text_of(*call) : each.text);
+    said.set_text(each->text.empty() ? text_of(*call) : each->text);
   }
   return report;
 }

@@ -12,11 +12,11 @@
 namespace herring::runtime {
 
 /// Of groups whose calls no thread of the program makes.
-using Outlooks = std::map<GroupId, GroupCaller::Outlook>;
+using Outlooks = std::map<GroupId, BackgroundCaller::Outlook>;
 
 /// What is waited for, by threads and by who calls by himself. None where something of it has ended, is not known, or
 /// is known by a number that its caller chose; and where something will be called whoever waits.
-std::optional<WaitingReport> report_waiting(std::vector<Awaited> awaited, const Outlooks& outlooks,
+std::optional<WaitingReport> report_waiting(const std::vector<Awaited>& awaited, const Outlooks& outlooks,
                                             const OperationOrder& order, const GroupTable& groups);
 
 /// A bit for each call of the list that this rank, which is in its group, has not made, and does not make by itself.

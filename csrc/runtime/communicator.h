@@ -55,15 +55,16 @@ struct Awaited {
   std::shared_ptr<const Work> kept;  ///< Keeps it, where nobody else does for sure.
 };
 
-/// Who makes a group's calls by itself, on no thread of the program: the rounds of small tensors.
-class GroupCaller {
+/// What makes a group's calls by itself, on no thread of the program: the rounds of small tensors.
+class BackgroundCaller {
  public:
+  /// What it will call, in this group or another, while the program calls nothing.
   struct Outlook {
-    bool is_quiet = true;           ///< It calls nothing more unless the program calls something first.
-    bool is_about_to_call = false;  ///< It calls something soon, whatever others do.
-    Awaited awaited;                ///< Else it may call something when this has ended. None: it does not.
+    bool is_quiet = true;           ///< Nothing.
+    bool is_about_to_call = false;  ///< Something, whatever other ranks do.
+    Awaited awaited;  ///< Where that is false: something, when this has ended. None: nothing that matters.
   };
-  virtual ~GroupCaller() = default;
+  virtual ~BackgroundCaller() = default;
   /// Safe from any thread.
   virtual Outlook outlook() const = 0;
 };
@@ -208,7 +209,8 @@ class Communicator {
     return nullptr;
   }
   /// All calls of the group are this one's, while it lives.
-  virtual void set_caller([[maybe_unused]] GroupId id, [[maybe_unused]] std::weak_ptr<const GroupCaller> caller) {}
+  virtual void set_background_caller([[maybe_unused]] GroupId id,
+                                     [[maybe_unused]] std::weak_ptr<const BackgroundCaller> caller) {}
   /// Starts an operation; never blocks on other ranks. Bad arguments come back in the Work.
   virtual std::shared_ptr<Work> submit(const Request& request) = 0;
   /// submit() for a caller that waits at once: may move the data itself, for about as long as a waiting caller polls.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 namespace herring::runtime {
 namespace {
@@ -112,21 +113,24 @@ void DeadlockJudge::say() {
   std::size_t said = 0;
   std::size_t more = 0;
   for (std::size_t i = 0; i < list_.count; ++i) {
-    std::vector<std::uint32_t> waiting;
+    std::map<std::string, std::vector<std::uint32_t>> waiting;  // By what each calls it: a round has several names.
     std::vector<std::uint32_t> missing;
     for (const std::uint32_t rank : stuck_) {
       const WaitingReport& report = entries_[rank].report;
       const auto end = report.calls.begin() + report.count;
-      if (std::find(report.calls.begin(), end, list_.calls[i]) != end) waiting.push_back(rank);
+      const auto call = std::find(report.calls.begin(), end, list_.calls[i]);
+      if (call != end) waiting[get(call->text)].push_back(rank);
       if ((report.not_called >> i & 1) != 0) missing.push_back(rank);
     }
-    if (waiting.empty() || missing.empty()) continue;
-    if (said == kMostCallsInText) {
-      ++more;
-      continue;
+    if (missing.empty()) continue;
+    for (const auto& [name, ranks] : waiting) {
+      if (said == kMostCallsInText) {
+        ++more;
+        continue;
+      }
+      text += (said++ == 0 ? "" : "; ") + name + " is waited for on " + ranks_text(ranks) +
+              " and was never called on " + ranks_text(missing);
     }
-    text += (said++ == 0 ? "" : "; ") + get(list_.calls[i].text) + " is waited for on " + ranks_text(waiting) +
-            " and was never called on " + ranks_text(missing);
   }
   if (more > 0) text += "; and " + std::to_string(more) + " more";
   text += ". Every rank has to call the same operations under the same names";

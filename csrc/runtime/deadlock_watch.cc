@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <utility>
 
 #include "core/thread.h"
@@ -58,17 +59,27 @@ void DeadlockWatch::stop() {
   if (thread.joinable()) thread.join();
 }
 
-std::optional<WaitingReport> DeadlockWatch::report() const {
-  const WaitTable::Waits waits = waits_->all_wait(now(), patience_);
-  if (waits.asks.empty()) return std::nullopt;
+std::optional<WaitingReport> DeadlockWatch::report() {
+  const WaitTable::Waits waits = waits_->all_wait();
   std::vector<Awaited> awaited;
   for (const auto& ask : waits.asks) awaited.push_back(ask());
-  std::optional<WaitingReport> found = ports_.report(std::move(awaited));
-  if (!found) return std::nullopt;
-  found->list = list_.list;
-  found->not_called = ports_.not_called(list_);
-  // What was looked up meanwhile belongs to one moment where the same threads have waited all the time.
-  if (waits_->all_wait(now(), patience_).numbers != waits.numbers) return std::nullopt;
+  std::optional<WaitingReport> found;
+  if (!awaited.empty()) found = ports_.report(awaited);
+  if (found) {
+    found->list = list_.list;
+    found->not_called = ports_.not_called(list_);
+    // What was looked up meanwhile belongs to one moment where the same threads have waited all the time.
+    if (waits_->all_wait().numbers != waits.numbers) found.reset();
+  }
+  if (!found) {
+    standing_ = {};
+    return std::nullopt;
+  }
+  const std::span calls(found->calls.data(), found->count);
+  if (waits.numbers != standing_.waits || !std::ranges::equal(calls, standing_.calls)) {
+    standing_ = {waits.numbers, {calls.begin(), calls.end()}, now()};
+  }
+  if (now() - standing_.since < patience_) return std::nullopt;
   return found;
 }
 

@@ -17,15 +17,15 @@
 namespace herring::runtime {
 
 /// Finds ranks of a job that wait for each other, and ends the job with an error that says for what. Where all threads
-/// of this process that wait for others have done so for `patience`, it tells rank 0, which asks them all
-/// (DeadlockJudge). Before that it does nothing, and has no thread.
+/// of this process that wait for others have waited for the same calls for `patience`, it tells rank 0, which asks them
+/// all (DeadlockJudge). Before that it does nothing, and has no thread.
 class DeadlockWatch final {
  public:
   struct Ports {
     /// The calls behind what is waited for. None where one of them cannot be known by others, or this process may call
     /// something by itself.
-    std::function<std::optional<WaitingReport>(std::vector<Awaited>)> report;
-    /// Bits of those that this rank should have called, and has not.
+    std::function<std::optional<WaitingReport>(const std::vector<Awaited>&)> report;
+    /// Bits of those that this rank should have called, and has not, and does not call by itself.
     std::function<std::uint64_t(const DeadlockList&)> not_called;
     std::function<std::shared_ptr<Work>(const Send&)> send;
     std::function<std::shared_ptr<ReceiveWork>(const Receive&)> receive;
@@ -47,7 +47,7 @@ class DeadlockWatch final {
 
  private:
   void run();
-  std::optional<WaitingReport> report() const;
+  std::optional<WaitingReport> report();
   void tell_rank_0(WaitingReport report);
   void judge();
 
@@ -58,6 +58,13 @@ class DeadlockWatch final {
   const Ports ports_;
   std::shared_ptr<WaitTable> waits_;
   DeadlockList list_;  ///< The latest that rank 0 has asked about.
+  /// What threads of this process wait for, all looks since then.
+  struct Standing {
+    std::vector<std::uint64_t> waits;
+    std::vector<AwaitedCall> calls;
+    Instant since{};
+  };
+  Standing standing_;
   std::mutex mutex_;
   std::thread thread_;    // guarded by mutex_
   bool stopped_ = false;  // guarded by mutex_

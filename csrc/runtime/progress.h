@@ -56,7 +56,7 @@ struct Group {
   bool is_left = false;       ///< The others know that nothing more is called here. Guarded by the runtime.
   Status closed;              ///< Why nothing can be called in it any more. Guarded by the runtime.
   NameUses name_uses;         ///< Guarded by the runtime.
-  std::weak_ptr<const GroupCaller> caller;  ///< As Communicator::set_caller(). Guarded by the runtime.
+  std::weak_ptr<const BackgroundCaller> caller;  ///< As Communicator::set_background_caller(). Guarded by the runtime.
 
   /// Who does not take part in a numbered call; null: nobody has left before it.
   const Left* left_before(std::uint64_t op) const {

@@ -98,10 +98,10 @@ class Runtime::Impl {
     if (options.is_generation || placement.workers < 2 || patience <= Duration::zero()) return;
     add_group(DeadlockWatch::kGroup, everybody);
     DeadlockWatch::Ports ports;
-    ports.report = [this](std::vector<Awaited> awaited) {
+    ports.report = [this](const std::vector<Awaited>& awaited) {
       const Outlooks outlooks = ask_callers();
       const std::scoped_lock lock(mutex);
-      return report_waiting(std::move(awaited), outlooks, *order, groups);
+      return report_waiting(awaited, outlooks, *order, groups);
     };
     ports.not_called = [this](const DeadlockList& list) {
       const Outlooks outlooks = ask_callers();
@@ -121,7 +121,7 @@ class Runtime::Impl {
 
   /// Not with the lock: they call with theirs.
   Outlooks ask_callers() {
-    std::vector<std::pair<GroupId, std::shared_ptr<const GroupCaller>>> callers;
+    std::vector<std::pair<GroupId, std::shared_ptr<const BackgroundCaller>>> callers;
     {
       const std::scoped_lock lock(mutex);
       for (const auto& [id, group] : groups.all()) {
@@ -516,7 +516,7 @@ std::shared_ptr<void> Runtime::block(std::function<Awaited()> ask, bool from_poo
   return impl_->waits ? impl_->waits->enter(std::move(ask), from_pool) : nullptr;
 }
 
-void Runtime::set_caller(GroupId id, std::weak_ptr<const GroupCaller> caller) {
+void Runtime::set_background_caller(GroupId id, std::weak_ptr<const BackgroundCaller> caller) {
   const std::scoped_lock lock(impl_->mutex);
   if (const std::shared_ptr<Group> group = impl_->groups.find(id)) group->caller = std::move(caller);
 }

@@ -61,7 +61,7 @@ class Runtime final : public Communicator {
   void remove_group(GroupId id) override;
   std::shared_ptr<void> will_call() override;
   std::shared_ptr<void> block(std::function<Awaited()> ask, bool from_pool) override;
-  void set_caller(GroupId id, std::weak_ptr<const GroupCaller> caller) override;
+  void set_background_caller(GroupId id, std::weak_ptr<const BackgroundCaller> caller) override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
   std::optional<std::uint64_t> take_number(GroupId group) override;

@@ -43,7 +43,7 @@ std::shared_ptr<void> WaitTable::enter(const Work& work, bool from_pool) {
 
 std::shared_ptr<void> WaitTable::enter(std::function<Awaited()> ask, bool from_pool) {
   if (!from_pool) know_thread();
-  std::list<Waiting> mine = {{std::move(ask), std::chrono::steady_clock::now(), 0}};
+  std::list<Waiting> mine = {{std::move(ask), 0}};
   const auto place = mine.begin();
   {
     const std::scoped_lock lock(mutex_);
@@ -55,8 +55,9 @@ std::shared_ptr<void> WaitTable::enter(std::function<Awaited()> ask, bool from_p
     if (!stopped_ && on_first_) std::exchange(on_first_, nullptr)();
   }
   return {this, [self = shared_from_this(), place](void*) {
+            std::list<Waiting> gone;  // What it asks goes without the lock.
             const std::scoped_lock lock(self->mutex_);
-            self->waiting_.erase(place);
+            gone.splice(gone.end(), self->waiting_, place);
           }};
 }
 
@@ -71,12 +72,11 @@ std::shared_ptr<void> WaitTable::hold() {
           }};
 }
 
-WaitTable::Waits WaitTable::all_wait(Instant now, Duration patience) const {
+WaitTable::Waits WaitTable::all_wait() const {
   const std::scoped_lock lock(mutex_);
   if (holders_ > 0 || waiting_.size() < std::max(most_at_once_, threads_)) return {};
   Waits waits;
   for (const Waiting& each : waiting_) {
-    if (now - each.since < patience) return {};
     waits.asks.push_back(each.ask);
     waits.numbers.push_back(each.number);
   }

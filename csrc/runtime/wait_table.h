@@ -32,12 +32,12 @@ class WaitTable final : public std::enable_shared_from_this<WaitTable> {
   std::shared_ptr<void> hold();
 
   /// What is waited for where all threads that are known to wait do so now: as many as ever did at once, and as many as
-  /// there are of those that are told apart and still live. Each has for `patience`. Else, and under hold(), none.
+  /// there are of those that are told apart and still live. Else, and under hold(), none.
   struct Waits {
     std::vector<std::function<Awaited()>> asks;
     std::vector<std::uint64_t> numbers;  ///< Of each wait; never the same again.
   };
-  Waits all_wait(Instant now, Duration patience) const;
+  Waits all_wait() const;
   /// Blocks until somebody waits; false after stop(). One thread alone calls it.
   bool wait_for_somebody();
   /// False after stop().
@@ -47,7 +47,6 @@ class WaitTable final : public std::enable_shared_from_this<WaitTable> {
  private:
   struct Waiting {
     std::function<Awaited()> ask;
-    Instant since{};
     std::uint64_t number = 0;
   };
   struct ThisThread;

@@ -13,10 +13,6 @@ import numpy as np
 from herring.bench._pattern import Array, Pattern
 from herring.bench._profile import Costs, Meter
 
-# Reading costs disturbs an operation that is shorter than this; so many of those go without.
-_LONG_S = 1e-3
-_METERED_OF_SHORT = 10
-
 
 @dataclass(frozen=True)
 class Case:
@@ -41,18 +37,19 @@ class Case:
 @dataclass(frozen=True)
 class Plan:
     """Iterations of one turn, of which the first `lead_in` are not timed. Iteration i uses `salt + i`. `event`: of
-    _profile.tracepoint(), where system calls are counted."""
+    _profile.tracepoint(), where system calls are counted. Of `metered_each` timed iterations one has its costs read."""
 
     iterations: int
     salt: int
     lead_in: int = 0
     event: int | None = None
+    metered_each: int = 1
 
 
 @dataclass
 class Turn:
-    """Some iterations of one contender: this process's seconds of each, its costs in all of them, and its wrong
-    elements in the checked one."""
+    """Some iterations of one contender: this process's seconds of each, its costs in all of them (as far as read, and as
+    much for each of the others), and its wrong elements in the checked one."""
 
     seconds: list[float] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
@@ -92,12 +89,12 @@ def timed(plan: Plan, fill: Callable[[int], None], barrier: Callable[[], None], 
 
     The second barrier keeps a rank that is done from filling and checking, which takes a core from those that are not.
     Costs count until after it: a rank may still work for others when its own result is there. To read them takes
-    microseconds, by which ranks begin apart: where that matters, one iteration in ten has it.
+    microseconds, by which ranks begin apart: where that matters, only some iterations have it (Plan.metered_each).
     """
     turn = Turn()
     costs = Costs(syscalls=None if plan.event is None else 0)
     metered = 0
-    seconds = 0.0
+    middle = min(plan.metered_each, plan.iterations - plan.lead_in) // 2
     meter = Meter(plan.event)
     spent = Costs(syscalls=meter.overhead())
     gc_was_on = gc.isenabled()
@@ -105,7 +102,7 @@ def timed(plan: Plan, fill: Callable[[int], None], barrier: Callable[[], None], 
     try:
         for i in range(plan.iterations):
             timed_before = i - plan.lead_in
-            is_metered = timed_before >= 0 and (seconds >= _LONG_S or timed_before % _METERED_OF_SHORT == 0)
+            is_metered = timed_before >= 0 and timed_before % plan.metered_each == middle
             fill(i)
             barrier()
             before = meter.read() if is_metered else None

@@ -17,6 +17,7 @@ from herring.bench._profile import Costs
 _SMALL_BYTES = 1 << 20
 _SMALL_TURN = (5, 50)
 _SMALL_LEAD_IN = 20
+_SMALL_METERED_EACH = 10
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,10 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
         wrong[index] += contender.turn(Plan(max(schedule.warmup, 1), salt)).wrong
     salt += max(schedule.warmup, 1)
     lead_in = schedule.lead_in_of(case.nbytes)
+    metered_each = _SMALL_METERED_EACH if case.nbytes < _SMALL_BYTES else 1
     for length in schedule.turns(case.nbytes):
         for index, contender in enumerate(contenders):
-            turn = contender.turn(Plan(lead_in + length, salt, lead_in, schedule.event))
+            turn = contender.turn(Plan(lead_in + length, salt, lead_in, schedule.event, metered_each))
             seconds[index] += turn.seconds
             costs[index] += turn.costs
             wrong[index] += turn.wrong

@@ -64,7 +64,9 @@ class Rank:
         if what == "turn":
             assert self._arrays is not None
             assert self._pattern is not None
-            plan = Plan(command["iterations"], command["salt"], command["lead_in"], command["event"])
+            plan = Plan(
+                command["iterations"], command["salt"], command["lead_in"], command["event"], command["metered_each"]
+            )
             return asdict(mpi_loop(self._mpi, self._pattern, self._arrays, self._op, plan))
         if what == "release":
             self._arrays = None

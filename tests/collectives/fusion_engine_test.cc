@@ -258,6 +258,38 @@ TEST(FusionEngine, ItIsIdleWhenItsBatchesHaveEnded) {
   EXPECT_TRUE(engine.is_idle());
 }
 
+/// Others may be told that this rank calls nothing by itself: only where that is so.
+TEST(FusionEngine, ItIsQuietWhenNothingOfItNeedsARoundOrABucketAnyMore) {
+  FusionEngine engine({});
+  Instant now{};
+  EXPECT_TRUE(engine.is_quiet() && !engine.wants_round() && !engine.is_moving());
+  ASSERT_TRUE(engine.submit(1, "t", spec(10), now));
+  std::size_t rounds = 0;
+  while (true) {
+    EXPECT_FALSE(engine.is_quiet());
+    Step step = engine.next(now += 1ms);
+    if (auto* round = std::get_if<FusionStep::Round>(&step)) {
+      EXPECT_TRUE(engine.wants_round() && !engine.is_moving()) << "it waits for others";
+      ASSERT_TRUE(engine.round_ended(round->words, now));
+      EXPECT_TRUE(engine.is_moving()) << "a plan or a bucket comes";
+      ++rounds;
+    } else if (auto* plan = std::get_if<FusionStep::Plan>(&step)) {
+      ASSERT_TRUE(engine.plan_came(plan->bytes, now));
+    } else if (std::holds_alternative<FusionStep::Reduce>(step)) {
+      break;
+    }
+  }
+  EXPECT_EQ(rounds, 2u);
+  EXPECT_TRUE(engine.is_moving() && !engine.wants_round());
+  engine.batch_ended();
+  EXPECT_TRUE(engine.is_quiet());
+  engine.went_outside("large", now);
+  EXPECT_FALSE(engine.is_quiet()) << "it will come to a round, so that others hear of it";
+  EXPECT_FALSE(engine.is_moving() || engine.wants_round()) << "but that is nothing to wait for";
+  engine.came_back("large");
+  EXPECT_TRUE(engine.is_quiet());
+}
+
 TEST(FusionEngine, BucketsHaveOneTypeAndOneOperatorAndTheSizeOfRank0) {
   FusionOptions options;
   options.bucket_bytes = 10'000;

@@ -103,6 +103,28 @@ def small_array_before_barrier():
         assert pending.wait()[0] == 2
 
 
+def test_who_calls_it_alone_and_who_with_others_wait_for_a_late_rank(job):
+    job.run(two_ways_and_one_late, 3, env=SETTINGS)
+
+
+def two_ways_and_one_late():
+    """One waits for the barrier and the other for the array, until the third comes: each could be said to miss the
+    other's call for the moment in which the array leaves the round."""
+    herring.init()
+    small = np.ones(3, np.float32)
+    assert herring.allreduce(small, "sum", name="x", async_op=True).wait()[0] == 3
+    for _ in range(3):
+        pending = None
+        if herring.rank() == 2:
+            time.sleep(2)
+        if herring.rank() == 0:
+            pending = herring.allreduce(small, "sum", name="x", async_op=True)
+        else:
+            assert herring.allreduce(small, "sum", name="x")[0] == 3
+        herring.barrier()
+        assert pending is None or pending.wait()[0] == 3
+
+
 def test_names_of_horovod(job):
     job.run(names_of_horovod, 2, env=SETTINGS)
 
