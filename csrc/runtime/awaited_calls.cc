@@ -1,6 +1,7 @@
 #include "runtime/awaited_calls.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace herring::runtime {
 namespace {
@@ -13,6 +14,20 @@ std::string text_of(const OrderedCall& call) {
 }
 
 }  // namespace
+
+BackgroundCallers background_callers(const GroupTable& groups) {
+  BackgroundCallers callers;
+  for (const auto& [id, group] : groups.all()) {
+    if (auto caller = group->caller.lock()) callers.emplace(id, std::move(caller));
+  }
+  return callers;
+}
+
+Outlooks ask(const BackgroundCallers& callers) {
+  Outlooks outlooks;
+  for (const auto& [id, caller] : callers) outlooks.emplace(id, caller->outlook());
+  return outlooks;
+}
 
 std::optional<WaitingReport> report_waiting(const std::vector<Awaited>& awaited, const Outlooks& outlooks,
                                             const OperationOrder& order, const GroupTable& groups) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +14,11 @@ namespace herring::runtime {
 
 /// Of groups whose calls no thread of the program makes.
 using Outlooks = std::map<GroupId, BackgroundCaller::Outlook>;
+
+/// Those of groups that have one.
+using BackgroundCallers = std::map<GroupId, std::shared_ptr<const BackgroundCaller>>;
+BackgroundCallers background_callers(const GroupTable& groups);
+Outlooks ask(const BackgroundCallers& callers);
 
 /// What is waited for, by threads and by who calls by himself. None where something of it has ended, is not known, or
 /// is known by a number that its caller chose; and where something will be called whoever waits.

@@ -64,6 +64,27 @@ point_to_point::LinkConfig network_link(const Config& config, std::uint32_t work
   return link;
 }
 
+PendingMessage pending_message(const Send& message) {
+  PendingMessage pending;
+  pending.group = message.group;
+  pending.is_send = true;
+  pending.tag = message.tag;
+  pending.data = message.data;
+  pending.dtype = message.dtype;
+  pending.collective = message.collective;
+  return pending;
+}
+
+PendingMessage pending_message(const Receive& message) {
+  PendingMessage pending;
+  pending.group = message.group;
+  pending.tag = message.tag;
+  pending.memory = message.memory;
+  pending.dtype = message.dtype;
+  pending.collective = message.collective;
+  return pending;
+}
+
 std::uint64_t message_memory_bound(const Config& config, const Placement& placement, std::uint32_t rank) {
   const bool shares = placement.host_first && config.intra_node != Switch::kOff;
   const std::uint64_t near = shares ? placement.neighbours(rank).size() : 0;

@@ -67,6 +67,10 @@ struct PendingMessage {
   std::shared_ptr<MessageWork> work;
 };
 
+/// What is asked for; without its peer, and what the runtime adds.
+PendingMessage pending_message(const Send& message);
+PendingMessage pending_message(const Receive& message);
+
 /// A collective that is made of messages, while some of them are under way.
 struct WaitingCollective {
   std::shared_ptr<const Composed> call;

@@ -86,4 +86,11 @@ class NameUses final {
   std::size_t size_ = 0;
 };
 
+/// What the program is told at the name that makes them kManyNames.
+inline std::string many_names(std::string_view name) {
+  return std::to_string(NameUses::kManyNames) + " different names were used, the last is \"" + std::string(name) +
+         "\"; each takes memory for as long as the job lives, and there is room for " +
+         std::to_string(NameUses::kMaxNames) + ": name tensors so that names come again";
+}
+
 }  // namespace herring::runtime

@@ -119,18 +119,11 @@ class Runtime::Impl {
     waits = watch->waits();
   }
 
-  /// Not with the lock: they call with theirs.
   Outlooks ask_callers() {
-    std::vector<std::pair<GroupId, std::shared_ptr<const BackgroundCaller>>> callers;
-    {
-      const std::scoped_lock lock(mutex);
-      for (const auto& [id, group] : groups.all()) {
-        if (auto caller = group->caller.lock()) callers.emplace_back(id, std::move(caller));
-      }
-    }
-    Outlooks outlooks;
-    for (const auto& [id, caller] : callers) outlooks.emplace(id, caller->outlook());
-    return outlooks;
+    std::unique_lock lock(mutex);
+    const BackgroundCallers callers = background_callers(groups);
+    lock.unlock();  // They call with a lock of theirs.
+    return ask(callers);
   }
 
   void join_neighbours(Instant deadline) {
@@ -342,10 +335,7 @@ class Runtime::Impl {
 
   void warn_of_names(const std::string& name) const {
     Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
-    logger.log(LogLevel::kWarning, std::to_string(NameUses::kManyNames) + " different names were used, the last is \"" +
-                                       name +
-                                       "\"; each takes memory for as long as the job lives, and there is room for " +
-                                       std::to_string(NameUses::kMaxNames) + ": name tensors so that names come again");
+    logger.log(LogLevel::kWarning, many_names(name));
   }
 
   /// Ok, or why the message is none; the group's route otherwise.
@@ -395,24 +385,11 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<Work> send(const Send& message) {
-    PendingMessage pending;
-    pending.group = message.group;
-    pending.is_send = true;
-    pending.tag = message.tag;
-    pending.data = message.data;
-    pending.dtype = message.dtype;
-    pending.collective = message.collective;
-    return submit(std::move(pending), message.to, message.timeout, "send to");
+    return submit(pending_message(message), message.to, message.timeout, "send to");
   }
 
   std::shared_ptr<ReceiveWork> receive(const Receive& message) {
-    PendingMessage pending;
-    pending.group = message.group;
-    pending.tag = message.tag;
-    pending.memory = message.memory;
-    pending.dtype = message.dtype;
-    pending.collective = message.collective;
-    return submit(std::move(pending), message.from, message.timeout, "receive from");
+    return submit(pending_message(message), message.from, message.timeout, "receive from");
   }
 
   void shutdown() {
