@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 try:
     from herring import _core  # noqa: F401  (only to say what to do where it is missing)
@@ -54,6 +55,11 @@ from herring._handle import Handle, to_seconds
 from herring._membership import Callback, MembershipChange
 from herring._membership import listeners as _listeners
 from herring._version import __version__
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from herring._settings import Settings
 
 __all__ = [
     "CancelledError",
@@ -107,7 +113,7 @@ def init(
     rank: int | None = None,
     size: int | None = None,
     timeout: float | timedelta | None = None,
-    **settings: str | float | bool | None,
+    **settings: Unpack[Settings],
 ) -> None:
     """Joins the job; returns when every process of it is here and connected.
 
@@ -123,7 +129,7 @@ def init(
     """
     seconds = to_seconds(timeout)
     if seconds is not None:
-        settings = {"timeout_s": seconds, **settings}
+        settings.setdefault("timeout_s", seconds)
     _process.start(settings, rank=rank, size=size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -11,6 +11,11 @@ import herring
 from herring._errors import InvalidArgumentError
 from herring.tensorflow._compression import Compression, Compressor
 from herring.tensorflow._ops import Group, broadcast_all, gather_all, library, reduce_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from herring._settings import InitOptions
 
 
 class ReduceOp:
@@ -22,7 +27,7 @@ class ReduceOp:
     MAX = "max"
 
 
-def init(**settings: Any) -> None:
+def init(**settings: Unpack[InitOptions]) -> None:
     """Joins the job, as herring.init(), whose settings it takes; returns when every process is here and connected."""
     herring.init(**settings)
     library().attach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -13,6 +13,11 @@ from herring.tensorflow._collectives import allgather, dense, graph_name, init
 from herring.tensorflow._datasets import distribute
 from herring.tensorflow._gradients import reduce_together
 from herring.tensorflow._ops import broadcast_all, is_served, library
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from herring._settings import InitOptions
 
 _OPERATIONS = {"SUM": "sum", "MEAN": "average"}
 
@@ -222,7 +227,7 @@ class HerringStrategy(tf.distribute.Strategy):  # type: ignore[misc]
         settings: As herring.init() takes them. Without a job, this joins it.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[InitOptions]) -> None:
         _refuse_another(self)
         if not herring.is_initialized():
             init(**settings)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 import herring
+import herring._settings as settings_module
+from herring import _core
+from herring._settings import Settings
 
 # Each line is run, and looked at by mypy: the call, its type, and what the result is an instance of.
 CASES = [
@@ -54,14 +59,51 @@ def look(floats: npt.NDArray[np.float32], own_kind: OwnKind, foreign: Foreign) -
 """
 
 
-def test_types(tmp_path: Path) -> None:
+def mypy_of(tmp_path: Path, text: str) -> tuple[int, str]:
+    """Its exit status, and what it says."""
     pytest.importorskip("mypy", reason="mypy is not installed")
     file = tmp_path / "look.py"
-    file.write_text(HEAD + "".join(f"    assert_type({call}, {kind})\n" for call, kind, _ in CASES))
+    file.write_text(text)
     root = Path(herring.__file__).resolve().parents[1]
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path / "c")]
     done = subprocess.run([*command, str(file)], cwd=root, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_types(tmp_path: Path) -> None:
+    code, said = mypy_of(tmp_path, HEAD + "".join(f"    assert_type({call}, {kind})\n" for call, kind, _ in CASES))
+    assert code == 0, said
+
+
+def test_settings_of_init(tmp_path: Path) -> None:
+    """Editors offer them, and a wrong one is seen before the program runs."""
+    good = ["rank=0, size=1, timeout=3.5", 'servers=2, chunk_bytes="64KB", timeout_s=5', "failover=True, log=None"]
+    wrong = ["serverz=2", 'provider="smoke"', "servers=[2]", "checksum=3.5"]
+    lines = [f"herring.init({each})" for each in (*good, *wrong)]
+    code, said = mypy_of(tmp_path, "import herring\n" + "\n".join(lines) + "\n")
+    assert code == 1
+    marked = sorted({int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line})
+    assert marked == [len(good) + 2 + index for index in range(len(wrong))], said
+
+
+def test_settings_have_their_types() -> None:
+    """Those of the core, each with the values that it takes."""
+    kinds = {
+        "count": "int | str", "bytes": "int | str", "microseconds": "int | str", "seconds": "float | str", "text": "str",
+        "address": "str",
+    }  # fmt: skip
+    rows = {row["name"].removeprefix("HERRING_").lower(): row for row in _core.config_table()}
+    assert list(Settings.__annotations__) == list(rows)
+    for name, said in Settings.__annotations__.items():
+        row = rows[name]
+        if row["type"] in kinds:
+            assert said.__forward_arg__ == f"{kinds[row['type']]} | None", name
+            continue
+        values = re.findall(r"\w+", row["range"].replace(" or ", " "))
+        taken = eval(said.__forward_arg__, vars(settings_module))
+        literals = [each for kind in get_args(taken) for each in get_args(kind)]
+        assert sorted(literals) == sorted(values), name
+        assert (bool in get_args(taken)) == ("on" in values), name
 
 
 def test_what_comes_back(job) -> None:
