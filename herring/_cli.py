@@ -11,6 +11,7 @@ import threading
 from types import FrameType
 
 from herring import _kubernetes_options
+from herring._completion import offer_completion
 from herring._errors import HerringError
 from herring._streams import open_standard_descriptors
 from herring._version import __version__
@@ -239,7 +240,9 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
     own, behind = _kubernetes_options.split(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(own)
+    parser = _parser()
+    offer_completion(parser)
+    args = parser.parse_args(own)
     args.worker_command = behind
     try:
         run = _COMMANDS.get(args.command)

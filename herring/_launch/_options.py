@@ -8,6 +8,7 @@ import resource
 import shutil
 from pathlib import Path
 
+from herring._completion import offer_completion
 from herring import _core
 from herring._errors import InvalidArgumentError
 from herring._version import __version__
@@ -167,7 +168,9 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options; `command` without a leading "--". Exits with status 2 for what there is not."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    offer_completion(parser)
+    args = parser.parse_args(argv)
     if args.command[:1] == ["--"]:
         args.command = args.command[1:]
     return args

@@ -72,3 +72,27 @@ def test_python_m_herring_is_the_command(clean_env):
         timeout=30,
     )
     assert done.stdout.startswith("herring ")
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "completed"),
+    [
+        ("herring", "herring ben", ["bench"]),
+        ("herring", "herring bench --pe", ["--peers"]),
+        ("herring._launch", "herringrun --server", ["--servers", "--server-hosts", "--server-hostfile"]),
+    ],
+)
+def test_a_shell_can_complete_them(clean_env, tmp_path, module, line, completed):
+    pytest.importorskip("argcomplete", reason="argcomplete is not installed")
+    output = tmp_path / "completions"
+    asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(output), "_ARGCOMPLETE_IFS": " "}
+    env = {**clean_env, **asks, "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    subprocess.run([sys.executable, "-m", module], env=env, timeout=30, check=False, capture_output=True)
+    assert output.read_text().split() == completed
+
+
+def test_without_argcomplete_nothing_is_completed_and_nothing_breaks(clean_env):
+    code = "import sys; sys.modules['argcomplete'] = None; from herring._cli import main; sys.exit(main(['--version']))"
+    env = {**clean_env, "_ARGCOMPLETE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.startswith("herring ")) == (0, True), done.stderr
