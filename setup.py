@@ -79,6 +79,8 @@ class CMakeBuild(build_ext):
             target = package / library.relative_to(built)
             target.unlink(missing_ok=True)  # A process that has the old one loaded keeps it.
             shutil.copy2(library, target)
+        (package / "include").mkdir(exist_ok=True)
+        shutil.copy2(ROOT / "bindings" / "c" / "herring.h", package / "include")
         if not is_in_place:
             self.copy_sources(package)
         self.build_torch_binding(package)
@@ -117,7 +119,6 @@ class CMakeBuild(build_ext):
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)
-        shutil.copy2(ROOT / "bindings" / "c" / "herring.h", package / "include")
         for source in sorted((ROOT / "bindings" / "torch").glob("*.*")):
             if source.suffix in {".h", ".cc"}:
                 (package / "_torch_src").mkdir(parents=True, exist_ok=True)

@@ -133,6 +133,7 @@ void DeadlockJudge::say() {
     }
   }
   if (more > 0) text += "; and " + std::to_string(more) + " more";
+  if (stuck_.size() < entries_.size()) text += ". Ranks that are not named have not waited for as long";
   text += ". Every rank has to call the same operations under the same names";
   text_ = std::move(text);
 }

@@ -120,7 +120,9 @@ void DeadlockWatch::judge() {
   DeadlockJudge judge(size_, list_.list);
   std::vector<std::unique_ptr<Answer>> answers;
   Instant next_look = now();
-  while (judge.stuck().empty()) {
+  std::size_t stuck = 0;
+  bool is_certain = false;
+  while (!is_certain) {
     WaitingReport report;
     Receive receive{.group = kGroup, .from = {}, .tag = kReportTag, .memory = bytes_of(report), .timeout = pause_ / 2};
     const auto received = ports_.receive(receive);
@@ -147,9 +149,12 @@ void DeadlockWatch::judge() {
     if (!mine) break;
     judge.take(0, *mine, now());
     judge.look(now(), kSilentPauses * pause_);
+    // Not at the first that are found: others that wait with them are heard in the same pause.
+    is_certain = stuck > 0 && judge.stuck().size() == stuck;
+    stuck = judge.stuck().size();
   }
   list_ = judge.list();
-  if (!judge.stuck().empty()) ports_.fail(judge.text());
+  if (is_certain) ports_.fail(judge.text());
   for (const auto& answer : answers) answer->work->wait(Instant::max());
 }
 

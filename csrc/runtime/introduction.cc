@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <span>
+#include <sstream>
 #include <utility>
 
+#include "core/config_value.h"
 #include "core/hmac.h"
 #include "core/status.h"
 #include "core/text.h"
@@ -38,13 +40,28 @@ std::vector<std::byte> take(std::span<const std::byte>& in, const HubClient& hub
   return item;
 }
 
+const char* switch_text(Switch value) { return value == Switch::kOn ? "on" : value == Switch::kOff ? "off" : "auto"; }
+
+const char* switch_text(Toggle value) { return value == Toggle::kOn ? "on" : "off"; }
+
+/// Of settings behind each other, those that the others do not have.
+std::string settings_beyond(const std::string& settings, const std::string& others) {
+  std::string beyond;
+  std::istringstream each(settings);
+  for (std::string setting; each >> setting;) {
+    if ((" " + others + " ").find(" " + setting + " ") == std::string::npos) beyond += " " + setting;
+  }
+  return beyond;
+}
+
 [[noreturn]] void name_difference(HubClient& hub, const std::string& settings, Instant deadline) {
   const auto all = hub.exchange("settings", std::as_bytes(std::span(settings)), deadline);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::string theirs(reinterpret_cast<const char*>(all[i].data()), all[i].size());
     if (theirs == settings) continue;
-    throw Error(Code::kMismatch, "the settings differ: " + name_of(hub, i) + " has " + printable(theirs) +
-                                     ", this process has " + settings +
+    throw Error(Code::kMismatch, "the settings differ: " + name_of(hub, i) + " has" +
+                                     settings_beyond(printable(theirs), settings) + ", this process has" +
+                                     settings_beyond(settings, theirs) +
                                      "; set them to the same values in every process");
   }
   throw Error(Code::kProtocol, "the settings differ, but all say the same: a process broke the protocol");
@@ -53,19 +70,16 @@ std::vector<std::byte> take(std::span<const std::byte>& in, const HubClient& hub
 }  // namespace
 
 std::string settings_that_must_agree(const Config& config) {
-  return "HERRING_LANES=" + std::to_string(config.lanes) +
-         " HERRING_BUCKET_BYTES=" + std::to_string(config.bucket_bytes) +
-         " HERRING_CHUNK_BYTES=" + std::to_string(config.chunk_bytes) +
-         " HERRING_WINDOW=" + std::to_string(config.window) +
-         " HERRING_EAGER_BYTES=" + std::to_string(config.eager_bytes) +
-         " HERRING_LOCAL_PART_BYTES=" + std::to_string(config.local_part_bytes) +
-         " HERRING_INTRA_NODE=" + std::to_string(static_cast<int>(config.intra_node)) +
-         " HERRING_FAILOVER=" + std::to_string(static_cast<int>(config.failover)) +
-         " HERRING_CHECKSUM=" + std::to_string(static_cast<int>(config.checksum)) +
-         " HERRING_CHECK_FINITE=" + std::to_string(static_cast<int>(config.check_finite)) +
+  return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_BUCKET_BYTES=" + bytes_text(config.bucket_bytes) +
+         " HERRING_CHUNK_BYTES=" + bytes_text(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
+         " HERRING_EAGER_BYTES=" + bytes_text(config.eager_bytes) +
+         " HERRING_LOCAL_PART_BYTES=" + bytes_text(config.local_part_bytes) +
+         " HERRING_INTRA_NODE=" + switch_text(config.intra_node) + " HERRING_FAILOVER=" + switch_text(config.failover) +
+         " HERRING_CHECKSUM=" + switch_text(config.checksum) +
+         " HERRING_CHECK_FINITE=" + switch_text(config.check_finite) +
          " HERRING_BACKUP_WORKERS=" + std::to_string(config.backup_workers) +
-         " HERRING_BACKUP_GRACE_S=" + std::to_string(config.backup_grace_s) +
-         " HERRING_BACKUP_BYTES=" + std::to_string(config.backup_bytes);
+         " HERRING_BACKUP_GRACE_S=" + seconds_text(config.backup_grace_s) +
+         " HERRING_BACKUP_BYTES=" + bytes_text(config.backup_bytes);
 }
 
 OthersAddresses introduce(HubClient& hub, const std::string& settings, const OwnAddresses& own, Instant deadline) {

@@ -97,10 +97,15 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
 /// To one who came when the others had gone on.
 std::string Engine::Impl::late_mismatch_text(const Op& op, const wire::Header& header,
                                              const wire::Announce& announce) const {
-  const bool is_join = (header.flags & wire::kFlagJoin) != 0;
-  return bounded("rank " + std::to_string(header.sender) + " said " + call_text(announce, is_join) + details(announce) +
-                 "; the others, who did not wait for it, had said " + call_text(op.shape, op.is_join) +
-                 details(op.shape) + " (" + to_string(op.key.op) + "; every rank must make the same calls)");
+  std::string its = call_text(announce, (header.flags & wire::kFlagJoin) != 0);
+  std::string theirs = call_text(op.shape, op.is_join);
+  if (its == theirs) {
+    its += details(announce);
+    theirs += details(op.shape);
+  }
+  return bounded("rank " + std::to_string(header.sender) + " said " + its +
+                 "; the others, who did not wait for it, had said " + theirs + " (" + to_string(op.key.op) +
+                 "; every rank must make the same calls)");
 }
 
 /// Who has not announced: by rank where that can be known, else by position in the group.

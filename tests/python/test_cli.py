@@ -94,5 +94,7 @@ def test_a_shell_can_complete_them(clean_env, tmp_path, module, line, completed)
 def test_without_argcomplete_nothing_is_completed_and_nothing_breaks(clean_env):
     code = "import sys; sys.modules['argcomplete'] = None; from herring._cli import main; sys.exit(main(['--version']))"
     env = {**clean_env, "_ARGCOMPLETE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stdout.startswith("herring ")) == (0, True), done.stderr

@@ -315,6 +315,8 @@ TEST(Deadlock, NobodyLooksWhereTheSettingIsZero) {
     Request request = named(values, runtime.rank() == 0 ? "left" : "right");
     request.timeout = seconds(3);
     EXPECT_EQ(block_on(runtime, request).code(), Code::kTimeout);
+    // Who leaves first ends the other's call.
+    EXPECT_TRUE(block_on(runtime, named(values, "both")).is_ok());
   }));
 }
 

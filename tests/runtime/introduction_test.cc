@@ -89,7 +89,7 @@ TEST(Introduction, SettingsThatDifferAreNamedWithBothValues) {
   Hub hub(hub_options(3));
   auto members = join_all(hub.port(), 3);
   in_parallel(3, [&](std::size_t i) {
-    const std::string settings = i == 1 ? "HERRING_WINDOW=8" : "HERRING_WINDOW=4";
+    const std::string settings = std::string("HERRING_LANES=1 HERRING_WINDOW=") + (i == 1 ? "8" : "4") + " HERRING_B=2";
     try {
       introduce(*members[i], settings, {}, in(20s));
       ADD_FAILURE() << "member " << i << " goes on";
@@ -98,6 +98,8 @@ TEST(Introduction, SettingsThatDifferAreNamedWithBothValues) {
       EXPECT_EQ(error.status().code(), Code::kMismatch);
       EXPECT_NE(text.find("HERRING_WINDOW=8"), std::string::npos) << text;
       EXPECT_NE(text.find("HERRING_WINDOW=4"), std::string::npos) << text;
+      EXPECT_EQ(text.find("HERRING_LANES"), std::string::npos) << "it is the same: " << text;
+      EXPECT_EQ(text.find("HERRING_B"), std::string::npos) << "it is the same: " << text;
       EXPECT_NE(text.find(i == 1 ? "worker 0 (pid" : "worker 1 (pid"), std::string::npos) << text;
     }
   });
