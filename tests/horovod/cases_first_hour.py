@@ -59,9 +59,11 @@ def full_disk() -> None:
 
 
 def full_from_the_start() -> None:
-    with pytest.raises(ValueError, match="HOROVOD_TIMELINE is '/dev/full'.*No space left"):
-        hvd.init()
-    assert not hvd.is_initialized()
+    hvd.init()
+    assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [hvd.size()] * 3
+    hvd.start_timeline("/dev/full")
+    hvd.shutdown()
+    print("trained", flush=True)
 
 
 def bad_timeline() -> None:

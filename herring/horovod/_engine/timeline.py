@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,13 +18,15 @@ from herring.horovod._engine.environment import is_set
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
+# No reason to lose the training: a warning, and no timeline.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Timeline:
     """Writes events as they come, so that the file is there however the process ends; the viewers need no `]` at its
     end, which close() adds. On ranks other than 0 it does nothing.
 
-    Raises InvalidArgumentError, with `what` the path is, where the file cannot be written.
+    Raises InvalidArgumentError, with `what` the path is, where the file cannot be written; on a full disk it warns.
     """
 
     def __init__(self, path: str, rank: int, mark_cycles: bool = False, what: str = "file_path") -> None:
@@ -44,6 +47,9 @@ class Timeline:
             self._write({"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}})
         except OSError as error:
             self._abandon()
+            if error.errno in _FULL:
+                self._say(error)
+                return
             raise InvalidArgumentError(
                 f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
                 "exists"
@@ -89,7 +95,7 @@ class Timeline:
                     thread = self._rows[row] = len(self._rows) + 1
                     self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
                 self._write({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
-            except OSError as error:  # A full disk is no reason to lose the training.
+            except OSError as error:
                 self._say(error)
                 self._abandon()
 
