@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import resource
+import sys
 import time
 
 import pytest
@@ -45,6 +46,19 @@ def die_with_a_timeline() -> None:
     hvd.synchronize(hvd.allreduce_async(torch.ones(3), name="small"))
     hvd.barrier()
     os._exit(9)
+
+
+def train_without_shutdown(fails: str) -> None:
+    """Rank 0 forks too: its child's exit is not the end of the timeline."""
+    hvd.init()
+    hvd.allreduce(torch.ones(3), name="before")
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    hvd.allreduce(torch.ones(3), name="after")
+    if int(fails):
+        raise ValueError("bad batch")
 
 
 def full_disk() -> None:

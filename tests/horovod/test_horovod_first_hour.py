@@ -55,6 +55,15 @@ def test_a_timeline_is_there_after_a_crash(tmp_path: Path) -> None:
     assert any(each["name"] == "CYCLE_START" for each in events)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "raises"])
+def test_a_timeline_is_whole_without_shutdown(tmp_path: Path, fails: bool) -> None:
+    path = tmp_path / "timeline.json"
+    run(1, "train_without_shutdown", int(fails), env={"HOROVOD_TIMELINE": str(path)}, expect={0: int(fails)})
+    events = json.loads(path.read_text())
+    assert [each["name"] for each in events if each["ph"] == "B"] == ["ALLREDUCE", "ALLREDUCE"]
+    assert path.read_text().endswith("\n]\n")
+
+
 def test_a_bad_timeline_path_names_the_variable() -> None:
     run(1, "bad_timeline", env={"HOROVOD_TIMELINE": "/nowhere/at_all.json"})
 

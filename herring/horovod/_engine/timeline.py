@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
@@ -24,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class Timeline:
     """Writes events as they come, so that the file is there however the process ends; the viewers need no `]` at its
-    end, which close() adds. On ranks other than 0 it does nothing.
+    end, which close() adds, at the latest when Python exits. On ranks other than 0 it does nothing.
 
     Raises InvalidArgumentError, with `what` the path is, where the file cannot be written; on a full disk it warns.
     """
@@ -40,6 +41,7 @@ class Timeline:
         if rank != 0:
             return
         self._path = path
+        self._pid = os.getpid()
         start = int(time.time() * 1e6)
         try:
             self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (close() does)
@@ -54,6 +56,8 @@ class Timeline:
                 f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
                 "exists"
             ) from error
+        # After the session has registered its own end, so before that.
+        atexit.register(self.close)
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
         """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
@@ -68,7 +72,10 @@ class Timeline:
         on_done(lambda: self._add(activity, "E", key))
 
     def close(self) -> None:
-        """Ends the file."""
+        """Ends the file; not in a forked child, whose parent still writes it."""
+        if self._file is None or os.getpid() != self._pid:
+            return
+        atexit.unregister(self.close)
         with self._lock:
             if self._file is None:
                 return
