@@ -377,7 +377,7 @@ def main() -> int:
     if args.workers < 1 or args.servers < 0 or args.ranks_per_host < 1:
         parser.error("at least one worker host and one rank per host are needed")
     if os.geteuid() != 0:
-        print("emulate_cluster: needs root (network namespaces); run it with sudo", file=sys.stderr)
+        print('emulate_cluster: needs root (network namespaces); run it with sudo env PATH="$PATH"', file=sys.stderr)
         return 1
     for tool in ("ip", "tc", "nsenter"):
         if shutil.which(tool) is None:

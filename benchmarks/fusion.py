@@ -2,7 +2,8 @@
 
     herringrun -np 2 python benchmarks/fusion.py                  # one host
     herringrun -np 2 --servers 2 python benchmarks/fusion.py
-    sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/fusion.py
+    sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
+        python benchmarks/fusion.py
 
 Prints the median milliseconds of a step. The ways take turns, and every step is checked. Fused by hand means:
 torch.cat, one allreduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands

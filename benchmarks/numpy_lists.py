@@ -2,7 +2,8 @@
 one grouped call, and fused by hand.
 
     herringrun -np 2 python benchmarks/numpy_lists.py
-    sudo benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- python benchmarks/numpy_lists.py
+    sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
+        python benchmarks/numpy_lists.py
 
 Prints the median milliseconds of a step. The ways take turns, and every step is checked. Fused by hand means:
 numpy.concatenate, one allreduce, copies back.

@@ -18,8 +18,9 @@ Generated from csrc/core/config.cc by `make docs`; do not edit.
 Every setting is an environment variable and, under the same name in lower case without the prefix, an argument of
 `herring.init()` (`HERRING_TIMEOUT_S=60` or `herring.init(timeout_s=60)`; the argument wins). A wrong
 value, or a `HERRING_` name that does not exist, is an error. Sizes are in bytes, or with KB, MB or GB (powers of 1024).
-`HERRING_LOG=info` and `herring config` print each value and where it came from. Give each setting the same value on all
-processes. For some settings this is required: if they differ, the job does not start, and the error names the process.
+`herring config` prints each value and where it came from; with `HERRING_LOG=info` worker 0 logs at the start those that
+are not the default. Give each setting the same value on all processes. For some settings this is required: if they
+differ, the job does not start, and the error names the process.
 
 | setting | type | default | accepted | meaning |
 |---|---|---|---|---|

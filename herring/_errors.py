@@ -71,3 +71,8 @@ class NotFiniteError(HerringError, ArithmeticError):
 
 class InternalError(HerringError):
     """A bug in Herring."""
+
+
+# What a traceback shows is what can be imported.
+for _kind in (HerringError, *HerringError.__subclasses__()):
+    _kind.__module__ = "herring"

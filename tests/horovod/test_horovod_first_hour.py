@@ -55,6 +55,15 @@ def test_a_timeline_is_there_after_a_crash(tmp_path: Path) -> None:
     assert any(each["name"] == "CYCLE_START" for each in events)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "raises"])
+def test_a_timeline_is_whole_without_shutdown(tmp_path: Path, fails: bool) -> None:
+    path = tmp_path / "timeline.json"
+    run(1, "train_without_shutdown", int(fails), env={"HOROVOD_TIMELINE": str(path)}, expect={0: int(fails)})
+    events = json.loads(path.read_text())
+    assert [each["name"] for each in events if each["ph"] == "B"] == ["ALLREDUCE", "ALLREDUCE"]
+    assert path.read_text().endswith("\n]\n")
+
+
 def test_a_bad_timeline_path_names_the_variable() -> None:
     run(1, "bad_timeline", env={"HOROVOD_TIMELINE": "/nowhere/at_all.json"})
 
@@ -66,7 +75,10 @@ def test_a_full_disk_ends_the_timeline_not_the_job(tmp_path: Path) -> None:
     assert "trained" in second
     assert first.count("the timeline ends here") == 1, first
     assert f"{path}: File too large" in first
-    run(1, "full_from_the_start", env={"HOROVOD_TIMELINE": "/dev/full"})
+    first, second = run(2, "full_from_the_start", env={"HOROVOD_TIMELINE": "/dev/full"})
+    assert "trained" in first
+    assert "trained" in second
+    assert first.count("warning: /dev/full: No space left on device; the timeline ends here") == 2, first
 
 
 def test_init_refuses_duplicate_process_sets() -> None:

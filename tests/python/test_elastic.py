@@ -70,6 +70,16 @@ def test_servers_come_back_while_training_goes_on(clean_env):
     assert done.stdout.count("every sum right, with 2 servers again") == 2, report(done)
 
 
+def test_a_start_with_fewer_workers_than_asked_for_is_said(clean_env, tmp_path):
+    """It would train with a smaller batch than its user believes."""
+    options = ["--elastic", "-np", "2"]
+    done = launch(clean_env, options, "alone", str(tmp_path / "done"), settings=["HERRING_JOIN_TIMEOUT_S=2"])
+    assert done.returncode == 0, report(done)
+    assert "trained with 1" in done.stdout, report(done)
+    (line,) = [line for line in done.stderr.splitlines() if "starting with 1 of 2 workers" in line]
+    assert line.startswith("herring[rank 0] warning: "), report(done)
+
+
 @pytest.mark.parametrize("late", ["0", "1", "none"])
 def test_a_call_that_cannot_be_finished_fails_on_all_alike(clean_env, late):
     done = launch(clean_env, ["--elastic", "-np", "3"], "impossible", late)
@@ -181,6 +191,19 @@ def gradients(*deaths):
     assert herring.allgather(np.array([herring.rank()])).tolist() == list(range(herring.size()))
     say(f"rank {name}: {STEPS} steps, at the end with {herring.size()}, all alike")
     herring.shutdown()
+
+
+def alone(mark):
+    """Rank 1 never joins."""
+    if os.environ["RANK"] == "1":
+        deadline = time.monotonic() + 30
+        while not Path(mark).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return
+    herring.init()
+    say(f"trained with {herring.size()}")
+    herring.shutdown()
+    Path(mark).touch()
 
 
 def grow(mark, size):

@@ -11,5 +11,5 @@ def test_the_error_says_what_to_install():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("herring._errors.UnavailableError: herring.ray needs Ray Train")
+    assert last.startswith("herring.UnavailableError: herring.ray needs Ray Train")
     assert "pip install 'ray[train]'" in last

@@ -73,6 +73,31 @@ def test_a_users_logging_has_it_once_and_by_its_own_rules(job, level, count):
     assert all(line.startswith("USER INFO herring rank 0 of 1 worker") for line in said)
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_settings_are_said_where_asked_for(job, level):
+    """Which of two values counts is what one looks for when a setting seems to do nothing."""
+    env = {"HERRING_LOG": level, "HERRING_TIMEOUT_S": "60", "HERRING_SECRET": "hush"}
+    for rank in range(2):
+        job.start_worker(starts, rank, 2, {"spin_us": 3}, env)
+    first, second = job.finish()
+    (line,) = [line for line in first.errors.splitlines() if "settings: " in line]
+    assert line.startswith("herring[rank 0] info: settings: ")
+    for word in (
+        "HERRING_TIMEOUT_S=60 (environment)",
+        f"HERRING_LOG={level} (environment)",
+        "HERRING_SPIN_US=3 (argument)",
+    ):
+        assert word in line
+    assert "HERRING_LANES" not in line, "a default"
+    assert "hush" not in first.errors + second.errors
+    assert "settings: " not in second.errors
+
+
+def test_settings_are_not_said_where_not_asked_for(job):
+    job.start(starts, env={"HERRING_TIMEOUT_S": "60"})
+    assert "settings: " not in job.finish()[0].errors
+
+
 def test_each_start_says_it(job):
     job.start(starts, {"rounds": 2})
     assert len(lines(job.finish()[0])) == 2

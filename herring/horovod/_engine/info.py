@@ -46,7 +46,7 @@ def is_initialized() -> bool:
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Rank 0 writes its operations to the file as they go, for chrome://tracing, until stop_timeline() or shutdown().
 
-    Raises InvalidArgumentError where the file cannot be written.
+    Raises InvalidArgumentError where the file cannot be written; on a full disk a warning says that it ends.
     """
     engine = home.current()
     stop_timeline()

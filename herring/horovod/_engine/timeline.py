@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,13 +19,15 @@ from herring.horovod._engine.environment import is_set
 
 # Beyond this many the file would be too large to show; the rest is counted.
 _MOST_EVENTS = 1_000_000
+# No reason to lose the training: a warning, and no timeline.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Timeline:
     """Writes events as they come, so that the file is there however the process ends; the viewers need no `]` at its
-    end, which close() adds. On ranks other than 0 it does nothing.
+    end, which close() adds, at the latest when Python exits. On ranks other than 0 it does nothing.
 
-    Raises InvalidArgumentError, with `what` the path is, where the file cannot be written.
+    Raises InvalidArgumentError, with `what` the path is, where the file cannot be written; on a full disk it warns.
     """
 
     def __init__(self, path: str, rank: int, mark_cycles: bool = False, what: str = "file_path") -> None:
@@ -37,6 +41,7 @@ class Timeline:
         if rank != 0:
             return
         self._path = path
+        self._pid = os.getpid()
         start = int(time.time() * 1e6)
         try:
             self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (close() does)
@@ -44,10 +49,15 @@ class Timeline:
             self._write({"name": "start_time_since_epoch_in_micros", "ph": "M", "pid": 0, "args": {"value": start}})
         except OSError as error:
             self._abandon()
+            if error.errno in _FULL:
+                self._say(error)
+                return
             raise InvalidArgumentError(
                 f"{what} is {path!r}, where no timeline can be written: {error.strerror}; name a file in a folder that "
                 "exists"
             ) from error
+        # After the session has registered its own end, so before that.
+        atexit.register(self.close)
 
     def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
         """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
@@ -62,7 +72,10 @@ class Timeline:
         on_done(lambda: self._add(activity, "E", key))
 
     def close(self) -> None:
-        """Ends the file."""
+        """Ends the file; not in a forked child, whose parent still writes it."""
+        if self._file is None or os.getpid() != self._pid:
+            return
+        atexit.unregister(self.close)
         with self._lock:
             if self._file is None:
                 return
@@ -89,7 +102,7 @@ class Timeline:
                     thread = self._rows[row] = len(self._rows) + 1
                     self._write({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}})
                 self._write({"name": name, "ph": phase, "pid": 0, "tid": thread, "ts": now, **more})
-            except OSError as error:  # A full disk is no reason to lose the training.
+            except OSError as error:
                 self._say(error)
                 self._abandon()
 
