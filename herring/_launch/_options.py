@@ -8,8 +8,8 @@ import resource
 import shutil
 from pathlib import Path
 
-from herring._completion import offer_completion
 from herring import _core
+from herring._completion import offer_completion
 from herring._errors import InvalidArgumentError
 from herring._version import __version__
 

@@ -48,8 +48,8 @@ class Plan:
 
 @dataclass
 class Turn:
-    """Some iterations of one contender: this process's seconds of each, its costs in all of them (as far as read, and as
-    much for each of the others), and its wrong elements in the checked one."""
+    """Some iterations of one contender: this process's seconds of each, its costs in all of them (what was read of some
+    stands for the others), and its wrong elements in the checked one."""
 
     seconds: list[float] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)

@@ -88,10 +88,8 @@ def test_settings_of_init(tmp_path: Path) -> None:
 
 def test_settings_have_their_types() -> None:
     """Those of the core, each with the values that it takes."""
-    kinds = {
-        "count": "int | str", "bytes": "int | str", "microseconds": "int | str", "seconds": "float | str", "text": "str",
-        "address": "str",
-    }  # fmt: skip
+    kinds = dict.fromkeys(("count", "bytes", "microseconds"), "int | str")
+    kinds |= {"seconds": "float | str", "text": "str", "address": "str"}
     rows = {row["name"].removeprefix("HERRING_").lower(): row for row in _core.config_table()}
     assert list(Settings.__annotations__) == list(rows)
     for name, said in Settings.__annotations__.items():
