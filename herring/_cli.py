@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import signal
 import sys
 import threading
@@ -13,7 +12,7 @@ from types import FrameType
 from herring import _kubernetes_options
 from herring._completion import offer_completion
 from herring._errors import HerringError
-from herring._streams import open_standard_descriptors
+from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 from herring.bench import _options, _replay_options
 
@@ -207,7 +206,7 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config() -> int:
+def _config(args: argparse.Namespace) -> int:
     from herring._job import read_settings
 
     rows = [("setting", "value", "source"), *read_settings({}).origins]
@@ -228,6 +227,7 @@ _COMMANDS = {
     "rendezvous": _rendezvous,
     "doctor": _doctor,
     "build": _build,
+    "config": _config,
     "kubernetes": _kubernetes_options.run,
     "bench": _bench,
 }
@@ -236,28 +236,23 @@ _COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     open_standard_descriptors()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
     own, behind = _kubernetes_options.split(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     offer_completion(parser)
-    args = parser.parse_args(own)
+    with checked_stdout("herring"):
+        args = parser.parse_args(own)
     args.worker_command = behind
     try:
-        run = _COMMANDS.get(args.command)
-        code = _config() if run is None else run(args)
-        sys.stdout.flush()
-        return code
+        run = _COMMANDS[args.command]
+        with checked_stdout(f"herring {args.command}"):
+            return run(args)
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Nobody reads any more (| head): there is no more to do, and nothing to complain about.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

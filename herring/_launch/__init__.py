@@ -23,7 +23,7 @@ from herring._launch._output import Outputs
 from herring._launch._rsh import Shell
 from herring._launch._watch import Policy, Supervised, dead_after_s, watch
 from herring._launch._where import Where, is_this_machine, where
-from herring._streams import open_standard_descriptors
+from herring._streams import checked_stdout, open_standard_descriptors
 
 __all__ = ["launch", "main", "open_standard_descriptors", "supervise"]
 
@@ -157,7 +157,9 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0; ends by the
     signal itself where one has ended the job."""
     open_standard_descriptors()
-    return launch(parse(argv))
+    with checked_stdout("herringrun"):
+        args = parse(argv)
+    return launch(args)
 
 
 def launch(args: argparse.Namespace) -> int:

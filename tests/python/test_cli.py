@@ -36,15 +36,46 @@ def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
     assert all(word in last for word in words), done.stderr
 
 
-@pytest.mark.parametrize("command", ["config", "doctor"])
-def test_a_reader_that_goes_is_no_traceback(clean_env, command):
-    """herring config | head -1"""
+RUN = "import sys; from herring.{} import main; sys.exit(main(sys.argv[1:]))"
+PRINTING = [
+    ("herring config", "_cli", ["config"]),
+    ("herring doctor", "_cli", ["doctor"]),
+    ("herring", "_cli", ["--version"]),
+    ("herring", "_cli", ["server", "--help"]),
+    ("herringrun", "_launch", ["--version"]),
+    ("herring-horovodrun", "_launch._horovodrun", ["--check-build"]),
+    ("herring-horovodrun", "_launch._horovodrun", ["--help"]),
+]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_output_that_is_lost_is_a_sentence_and_a_status(clean_env, name, module, arguments, unbuffered):
+    """A script that keeps a report must not take half of one, or none, for a good one."""
+    env = {**clean_env, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", RUN.format(module), *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.stderr.decode() == f"{name}: stdout: No space left on device; a part of the output is lost\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_a_closed_stdout_is_a_sentence_and_a_status(clean_env, name, module, arguments):
+    """herring doctor >&-"""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", RUN.format(module), *arguments]
+    done = subprocess.run(command, env=clean_env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{name}: stdout is closed; a part of the output is lost\n")
+
+
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_no_reader_is_no_traceback_for_any_of_them(clean_env, name, module, arguments):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*CLI, command], env=clean_env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    command = [sys.executable, "-c", RUN.format(module), *arguments]
+    done = subprocess.run(command, env=clean_env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(write)
-    assert done.returncode == 128 + 13
-    assert done.stderr == b""
+    assert (done.returncode, done.stderr) == (128 + 13, b""), name
 
 
 def test_a_locale_without_a_character_is_no_traceback(clean_env):
@@ -94,5 +125,7 @@ def test_a_shell_can_complete_them(clean_env, tmp_path, module, line, completed)
 def test_without_argcomplete_nothing_is_completed_and_nothing_breaks(clean_env):
     code = "import sys; sys.modules['argcomplete'] = None; from herring._cli import main; sys.exit(main(['--version']))"
     env = {**clean_env, "_ARGCOMPLETE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, done.stdout.startswith("herring ")) == (0, True), done.stderr
