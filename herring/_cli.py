@@ -12,6 +12,7 @@ from types import FrameType
 from herring import _kubernetes_options
 from herring._completion import offer_completion
 from herring._errors import HerringError
+from herring._parser import Parser
 from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 from herring.bench import _options, _replay_options
@@ -25,7 +26,7 @@ def _rank_or_auto(text: str) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
     )
     parser.add_argument("--version", action="version", version=f"herring {__version__}")

@@ -12,6 +12,7 @@ from typing import Any
 from herring._errors import InvalidArgumentError
 from herring._launch import launch
 from herring._launch._options import parse
+from herring._parser import Parser
 from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 
@@ -81,7 +82,7 @@ class _Refused(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="herring-horovodrun",
         usage="herring-horovodrun [options] program [arguments ...]",
         description=DESCRIPTION,

@@ -8,9 +8,10 @@ import resource
 import shutil
 from pathlib import Path
 
-from herring._completion import offer_completion
 from herring import _core
+from herring._completion import offer_completion
 from herring._errors import InvalidArgumentError
+from herring._parser import Parser
 from herring._version import __version__
 
 __all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_of"]
@@ -38,7 +39,7 @@ _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="herringrun",
         usage=USAGE,
         description=DESCRIPTION,

@@ -23,6 +23,9 @@ def run(arguments, env, **more):
         (["server"], ["--rank"]),
         (["bench", "nothing"], ["nothing"]),
         (["nothing"], ["nothing", "server"]),
+        (["doctor", "--jsno"], ["--jsno; did you mean --json?"]),
+        (["bench", "allreduce", "--szies=8"], ["--szies=8; did you mean --sizes?"]),
+        (["config", "--zzz"], ["unrecognized arguments: --zzz"]),
     ],
 )
 def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
