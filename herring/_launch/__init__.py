@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from herring._errors import HerringError
+from herring._errors import HerringError, InvalidArgumentError
 from herring._launch._allocation import srun_of, without_task
 from herring._launch._commands import STAGE, Command, Site, commands_of, here, shared_environment
 from herring._launch._hosts_job import HostsJob, Setup
@@ -162,6 +162,24 @@ def main(argv: list[str] | None = None) -> int:
     return launch(args)
 
 
+def _use_folders(args: argparse.Namespace, is_here: bool) -> None:
+    """Makes the one and goes to the other, where the job is here; both are absolute then. Raises
+    InvalidArgumentError."""
+    option, given = "--output-filename", args.output_filename
+    try:
+        if given:
+            args.output_filename = os.path.abspath(given)
+            Path(args.output_filename).mkdir(parents=True, exist_ok=True)
+        option, given = "--wdir", args.wdir
+        if given and is_here:
+            os.chdir(given)
+            args.wdir = None
+        elif given:
+            args.wdir = os.path.abspath(given)
+    except OSError as error:
+        raise InvalidArgumentError(f"{option} {given}: {error.strerror}") from error
+
+
 def launch(args: argparse.Namespace) -> int:
     """Runs the job that the options say; the exit code, as main()."""
     try:
@@ -173,14 +191,7 @@ def launch(args: argparse.Namespace) -> int:
         if problem:
             return _fail(problem)
         extra = settings_of(args)
-        if args.output_filename:
-            args.output_filename = os.path.abspath(args.output_filename)
-            Path(args.output_filename).mkdir(parents=True, exist_ok=True)
-        if args.wdir and places is None:
-            os.chdir(args.wdir)
-            args.wdir = None
-        elif args.wdir:
-            args.wdir = os.path.abspath(args.wdir)
+        _use_folders(args, places is None)
     except HerringError as error:
         return _fail(str(error))
     except OSError as error:
