@@ -162,7 +162,7 @@ def commands_of(args: argparse.Namespace, base: dict[str, str], site: Site) -> d
     commands: dict[str, Command] = {}
     if _has_rendezvous(args):
         sizes = ["--workers", str(len(site.workers)), "--servers", str(len(site.servers))]
-        least = ["--min-workers", str(args.min_workers)]
+        least = ["--min-workers", str(args.min_workers), "--quiet"]
         first = site.workers[0]
         commands["rendezvous"] = Command([*herring, "rendezvous", *sizes, *least], common, first, folder=args.wdir)
     for rank, seat in enumerate(seats_of(site.workers)):

@@ -81,6 +81,22 @@ def test_no_reader_is_no_traceback_for_any_of_them(clean_env, name, module, argu
     assert (done.returncode, done.stderr) == (128 + 13, b""), name
 
 
+def test_a_rendezvous_says_whom_it_waits_for(clean_env, job):
+    """It stood there without a word, whatever address it had been given."""
+    env = {**clean_env, "HERRING_RENDEZVOUS": f"127.0.0.1:{job.port}", "HERRING_JOIN_TIMEOUT_S": "0.5"}
+    command = [*CLI, "rendezvous", "--workers", "2", "--servers", "1"]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    first, second = process.stderr.readline(), process.stderr.readline()
+    process.terminate()
+    assert process.communicate(timeout=20)[1] == ""
+    place = f"127.0.0.1:{job.port}"
+    assert first == f"herring rendezvous: at {place}, waiting for 2 workers and 1 server\n"
+    assert second == (
+        f"herring rendezvous: the job has not begun after 0.5 s (HERRING_JOIN_TIMEOUT_S); still waiting at {place}: do "
+        "all processes have this HERRING_RENDEZVOUS and the same HERRING_SECRET?\n"
+    )
+
+
 def test_a_locale_without_a_character_is_no_traceback(clean_env):
     """Settings hold what a user has typed."""
     env = {**clean_env, "PYTHONIOENCODING": "ascii", "HERRING_SECRET": "geheim", "HERRING_INTERFACE": "\u00e9th0"}
