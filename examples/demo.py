@@ -34,12 +34,14 @@ def run(way: str, script: str, steps: int, folder: Path) -> Report:
     output.unlink(missing_ok=True)
     command = [*WAYS[way], str(HERE / script), "--steps", str(steps), "--json", str(output)]
     command += ["--backend", BACKEND.get(way, "herring")]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
     # The same number of computing threads for each way of training: the cores, shared by its processes.
     cores = len(os.sched_getaffinity(0))
     environment["OMP_NUM_THREADS"] = str(max(cores // (1 if way == "one process" else 2), 1))
     print(f"\n-- {way}: {script}, {steps} steps", flush=True)
-    code = subprocess.run(command, env=environment, check=False).returncode
+    # Not in the current folder: Herring's own, after `pip install .`, has a package without native modules.
+    code = subprocess.run(command, env=environment, cwd=folder, check=False).returncode
     if code != 0 or not output.exists():
         sys.exit(f"demo: FAILED: {way} ended with exit code {code}; its output is above")
     result: Report = json.loads(output.read_text())

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
-import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from herring import _kubernetes_options
 from herring._completion import offer_completion
 from herring._errors import HerringError
-from herring._streams import open_standard_descriptors
+from herring._parser import Parser
+from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 from herring.bench import _options, _replay_options
+
+if TYPE_CHECKING:
+    from herring import _core
 
 __all__ = ["main"]
 
@@ -26,7 +31,7 @@ def _rank_or_auto(text: str) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
     )
     parser.add_argument("--version", action="version", version=f"herring {__version__}")
@@ -106,6 +111,7 @@ def _add_rendezvous(commands: argparse._SubParsersAction[argparse.ArgumentParser
         metavar="M",
         help="end the job when fewer than M workers are left (default 1)",
     )
+    rendezvous.add_argument("--quiet", action="store_true", help="do not print where it listens, and whom it waits for")
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -139,7 +145,7 @@ def _server(args: argparse.Namespace) -> int:
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
-        operations = "1 operation" if counters["ops"] == 1 else f"{counters['ops']} operations"
+        operations = _count(counters["ops"], "operation")
         # In one write: other servers end at the same moment.
         sys.stderr.write(
             f"herring server {rank}: {operations}, {received:.2f} MB received, "
@@ -183,10 +189,37 @@ def _rendezvous(args: argparse.Namespace) -> int:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
+    if not args.quiet:
+        servers = f" and {_count(args.servers, 'server')}" if args.servers else ""
+        workers = _count(args.workers, "worker")
+        print(f"herring rendezvous: at {config.rendezvous}, waiting for {workers}{servers}", file=sys.stderr)
+        _warn_later(rendezvous, config)
     try:
         return 0 if rendezvous.wait() else 1
     finally:
         rendezvous.close()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _warn_later(rendezvous: _core.Rendezvous, config: _core.Config) -> None:
+    """It waits on: a cluster may start the job's other processes much later."""
+
+    def warn() -> None:
+        with contextlib.suppress(HerringError):  # It is over.
+            if rendezvous.generation == 0:
+                print(
+                    f"herring rendezvous: the job has not begun after {config.join_timeout_s:g} s "
+                    f"(HERRING_JOIN_TIMEOUT_S); still waiting at {config.rendezvous}: do all processes have this "
+                    "HERRING_RENDEZVOUS and the same HERRING_SECRET?",
+                    file=sys.stderr,
+                )
+
+    timer = threading.Timer(config.join_timeout_s, warn)
+    timer.daemon = True
+    timer.start()
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -207,7 +240,7 @@ def _build(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config() -> int:
+def _config(args: argparse.Namespace) -> int:
     from herring._job import read_settings
 
     rows = [("setting", "value", "source"), *read_settings({}).origins]
@@ -228,6 +261,7 @@ _COMMANDS = {
     "rendezvous": _rendezvous,
     "doctor": _doctor,
     "build": _build,
+    "config": _config,
     "kubernetes": _kubernetes_options.run,
     "bench": _bench,
 }
@@ -236,28 +270,23 @@ _COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring``; returns the exit code."""
     open_standard_descriptors()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="backslashreplace")  # Rather than no output where the locale lacks a character.
     own, behind = _kubernetes_options.split(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     offer_completion(parser)
-    args = parser.parse_args(own)
+    with checked_stdout("herring"):
+        args = parser.parse_args(own)
     args.worker_command = behind
     try:
-        run = _COMMANDS.get(args.command)
-        code = _config() if run is None else run(args)
-        sys.stdout.flush()
-        return code
+        run = _COMMANDS[args.command]
+        with checked_stdout(f"herring {args.command}"):
+            return run(args)
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Nobody reads any more (| head): there is no more to do, and nothing to complain about.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

@@ -164,6 +164,16 @@ def _efa(fabric: list[Finding]) -> Finding:
     )
 
 
+def _run_apart(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs it in another process, with the Herring of this one: not with a checkout's in the current folder. Raises
+    TimeoutExpired."""
+    own = Path(__file__).resolve().parents[1]
+    if not os.path.samefile(own, os.curdir):
+        code = f"import sys; sys.path = [each for each in sys.path if each]; {code}"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
+
+
 def _cuda() -> list[Finding]:
     """What the driver says of itself, without a context on a GPU. Nothing here has been seen to copy or compute."""
     with contextlib.suppress(HerringError):  # Settings that are wrong are a finding of their own.
@@ -172,9 +182,7 @@ def _cuda() -> list[Finding]:
     code = "import json; from herring import _core; print(json.dumps(_core.survey_cuda()))"
     # A process of its own: a driver that hangs must not hang this one, and what forks later must not have it loaded.
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False
-        )
+        done = _run_apart(code)
     except subprocess.TimeoutExpired:
         return [Finding("CUDA", "problem", f"the driver did not answer in {LOAD_TIMEOUT_S} s (libcuda.so.1)")]
     if done.returncode != 0:
@@ -224,9 +232,7 @@ def _torch() -> Finding:
 def _why_not(code: str) -> str:
     """What goes wrong when a process runs this; empty for nothing. A process of its own: what is loaded stays there."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False
-        )
+        done = _run_apart(code)
     except subprocess.TimeoutExpired:
         return f"it took over {LOAD_TIMEOUT_S} s"
     if done.returncode == 0:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from herring._errors import HerringError
+from herring._errors import HerringError, InvalidArgumentError
 from herring._launch._allocation import srun_of, without_task
 from herring._launch._commands import STAGE, Command, Site, commands_of, here, shared_environment
 from herring._launch._hosts_job import HostsJob, Setup
@@ -23,7 +23,7 @@ from herring._launch._output import Outputs
 from herring._launch._rsh import Shell
 from herring._launch._watch import Policy, Supervised, dead_after_s, watch
 from herring._launch._where import Where, is_this_machine, where
-from herring._streams import open_standard_descriptors
+from herring._streams import checked_stdout, open_standard_descriptors
 
 __all__ = ["launch", "main", "open_standard_descriptors", "supervise"]
 
@@ -157,7 +157,27 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herringrun``. Returns the exit code: that of the first process that failed, else 0; ends by the
     signal itself where one has ended the job."""
     open_standard_descriptors()
-    return launch(parse(argv))
+    with checked_stdout("herringrun"):
+        args = parse(argv)
+    return launch(args)
+
+
+def _use_folders(args: argparse.Namespace, is_here: bool) -> None:
+    """Makes the one and goes to the other, where the job is here; both are absolute then. Raises
+    InvalidArgumentError."""
+    option, given = "--output-filename", args.output_filename
+    try:
+        if given:
+            args.output_filename = os.path.abspath(given)
+            Path(args.output_filename).mkdir(parents=True, exist_ok=True)
+        option, given = "--wdir", args.wdir
+        if given and is_here:
+            os.chdir(given)
+            args.wdir = None
+        elif given:
+            args.wdir = os.path.abspath(given)
+    except OSError as error:
+        raise InvalidArgumentError(f"{option} {given}: {error.strerror}") from error
 
 
 def launch(args: argparse.Namespace) -> int:
@@ -171,14 +191,7 @@ def launch(args: argparse.Namespace) -> int:
         if problem:
             return _fail(problem)
         extra = settings_of(args)
-        if args.output_filename:
-            args.output_filename = os.path.abspath(args.output_filename)
-            Path(args.output_filename).mkdir(parents=True, exist_ok=True)
-        if args.wdir and places is None:
-            os.chdir(args.wdir)
-            args.wdir = None
-        elif args.wdir:
-            args.wdir = os.path.abspath(args.wdir)
+        _use_folders(args, places is None)
     except HerringError as error:
         return _fail(str(error))
     except OSError as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from herring import _tf_config
 from herring._launch._allocation import task_of
 from herring._launch._hosts import Host, Seat, seats_of
+from herring._launch._rsh import main_command
 
 __all__ = ["STAGE", "Command", "Site", "commands_of", "free_ports", "here", "is_of_this_machine", "shared_environment"]
 
@@ -157,11 +158,11 @@ def _tf_port(base: int, local_rank: int) -> int:
 def commands_of(args: argparse.Namespace, base: dict[str, str], site: Site) -> dict[str, Command]:
     """Of each process, by its name, in the order in which they are started. `base` is what all environments have."""
     common = _common(args, base, site)
-    herring = [site.python, "-m", "herring"]
+    herring = main_command(site.python, "herring._cli")
     commands: dict[str, Command] = {}
     if _has_rendezvous(args):
         sizes = ["--workers", str(len(site.workers)), "--servers", str(len(site.servers))]
-        least = ["--min-workers", str(args.min_workers)]
+        least = ["--min-workers", str(args.min_workers), "--quiet"]
         first = site.workers[0]
         commands["rendezvous"] = Command([*herring, "rendezvous", *sizes, *least], common, first, folder=args.wdir)
     for rank, seat in enumerate(seats_of(site.workers)):

@@ -12,7 +12,8 @@ from typing import Any
 from herring._errors import InvalidArgumentError
 from herring._launch import launch
 from herring._launch._options import parse
-from herring._streams import open_standard_descriptors
+from herring._parser import Parser
+from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 
 __all__ = ["herringrun_arguments", "main"]
@@ -81,7 +82,7 @@ class _Refused(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="herring-horovodrun",
         usage="herring-horovodrun [options] program [arguments ...]",
         description=DESCRIPTION,
@@ -241,11 +242,12 @@ def notes(args: argparse.Namespace) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``herring-horovodrun``; as herringrun's."""
     open_standard_descriptors()
-    args = _parser().parse_args(argv)
-    if args.check_build:
-        from herring import _doctor
+    with checked_stdout("herring-horovodrun"):
+        args = _parser().parse_args(argv)
+        if args.check_build:
+            from herring import _doctor
 
-        return _doctor.run(as_json=False)
+            return _doctor.run(as_json=False)
     try:
         arguments = herringrun_arguments(args)
     except InvalidArgumentError as error:

@@ -7,10 +7,12 @@ import os
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 from herring import _core
 from herring._completion import offer_completion
 from herring._errors import InvalidArgumentError
+from herring._parser import Parser
 from herring._version import __version__
 
 __all__ = ["most_servers", "parse", "problem_of", "program_problem", "settings_of"]
@@ -37,8 +39,17 @@ More: docs/launching.md, docs/slurm.md.
 _DESCRIPTORS_EACH, _DESCRIPTORS_MORE = 2, 32
 
 
+class _Variable(argparse.Action):
+    """Adds the option as it was written, and its value."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        namespace.env = [*namespace.env, (option, values)]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="herringrun",
         usage=USAGE,
         description=DESCRIPTION,
@@ -73,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "-x",
         "--env",
-        action="append",
+        action=_Variable,
         default=[],
         metavar="NAME[=VALUE]",
         help="set a variable for every process (repeatable); without VALUE: its value in herringrun's environment",
@@ -254,12 +265,13 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     """What --env says. Raises InvalidArgumentError for what is not NAME=VALUE, and for bad HERRING_* anywhere: one
     sentence before the start is better than one from each process."""
     extra = {}
-    for setting in args.env:
+    for option, setting in args.env:
         name, equals, value = setting.partition("=")
+        wish = f"{option} {setting}"
         if not name or "\0" in setting:
-            raise InvalidArgumentError(f"--env {setting}: it must be NAME=VALUE, or the NAME of a variable that is set")
+            raise InvalidArgumentError(f"{wish}: it must be NAME=VALUE, or the NAME of a variable that is set")
         if not equals and name not in os.environ:
-            raise InvalidArgumentError(f"--env {name}: this variable is not set; give a value: --env {name}=VALUE")
+            raise InvalidArgumentError(f"{wish}: this variable is not set; give a value: {wish}=VALUE")
         extra[name] = value if equals else os.environ[name]
     # The launcher itself sets these, whatever the environment says.
     own = {"HERRING_SERVERS": str(args.servers), "HERRING_HUB": "", "HERRING_RENDEZVOUS": ""}

@@ -55,6 +55,7 @@ class Destination:
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._broken = False
+        self._told: set[int | None] = set()  # Of which errors there has been a problem.
         self._takes_all = False
         self.is_terminal = False
         try:
@@ -110,11 +111,13 @@ class Destination:
     def _give_up(self, error: OSError) -> None:
         self._queue.clear()
         self._queued = 0
+        is_new = error.errno not in self._told
+        self._told.add(error.errno)
         if error.errno in (errno.EPIPE, errno.EBADF, errno.EIO):
             self._broken = True
             why = "nobody reads it any more" if error.errno == errno.EPIPE else error.strerror
             self.problem = f"{self.name}: {why}; the job goes on, and its output there is dropped"
-        else:
+        elif is_new:  # Each line to a full disk fails again.
             self.problem = f"{self.name}: {error.strerror}; the job goes on, and a part of its output there is lost"
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from herring._context import process
 from herring._errors import HerringTimeoutError, InvalidArgumentError, PeerLostError, UnavailableError
+from herring._launch._rsh import main_command
 from herring._rendezvous import published_address
 from herring.bench._mpi_launch import find_launcher, job_command, job_environment, read_emulated
 
@@ -90,7 +91,7 @@ class MpiJob:
         try:
             with socket.create_server((address, 0), backlog=ranks) as server:
                 control = f"{address} {server.getsockname()[1]} {token}"
-                program = [sys.executable, "-m", "herring.bench._mpi_rank"]
+                program = main_command(sys.executable, "herring.bench._mpi_rank")
                 command = job_command(name, launcher, ranks, emulated, arguments, program, [CONTROL_VARIABLE])
                 self._process = subprocess.Popen(
                     command,

@@ -23,6 +23,9 @@ def run(arguments, env, **more):
         (["server"], ["--rank"]),
         (["bench", "nothing"], ["nothing"]),
         (["nothing"], ["nothing", "server"]),
+        (["doctor", "--jsno"], ["--jsno; did you mean --json?"]),
+        (["bench", "allreduce", "--szies=8"], ["--szies=8; did you mean --sizes?"]),
+        (["config", "--zzz"], ["unrecognized arguments: --zzz"]),
     ],
 )
 def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
@@ -36,15 +39,62 @@ def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
     assert all(word in last for word in words), done.stderr
 
 
-@pytest.mark.parametrize("command", ["config", "doctor"])
-def test_a_reader_that_goes_is_no_traceback(clean_env, command):
-    """herring config | head -1"""
+RUN = "import sys; from herring.{} import main; sys.exit(main(sys.argv[1:]))"
+PRINTING = [
+    ("herring config", "_cli", ["config"]),
+    ("herring doctor", "_cli", ["doctor"]),
+    ("herring", "_cli", ["--version"]),
+    ("herring", "_cli", ["server", "--help"]),
+    ("herringrun", "_launch", ["--version"]),
+    ("herring-horovodrun", "_launch._horovodrun", ["--check-build"]),
+    ("herring-horovodrun", "_launch._horovodrun", ["--help"]),
+]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_output_that_is_lost_is_a_sentence_and_a_status(clean_env, name, module, arguments, unbuffered):
+    """A script that keeps a report must not take half of one, or none, for a good one."""
+    env = {**clean_env, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-c", RUN.format(module), *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.stderr.decode() == f"{name}: stdout: No space left on device; a part of the output is lost\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_a_closed_stdout_is_a_sentence_and_a_status(clean_env, name, module, arguments):
+    """herring doctor >&-"""
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", RUN.format(module), *arguments]
+    done = subprocess.run(command, env=clean_env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, f"{name}: stdout is closed; a part of the output is lost\n")
+
+
+@pytest.mark.parametrize(("name", "module", "arguments"), PRINTING)
+def test_no_reader_is_no_traceback_for_any_of_them(clean_env, name, module, arguments):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*CLI, command], env=clean_env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    command = [sys.executable, "-c", RUN.format(module), *arguments]
+    done = subprocess.run(command, env=clean_env, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(write)
-    assert done.returncode == 128 + 13
-    assert done.stderr == b""
+    assert (done.returncode, done.stderr) == (128 + 13, b""), name
+
+
+def test_a_rendezvous_says_whom_it_waits_for(clean_env, job):
+    """It stood there without a word, whatever address it had been given."""
+    env = {**clean_env, "HERRING_RENDEZVOUS": f"127.0.0.1:{job.port}", "HERRING_JOIN_TIMEOUT_S": "0.5"}
+    command = [*CLI, "rendezvous", "--workers", "2", "--servers", "1"]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    first, second = process.stderr.readline(), process.stderr.readline()
+    process.terminate()
+    assert process.communicate(timeout=20)[1] == ""
+    place = f"127.0.0.1:{job.port}"
+    assert first == f"herring rendezvous: at {place}, waiting for 2 workers and 1 server\n"
+    assert second == (
+        f"herring rendezvous: the job has not begun after 0.5 s (HERRING_JOIN_TIMEOUT_S); still waiting at {place}: do "
+        "all processes have this HERRING_RENDEZVOUS and the same HERRING_SECRET?\n"
+    )
 
 
 def test_a_locale_without_a_character_is_no_traceback(clean_env):

@@ -38,6 +38,17 @@ def test_what_herring_does_not_use_is_not_called_ok(clean_env, tmp_path):
     assert "Tensors on the CPU need none" in findings["CUDA"][1]
 
 
+def test_another_herring_in_the_current_folder_is_not_asked(clean_env, tmp_path):
+    """In a checkout after `pip install .`: the checkout has no native modules."""
+    (tmp_path / "herring").mkdir()
+    (tmp_path / "herring" / "__init__.py").write_text("raise ImportError('no native module here')\n")
+    code = "import sys; del sys.path[0]; from herring._cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "doctor"]
+    run = subprocess.run(command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "no native module here" not in run.stdout
+
+
 def test_a_driver_that_is_not_to_be_used_is_not_asked(clean_env):
     assert doctor({**clean_env, "HERRING_CUDA": "off"})["CUDA"] == ["absent", "not asked: HERRING_CUDA=off\n"]
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import selectors
+import subprocess
 
 import pytest
 
@@ -118,10 +119,25 @@ def test_what_a_rank_gets_on_each_host():
     assert (first.environment["OMP_NUM_THREADS"], last.environment["OMP_NUM_THREADS"]) == ("4", "2")
     assert (first.takes_input, last.takes_input, last.host, server.host) == (True, False, 1, 1)
     assert last.environment["HOROVOD_HOSTNAME"] == "b"
-    assert server.arguments[:3] == ["/py", "-m", "herring"]
+    assert server.arguments[0] == "/py"
+    assert server.arguments[-3:] == ["server", "--rank", "0"]
     assert "RANK" not in server.environment
     assert "HERRING_RENDEZVOUS" not in first.environment
     assert len({command.environment["HERRING_SECRET"] for command in commands.values()}) == 1
+
+
+def test_a_server_does_not_take_the_herring_of_the_current_folder(clean_env, tmp_path):
+    """In a checkout after `pip install .`: the checkout has no native modules."""
+    (tmp_path / "herring").mkdir()
+    (tmp_path / "herring" / "__init__.py").write_text("raise ImportError('no native module here')\n")
+    args = argparse.Namespace(elastic=True, restart_servers=0, min_workers=1, stdin="0", wdir=None, command=["x"])
+    commands = commands_of(args, {}, Site([Host("a", 1)], [0], [0], "a", [1, 2, 3], [8]))
+    for name in ("server 0", "rendezvous"):
+        command = [*commands[name].arguments, "--help"]
+        done = subprocess.run(
+            command, env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_what_describes_this_machine_stays_here():

@@ -94,6 +94,23 @@ mark("done")
     )
 
 
+def test_a_full_disk_is_told_once(launches):
+    """A sentence for each line that is lost would bury what the ranks say on stderr."""
+    code = """
+for number in range(200):
+    print("more", number, flush=True)
+    time.sleep(0.002)
+mark("done")
+"""
+    with open("/dev/full", "wb") as full:
+        job = launches.start(code, stdout=full)
+        _, err = job.communicate(timeout=60)
+    assert (job.returncode, launches.marks(2)) == (0, ["done", "done"])
+    assert err.decode() == (
+        "herringrun: stdout: No space left on device; the job goes on, and a part of its output there is lost\n"
+    )
+
+
 def test_a_reader_that_pauses_does_not_stop_ctrl_c(launches):
     """`| less` waits at its first page; the launcher must still hear what the user wants."""
     job = launches.start("mark('up')\nwhile True: print('x' * 1000)")
