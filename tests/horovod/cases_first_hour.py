@@ -81,7 +81,7 @@ def full_from_the_start() -> None:
 
 
 def bad_timeline() -> None:
-    with pytest.raises(ValueError, match=r"HOROVOD_TIMELINE is '/nowhere/at_all.json'"):
+    with pytest.raises(ValueError, match=r"HOROVOD_TIMELINE is '.*/missing/timeline.json'"):
         hvd.init()
     assert not hvd.is_initialized()
 

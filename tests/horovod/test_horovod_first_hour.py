@@ -64,8 +64,8 @@ def test_a_timeline_is_whole_without_shutdown(tmp_path: Path, fails: bool) -> No
     assert path.read_text().endswith("\n]\n")
 
 
-def test_a_bad_timeline_path_names_the_variable() -> None:
-    run(1, "bad_timeline", env={"HOROVOD_TIMELINE": "/nowhere/at_all.json"})
+def test_a_bad_timeline_path_names_the_variable(tmp_path: Path) -> None:
+    run(1, "bad_timeline", env={"HOROVOD_TIMELINE": str(tmp_path / "missing" / "timeline.json")})
 
 
 def test_a_full_disk_ends_the_timeline_not_the_job(tmp_path: Path) -> None:

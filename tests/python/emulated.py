@@ -32,11 +32,12 @@ class Hosts:
         self.here = f"{NET}.{third}.254"
         self._wires = [f"hv{tag}x{index}" for index in range(count)]
         self.rsh = folder / "rsh"
+        self.home = folder / "home"  # Does not exist.
         cases = "\n".join(f"{a}) ns={n};;" for a, n in zip(self.addresses, self.namespaces, strict=True))
         self.rsh.write_text(
             '#!/bin/sh\n[ -n "$RSH_LOG" ] && echo "$*" >> "$RSH_LOG"\n'
             f"case $1 in {cases}\n*) echo no such host >&2; exit 68;;\nesac\n"
-            'shift; exec ip netns exec $ns env -i PATH="$PATH" HOME=/nowhere sh -c "$*"\n'
+            'shift; exec ip netns exec $ns env -i PATH="$PATH" HOME=' + f'{self.home} sh -c "$*"\n'
         )
         self.rsh.chmod(0o755)
 

@@ -94,7 +94,7 @@ print(rank, ascii([os.environ[name] for name in ("ONE", "TWO", "HOME", "HERRING_
     launches.go()
     out, err = job.communicate(timeout=30)
     assert (job.returncode, err) == (0, b"")
-    values = ascii(["1 '$x\nline", "zwei", "/nowhere", secret, str(launches.folder)])
+    values = ascii(["1 '$x\nline", "zwei", str(hosts.home), secret, str(launches.folder)])
     # On one line each: lines are whole, but a value of two lines is not.
     expected = [f"{rank} {values}" for rank in (0, 1)]
     assert out.decode() in ("\n".join(order) + "\n" for order in (expected, expected[::-1]))

@@ -118,13 +118,13 @@ def _count(numbers: dict[str, int | None]) -> dict[str, int | None]:
 
 
 def _run(options: list[str], python: str, task: Any) -> list[Any]:
+    from herring._launch._rsh import main_command
+
     with tempfile.TemporaryDirectory(prefix="herring-run-") as name:
         folder = Path(name)
         (folder / _FUNCTION).write_bytes(_dumps(task))
         command = [
-            sys.executable,
-            "-m",
-            "herring._launch",
+            *main_command(sys.executable, "herring._launch"),
             *options,
             "--stdin",
             "none",
