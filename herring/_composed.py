@@ -104,8 +104,9 @@ class _Lists:
 
     def __init__(self, sources: Sequence[Any], results: Sequence[Any]) -> None:
         self.pairs = list(zip(sources, results, strict=True))
-        self.sources = _core.Arrays(sources)
         self.results = _core.Arrays(results, writable=True)
+        is_in_place = all(source is result for source, result in self.pairs)
+        self.sources = self.results if is_in_place else _core.Arrays(sources)
         self.digest = self.sources.digest()
 
 
