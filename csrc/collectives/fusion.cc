@@ -20,6 +20,10 @@ constexpr Duration kTelling = std::chrono::seconds(5);
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
 
+runtime::Awaited awaits(const std::shared_ptr<runtime::Work>& work, std::string text) {
+  return {work.get(), std::move(text), work};
+}
+
 Error in_flight(std::string_view name) {
   return {Code::kInvalidArgument, "an operation named " + std::string(name) +
                                       " is in flight already (duplicate name); synchronize it first, or choose another "
@@ -315,15 +319,8 @@ runtime::Awaited Fusion::Impl::awaited(Ticket ticket) const {
   const std::scoped_lock lock(mutex_);
   const auto found = records_.find(ticket);
   if (found == records_.end() || found->second.state != State::kPending) return {};
-  runtime::Awaited awaited;
-  if (const std::shared_ptr<Flight> flight = flight_of(ticket)) {
-    awaited.kept = flight->work;
-  } else if (exchange_) {
-    awaited.kept = exchange_->work;
-  }
-  awaited.work = awaited.kept.get();
-  awaited.text = "'" + found->second.name + "'";
-  return awaited;
+  const std::shared_ptr<Flight> flight = flight_of(ticket);
+  return awaits(flight ? flight->work : exchange_ ? exchange_->work : nullptr, "'" + found->second.name + "'");
 }
 
 std::shared_ptr<void> Fusion::Impl::block(Ticket ticket) {
@@ -338,9 +335,7 @@ runtime::BackgroundCaller::Outlook Fusion::Impl::outlook() const {
   outlook.is_about_to_call = begins || moves;
   outlook.is_quiet = !outlook.is_about_to_call && (is_closed_ || engine_.is_quiet());
   if (outlook.is_about_to_call || is_closed_ || !engine_.wants_round()) return outlook;
-  outlook.awaited.kept = exchange_->work;
-  outlook.awaited.work = outlook.awaited.kept.get();
-  outlook.awaited.text = "a round of small tensors";
+  outlook.awaited = awaits(exchange_->work, "a round of small tensors");
   return outlook;
 }
 

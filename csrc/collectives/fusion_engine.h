@@ -109,7 +109,7 @@ class FusionEngine final {
     return pending_count_ == 0 && to_go_alone_.empty() && batches_.empty() && batches_out_ == 0;
   }
   /// Without anything new of this rank it wants nothing more, once a round that is out has ended.
-  bool is_quiet() const noexcept { return is_idle() && !has_step() && !has_outside() && !wants_round(); }
+  bool is_quiet() const noexcept { return !is_moving() && !wants_round() && !has_outside(); }
   /// next() has something to do at once, or batches are under way.
   bool is_moving() const noexcept { return has_step() || batches_out_ > 0; }
   /// Something waits for a round: the one that is out, or the next.

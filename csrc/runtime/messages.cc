@@ -35,6 +35,17 @@ std::uint64_t link_memory(const point_to_point::LinkConfig& link, std::uint64_t 
          peers * (link.credits * body + std::uint64_t{link.eager_window} * link.eager_bytes);
 }
 
+/// What sends and receives have in common.
+template <class Message>
+PendingMessage either_way(const Message& message) {
+  PendingMessage pending;
+  pending.group = message.group;
+  pending.tag = message.tag;
+  pending.dtype = message.dtype;
+  pending.collective = message.collective;
+  return pending;
+}
+
 }  // namespace
 
 point_to_point::LinkConfig local_link(const Config& config, std::size_t max_ring_message_bytes) {
@@ -65,23 +76,15 @@ point_to_point::LinkConfig network_link(const Config& config, std::uint32_t work
 }
 
 PendingMessage pending_message(const Send& message) {
-  PendingMessage pending;
-  pending.group = message.group;
+  PendingMessage pending = either_way(message);
   pending.is_send = true;
-  pending.tag = message.tag;
   pending.data = message.data;
-  pending.dtype = message.dtype;
-  pending.collective = message.collective;
   return pending;
 }
 
 PendingMessage pending_message(const Receive& message) {
-  PendingMessage pending;
-  pending.group = message.group;
-  pending.tag = message.tag;
+  PendingMessage pending = either_way(message);
   pending.memory = message.memory;
-  pending.dtype = message.dtype;
-  pending.collective = message.collective;
   return pending;
 }
 
