@@ -15,6 +15,7 @@ from herring import _kubernetes_options
 from herring._completion import offer_completion
 from herring._errors import HerringError
 from herring._parser import Parser
+from herring._start_line import counted
 from herring._streams import checked_stdout, open_standard_descriptors
 from herring._version import __version__
 from herring.bench import _options, _replay_options
@@ -145,7 +146,7 @@ def _server(args: argparse.Namespace) -> int:
     if not args.quiet:
         received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
         bound = counters["memory_bound_bytes"] / 1e6
-        operations = _count(counters["ops"], "operation")
+        operations = counted(counters["ops"], "operation")
         # In one write: other servers end at the same moment.
         sys.stderr.write(
             f"herring server {rank}: {operations}, {received:.2f} MB received, "
@@ -190,18 +191,14 @@ def _rendezvous(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     if not args.quiet:
-        servers = f" and {_count(args.servers, 'server')}" if args.servers else ""
-        workers = _count(args.workers, "worker")
+        servers = f" and {counted(args.servers, 'server')}" if args.servers else ""
+        workers = counted(args.workers, "worker")
         print(f"herring rendezvous: at {config.rendezvous}, waiting for {workers}{servers}", file=sys.stderr)
         _warn_later(rendezvous, config)
     try:
         return 0 if rendezvous.wait() else 1
     finally:
         rendezvous.close()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _warn_later(rendezvous: _core.Rendezvous, config: _core.Config) -> None:

@@ -18,6 +18,7 @@ from herring import _core
 from herring._errors import HerringError
 from herring._fabric import fabric_search
 from herring._job import read_settings
+from herring._own_python import own_command
 from herring._version import __version__
 
 __all__ = ["run"]
@@ -165,12 +166,8 @@ def _efa(fabric: list[Finding]) -> Finding:
 
 
 def _run_apart(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs it in another process, with the Herring of this one: not with a checkout's in the current folder. Raises
-    TimeoutExpired."""
-    own = Path(__file__).resolve().parents[1]
-    if not os.path.samefile(own, os.curdir):
-        code = f"import sys; sys.path = [each for each in sys.path if each]; {code}"
-    command = [sys.executable, "-c", code]
+    """Runs it in another process. Raises TimeoutExpired."""
+    command = own_command(sys.executable, code)
     return subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
 
 

@@ -30,8 +30,8 @@ def text_of(session: Session) -> str:
     job, client = session.job, session.job.client
     hosts = len({member.host_identity for member in client.workers}) or 1
     servers = len(client.servers)
-    who = f"rank {job.rank} of {_count(job.size, 'worker')} on {_count(hosts, 'host')} ({job.placement.source})"
-    servers_text = _count(servers, "server process", "server processes") if servers else "no server processes"
+    who = f"rank {job.rank} of {counted(job.size, 'worker')} on {counted(hosts, 'host')} ({job.placement.source})"
+    servers_text = counted(servers, "server process", "server processes") if servers else "no server processes"
     return f"{who}, {servers_text}: {session.runtime.description()}"
 
 
@@ -52,5 +52,6 @@ def settings_text(session: Session) -> str:
     return "settings: " + (", ".join(given) or "all have their defaults")
 
 
-def _count(number: int, one: str, more: str = "") -> str:
+def counted(number: int, one: str, more: str = "") -> str:
+    """ "1 worker", "2 workers"; `more`: a plural that is not `one` with an s."""
     return f"{number} {one if number == 1 else more or one + 's'}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from herring import _tf_config
 from herring._launch._allocation import task_of
 from herring._launch._hosts import Host, Seat, seats_of
-from herring._launch._rsh import main_command
+from herring._own_python import main_command
 
 __all__ = ["STAGE", "Command", "Site", "commands_of", "free_ports", "here", "is_of_this_machine", "shared_environment"]
 

@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Shell", "agent_command", "main_command", "remote_command", "why_not"]
+from herring._own_python import WITHOUT_CURRENT_FOLDER, main_code
 
-# Not `-m`: the current folder would come first on Python's path, with whatever lies in it: where a login begins, or a
-# checkout of Herring, which has no native modules.
-_BOOT = "import sys; sys.path = [each for each in sys.path if each]; from {} import main; sys.exit(main())"
+__all__ = ["Shell", "agent_command", "remote_command", "why_not"]
+
 _NOT_FOUND, _NOT_ALLOWED, _SSH_FAILED = 127, 126, 255
 
 
@@ -39,14 +38,9 @@ class Shell:
         return ["ssh", *options, address, command]
 
 
-def main_command(python: str, module: str) -> list[str]:
-    """Runs main() of that module of Herring's."""
-    return [python, "-c", _BOOT.format(module)]
-
-
 def agent_command(python: str) -> list[str]:
-    """The agent's command line; it has nothing in it that is secret."""
-    return main_command(python, "herring._launch._agent")
+    """The agent's command line; it has nothing in it that is secret. Nor takes it what lies where a login begins."""
+    return [python, "-c", WITHOUT_CURRENT_FOLDER + main_code("herring._launch._agent")]
 
 
 def remote_command(python: str) -> str:

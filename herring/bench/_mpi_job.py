@@ -19,7 +19,7 @@ from typing import Any
 
 from herring._context import process
 from herring._errors import HerringTimeoutError, InvalidArgumentError, PeerLostError, UnavailableError
-from herring._launch._rsh import main_command
+from herring._own_python import main_command
 from herring._rendezvous import published_address
 from herring.bench._mpi_launch import find_launcher, job_command, job_environment, read_emulated
 

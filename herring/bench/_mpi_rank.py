@@ -8,7 +8,7 @@ import queue
 import socket
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,7 @@ class Rank:
         if what == "turn":
             assert self._arrays is not None
             assert self._pattern is not None
-            plan = Plan(
-                command["iterations"], command["salt"], command["lead_in"], command["event"], command["metered_each"]
-            )
+            plan = Plan(**{each.name: command[each.name] for each in fields(Plan)})
             return asdict(mpi_loop(self._mpi, self._pattern, self._arrays, self._op, plan))
         if what == "release":
             self._arrays = None

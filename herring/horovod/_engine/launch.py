@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from herring._errors import HerringError, InvalidArgumentError, UnavailableError
+from herring._own_python import main_command
 
 _FUNCTION, _RESULT = "function", "result-{}"
 # herringrun's options for arguments of run().
@@ -118,8 +119,6 @@ def _count(numbers: dict[str, int | None]) -> dict[str, int | None]:
 
 
 def _run(options: list[str], python: str, task: Any) -> list[Any]:
-    from herring._launch._rsh import main_command
-
     with tempfile.TemporaryDirectory(prefix="herring-run-") as name:
         folder = Path(name)
         (folder / _FUNCTION).write_bytes(_dumps(task))
