@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 __all__ = ["WITHOUT_CURRENT_FOLDER", "main_code", "main_command", "own_command"]
 
 # With -c and -m the current folder comes first on Python's path: a checkout there has no native modules.
 WITHOUT_CURRENT_FOLDER = "import sys; sys.path = [each for each in sys.path if each]; "
+_FOLDER = str(Path(__file__).resolve().parents[1])
 
 
 def own_command(python: str, code: str) -> list[str]:
-    """Runs the code, which imports Herring."""
-    return [python, "-c", code if _is_in_current_folder() else WITHOUT_CURRENT_FOLDER + code]
+    """Runs the code, which imports Herring: where it is not installed, that of this process."""
+    return [python, "-c", f"{WITHOUT_CURRENT_FOLDER}sys.path.append({_FOLDER!r}); {code}"]
 
 
 def main_command(python: str, module: str) -> list[str]:
@@ -24,10 +24,3 @@ def main_command(python: str, module: str) -> list[str]:
 def main_code(module: str) -> str:
     """Likewise, as code."""
     return f"import sys; from {module} import main; sys.exit(main())"
-
-
-def _is_in_current_folder() -> bool:
-    try:
-        return os.path.samefile(Path(__file__).resolve().parents[1], os.curdir)
-    except OSError:  # It has been removed.
-        return False
