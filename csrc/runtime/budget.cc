@@ -98,7 +98,7 @@ class Planner {
     budget_.from_lane = kFromLane;
     for (const std::uint32_t window : input_.lane_windows) {
       budget_.lane_windows.push_back(
-          share(kMaxSlotBytes, std::max(input_.chunk_bytes, 1u), input_.workers, 1, std::max(window, 1u)));
+          share(kMaxSlotBytes, std::max(input_.chunk_bytes, 1u), pushers(), 1, std::max(window, 1u)));
     }
     most_ = budget_.lane_windows.empty() ? 1 : *std::ranges::max_element(budget_.lane_windows);
     if (input_.failover) {
@@ -160,8 +160,12 @@ class Planner {
     if (budget_.messages.total() > limit_) refuse_workers();
   }
 
+  /// Workers whose chunks come to a lane at the same time, where all are in the operation.
+  std::uint32_t pushers() const { return (input_.workers - 1) / input_.rails + 1; }
+  /// One for each worker at least.
   std::uint64_t slots(std::uint32_t window) const {
-    return (std::uint64_t{input_.workers} + (input_.checksum ? 2 : 0)) * window;
+    const std::uint64_t windows = std::uint64_t{pushers()} + (input_.checksum ? 2 : 0);
+    return std::max<std::uint64_t>(windows * window, input_.workers);
   }
   std::uint64_t reports_of(std::uint64_t peers) const {
     return input_.checksum ? std::min<std::uint64_t>(2 * peers, CheckedEndpoint::kMaxReportReceives) : 0;
@@ -209,6 +213,7 @@ class Planner {
       const std::uint64_t each = held + std::uint64_t{window} * checked +
                                  budget_.control_messages() * (budget_.body_bytes + wire::kHeaderBytes + checked) +
                                  std::uint64_t{budget_.eager_window} * budget_.eager_bytes;
+      budget_.lane_slots.push_back(slots(window));
       budget_.lane_bytes.push_back(slots(window) * input_.chunk_bytes + kept + input_.workers * each);
     }
   }

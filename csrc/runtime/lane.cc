@@ -27,12 +27,6 @@ memory::Buffer map_slots(memory::Domain& domain, std::size_t bytes) {
   }
 }
 
-/// With checksums a result keeps its slot until all have confirmed it: two more windows of them, so that nobody waits.
-std::uint64_t slot_bytes(const LaneOptions& options) {
-  const std::uint64_t windows = std::uint64_t{options.workers} + (options.config.checksum == Toggle::kOn ? 2 : 0);
-  return windows * options.max_window * options.chunk_bytes;
-}
-
 }  // namespace
 
 std::vector<wire::RankSpan> host_spans(const Config& config, const Placement& placement) {
@@ -56,6 +50,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.chunk_bytes = placement.chunk_bytes;
   options.window = lane.window;
   options.max_window = lane.max_window;
+  options.slots = placement.budget.lane_slots[lane.peer.value - placement.workers];
   options.failover = placement.failover;
   options.backup_workers = placement.backup_workers;
   options.lanes = static_cast<std::uint32_t>(placement.lanes.size());
@@ -74,7 +69,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
 Lane::Lane(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endpoint)
     : options_(options),
       endpoint_(std::move(endpoint)),
-      slots_(map_slots(*options.memory, slot_bytes(options))),
+      slots_(map_slots(*options.memory, options.slots * options.chunk_bytes)),
       logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
 
 Lane::~Lane() {

@@ -12,23 +12,49 @@
 namespace herring::runtime {
 namespace {
 
-void add_server(Placement& placement, const Config& config, double weight, bool embedded, std::uint32_t owner,
-                std::string place) {
-  const std::uint32_t server = placement.servers++;
+/// `like`: weight of the server, who has it, its rail.
+void add_server(Placement& placement, const Config& config, LanePlace like, std::string place) {
+  like.server = placement.servers++;
+  like.weight /= config.lanes;
   placement.server_places.push_back(std::move(place));
   for (std::uint32_t lane = 0; lane < config.lanes; ++lane) {
-    const PeerId peer{placement.workers + static_cast<std::uint32_t>(placement.lanes.size())};
-    placement.lanes.push_back({peer, server, weight / config.lanes, 0, 0, embedded, owner});
+    like.peer = PeerId{placement.workers + static_cast<std::uint32_t>(placement.lanes.size())};
+    placement.lanes.push_back(like);
   }
 }
 
-/// One server in the first worker of every host: more threads than that would only share the same link.
-void add_embedded(Placement& placement, const Config& config, std::span<const Member> workers, double weight) {
-  std::set<std::uint32_t> served;
+/// A server in each of the first `rails` workers of every host, which share the host's weight.
+void add_embedded(Placement& placement, const Config& config, std::span<const Member> workers, double weight,
+                  std::uint32_t rails = 1) {
+  // One rail after the other: a part that goes to a few lanes goes to several hosts.
+  std::vector<std::vector<std::uint32_t>> workers_of(rails);
+  std::vector<std::uint32_t> served(placement.hosts, 0);
   for (std::uint32_t worker = 0; worker < workers.size(); ++worker) {
-    if (!served.insert(placement.host_of[worker]).second) continue;
-    add_server(placement, config, weight, true, worker, "embedded in " + to_string(workers[worker]));
+    const std::uint32_t rail = served[placement.host_of[worker]]++;
+    if (rail < rails) workers_of[rail].push_back(worker);
   }
+  for (std::uint32_t rail = 0; rail < rails; ++rail) {
+    for (const std::uint32_t worker : workers_of[rail]) {
+      LanePlace like;
+      like.weight = weight / rails;
+      like.embedded = true;
+      like.owner = worker;
+      like.rail = rail;
+      like.rails = rails;
+      add_server(placement, config, like, "embedded in " + to_string(workers[worker]));
+    }
+  }
+}
+
+/// How many workers of each host have a server, where there are no server processes and a host's workers contribute
+/// together: as many as the host with the fewest workers has, and no more in all than every worker should be connected
+/// to. What a worker has for the server inside it crosses no network, and the sums have more cores.
+std::uint32_t rails_of(const Placement& placement, const Config& config) {
+  constexpr std::uint32_t kMostEmbedded = 128;
+  if (config.intra_node == Switch::kOff || config.backup_workers > 0) return 1;
+  std::vector<std::uint32_t> workers_of(placement.hosts, 0);
+  for (const std::uint32_t host : placement.host_of) ++workers_of[host];
+  return std::clamp(*std::ranges::min_element(workers_of), 1u, std::max(kMostEmbedded / placement.hosts, 1u));
 }
 
 void add_processes(Placement& placement, const Config& config, std::span<const Member> workers,
@@ -45,7 +71,10 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
   if (all_dedicated) weights = placement_weights(placement.hosts, dedicated_hosts);
   for (std::uint32_t rank = 0; rank < servers.size(); ++rank) {
     const double share = all_dedicated ? weights.dedicated / servers_on[servers[rank].host_identity] : 1.0;
-    add_server(placement, config, share, false, rank, to_string(servers[rank]));
+    LanePlace like;
+    like.weight = share;
+    like.owner = rank;
+    add_server(placement, config, like, to_string(servers[rank]));
   }
   if (weights.own_host > 0) add_embedded(placement, config, workers, weights.own_host);
 }
@@ -65,7 +94,7 @@ void set_windows(Placement& placement, const Config& config) {
   double largest = 0;
   for (const LanePlace& lane : placement.lanes) {
     total += lane.weight;
-    largest = std::max(largest, lane.weight);
+    largest = std::max(largest, lane.weight * lane.rails);
   }
   const double flight = static_cast<double>(config.chunk_bytes) * config.window;
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
@@ -76,7 +105,8 @@ void set_windows(Placement& placement, const Config& config) {
         static_cast<std::uint32_t>((chunk + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment);
   }
   for (LanePlace& lane : placement.lanes) {
-    const double chunks = flight * lane.weight / total / placement.chunk_bytes;
+    // A worker has nothing for the lanes of other rails than its own.
+    const double chunks = flight * lane.weight * lane.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * kMostShares)));
@@ -88,7 +118,10 @@ void keep_within_budget(Placement& placement, const Config& config) {
   BudgetInput input;
   input.workers = placement.workers;
   input.hosts = placement.hosts;
-  for (const LanePlace& lane : placement.lanes) input.lane_windows.push_back(lane.max_window);
+  for (const LanePlace& lane : placement.lanes) {
+    input.lane_windows.push_back(lane.max_window);
+    input.rails = lane.rails;
+  }
   input.lanes_of_server = config.lanes;
   input.chunk_bytes = placement.chunk_bytes;
   input.eager_bytes = config.eager_bytes;
@@ -140,8 +173,9 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   placement.hosts = static_cast<std::uint32_t>(number.size());
   if (!servers.empty()) {
     add_processes(placement, config, workers, servers);
-  } else if (placement.hosts > 1 ||
-             ((config.intra_node == Switch::kOff || config.backup_workers > 0) && placement.workers > 1)) {
+  } else if (placement.hosts > 1) {
+    add_embedded(placement, config, workers, 1.0, rails_of(placement, config));
+  } else if ((config.intra_node == Switch::kOff || config.backup_workers > 0) && placement.workers > 1) {
     add_embedded(placement, config, workers, 1.0);
   }
   // On one host with servers asked for, a local reduction would leave the servers a single stream to hand back: there
@@ -162,6 +196,21 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   keep_within_budget(placement, config);
   return placement;
 }
+
+namespace {
+
+/// The rail that all these workers serve, where they do.
+std::optional<std::uint32_t> common_rail(const Placement& placement, std::span<const std::uint32_t> ranks) {
+  std::vector<std::optional<std::uint32_t>> rail_of(placement.workers);
+  for (const LanePlace& lane : placement.lanes) {
+    if (lane.rails > 1) rail_of[lane.owner] = lane.rail;
+  }
+  const std::optional<std::uint32_t> rail = rail_of[ranks.front()];
+  const bool is_common = std::ranges::all_of(ranks, [&](std::uint32_t rank) { return rail_of[rank] == rail; });
+  return is_common ? rail : std::nullopt;
+}
+
+}  // namespace
 
 GroupRoute make_route(const Placement& placement, const Config& config, std::uint32_t rank,
                       std::span<const std::uint32_t> ranks) {
@@ -199,6 +248,7 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   const auto own_host = std::find(hosts.begin(), hosts.end(), placement.host_of[rank]);
   route.host_index = static_cast<std::uint32_t>(own_host - hosts.begin());
   route.host_count = static_cast<std::uint32_t>(hosts.size());
+  if (hosts.size() == ranks.size()) route.rail = common_rail(placement, ranks);
   const bool shared_memory = config.intra_node != Switch::kOff && placement.host_first;
   if (ranks.size() == 1) {
     route.path = GroupRoute::Path::kAlone;

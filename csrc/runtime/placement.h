@@ -23,6 +23,8 @@ struct LanePlace {
   std::uint32_t max_window = 0;  ///< and at most, where they go quickly (server/adaptive_window.h).
   bool embedded = false;         ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
+  std::uint32_t rail = 0;   ///< worker::Rail: where several workers of each host have servers.
+  std::uint32_t rails = 1;  ///< So many have.
 };
 
 /// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on
@@ -68,6 +70,7 @@ struct GroupRoute {
   std::uint32_t local_index = 0;             ///< This rank's position in `local_members`.
   std::uint32_t host_index = 0;              ///< Position of this host among the group's hosts.
   std::uint32_t host_count = 1;
+  std::optional<std::uint32_t> rail;  ///< One member on each host, all on this rail: its servers alone take part.
 };
 
 /// Throws Error(kInvalidArgument) where `rank` is not in `ranks`, or one of them is out of range or named twice.

@@ -299,6 +299,7 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     const auto all = static_cast<std::uint32_t>(route.ranks.size());
     operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }
+  operation.rail = route.rail.value_or(worker::kEveryRail);
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});

@@ -91,8 +91,8 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
 /// The lanes of an operation, from one that depends on the worker, so that no lane hears all workers at once.
 void Engine::Impl::make_parts(Op& op) const {
   const Operation& operation = op.operation;
-  const std::vector<ByteRange> plan = plan_part(config_, operation.key, operation.descriptor.part_bytes);
-  const std::uint32_t home = home_lane(config_, operation.key);
+  const std::vector<ByteRange> plan = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rail);
+  const std::uint32_t home = home_lane(config_, operation.key, operation.rail);
   const std::uint64_t seed = heir_seed(operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
   for (std::uint32_t i = 0; i < lanes; ++i) {
@@ -101,7 +101,10 @@ void Engine::Impl::make_parts(Op& op) const {
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
     for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
       // Owners without a chunk of a shard stay away, but for the home lane, where everybody meets.
-      if (origin != home && operation.owner >= chunks) continue;
+      if (origin != home &&
+          owned_chunks(config_, origin, chunks, operation.owner, operation.owner_count).count == 0) {
+        continue;
+      }
       LanePart part = make_part(op, item, shard, origin == home);
       part.index = static_cast<std::uint32_t>(op.parts.size());
       op.parts.push_back(std::move(part));
@@ -125,13 +128,14 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.shard.offset = shard.offset + start;
   const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
   if (chunks > 0) {
-    const IndexRange owned = split_evenly(chunks, operation.owner_count, operation.owner);
+    const IndexRange owned = owned_chunks(config_, item.origin, chunks, operation.owner, operation.owner_count);
     const std::uint32_t first = std::max(owned.first, item.first);
     const std::uint32_t end = std::min(owned.first + owned.count, item.first + item.chunks);
     if (first < end) part.owned = {first - item.first, end - first};
   }
   // Who takes part in a shard takes part in each of its pieces.
-  part.announcers = is_home_shard ? operation.owner_count : std::min(operation.owner_count, chunks);
+  part.announcers = is_home_shard ? operation.owner_count
+                                  : std::min(owners_of(config_, item.origin, operation.owner_count), chunks);
   if (config_.failover) part.held.resize(part.expected());
   return part;
 }

@@ -15,12 +15,20 @@
 
 namespace herring::worker {
 
+/// Where each rank of a host serves a lane, the ranks with the same number on all hosts form a rail: what a host has for
+/// a lane of rail `index` of `count` is owned by its owners index, index + count, ... Of one rail: by all of them.
+struct Rail {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+};
+
 struct EngineConfig {
   PeerId self;  ///< This worker's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
   std::vector<PeerId> lanes;          ///< Endpoint of each lane, in plan order.
   std::vector<double> lane_weights;   ///< Same length; ShardPlanInput::weights.
+  std::vector<Rail> lane_rails;       ///< Same length, or empty: each lane is everybody's. Not with failover.
   std::uint32_t chunk_bytes = 0;      ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;  ///< Shards up to this travel inside the announce.
   std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
@@ -43,6 +51,9 @@ struct EngineConfig {
 /// Operation::pusher where every rank is a contributor of its own: the contributor with the number descriptor.root.
 inline constexpr std::uint32_t kPusherIsRoot = 0xFFFF'FFFF;
 
+/// Operation::rail where all lanes take part.
+inline constexpr std::uint32_t kEveryRail = 0xFFFF'FFFF;
+
 /// One part of one operation, for the network hops. `memory` is both source and destination, borrowed until its
 /// CompleteAction.
 struct Operation {
@@ -58,7 +69,8 @@ struct Operation {
   std::uint32_t average_over = 1;
   std::uint32_t pusher = kPusherIsRoot;  ///< kBroadcast, kAllGather: the contributor that stands for descriptor.root.
   std::uint32_t owner = 0;        ///< Several processes may share a contributor (the ranks of one host): this one
-  std::uint32_t owner_count = 1;  ///< pushes and pulls the owner-th of owner_count runs of chunks of each shard.
+  std::uint32_t owner_count = 1;  ///< pushes and pulls a run of chunks of each shard whose lane's rail it is on.
+  std::uint32_t rail = kEveryRail;  ///< Else only the lanes of this rail take part; there is one.
   Duration timeout{};
   /// Backup workers: no data; ends when it is decided who is in the operation (CompleteAction::roster). Goes before all
   /// parts, with part 0's key, no memory and part_bytes 0.
@@ -82,7 +94,8 @@ struct EngineStats {
 /// Bytes of EngineConfig::bounce that this configuration wants; 0 without failover.
 std::uint64_t bounce_bytes(const EngineConfig& config);
 
-/// The bytes of a part that this owner pushes and pulls: what a host's ranks divide their local reduction by.
+/// The bytes of a part that this owner pushes and pulls, all lanes taking part: what a host's ranks divide their local
+/// reduction by.
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
                                     std::uint32_t owner, std::uint32_t owner_count);
 

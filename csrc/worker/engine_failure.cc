@@ -20,8 +20,8 @@ void Engine::Impl::abort(Instant now, const Operation& operation, const Status& 
 /// The home lane hears of every operation, so it can tell all who wait for this worker.
 void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
   if (operation.contributor >= operation.contributor_count || losses_.size() == lanes_.size()) return;
-  const std::uint32_t home = home_lane(config_, operation.key);
-  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes)[home];
+  const std::uint32_t home = home_lane(config_, operation.key, operation.rail);
+  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rail)[home];
   const std::vector<Item> items = make_items(home, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
                                              config_.lane_weights, heir_seed(operation.key));
   const Item& item =

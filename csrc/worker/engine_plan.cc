@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "worker/engine_impl.h"
@@ -20,25 +21,59 @@ std::uint64_t hash_op(const OpKey& key) { return mix(mix(key.op + 0x9E3779B97F4A
 
 std::uint64_t heir_seed(const OpKey& key) { return mix(hash_op(key) + key.part) >> 16; }
 
-std::uint32_t home_lane(const EngineConfig& config, const OpKey& key) {
-  return static_cast<std::uint32_t>(hash_op(key) % config.lanes.size());
+std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint32_t rail) {
+  const auto lanes = static_cast<std::uint32_t>(config.lanes.size());
+  if (rail == kEveryRail) return static_cast<std::uint32_t>(hash_op(key) % lanes);
+  const auto is_on_it = [rail](const Rail& lane) { return lane.index == rail; };
+  auto left = hash_op(key) % static_cast<std::uint64_t>(std::ranges::count_if(config.lane_rails, is_on_it));
+  std::uint32_t lane = 0;
+  while (!is_on_it(config.lane_rails[lane]) || left-- > 0) ++lane;
+  return lane;
 }
 
-std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes) {
+std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
+                                 std::uint32_t rail) {
+  std::vector<double> of_rail;
   ShardPlanInput input;
   input.total_bytes = part_bytes;
   input.weights = config.lane_weights;
+  if (rail != kEveryRail) {
+    of_rail = config.lane_weights;
+    for (std::size_t lane = 0; lane < of_rail.size(); ++lane) {
+      if (config.lane_rails[lane].index != rail) of_rail[lane] = 0;
+    }
+    input.weights = of_rail;
+  }
   input.min_shard_bytes = config.min_shard_bytes;
-  // A small part starts at another lane for each operation, so that small operations spread.
-  input.rotation = static_cast<std::uint32_t>(mix(hash_op(key) + key.part) >> 32);
+  // A small part starts at another lane for each operation, so that small operations spread; the first one at the lane
+  // where all meet anyway.
+  input.rotation = key.part == 0 ? home_lane(config, key, rail)
+                                 : static_cast<std::uint32_t>(mix(hash_op(key) + key.part) >> 32);
   return make_shard_plan(input);
+}
+
+std::uint32_t owners_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t owner_count) {
+  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
+  return rail.index < owner_count ? (owner_count - rail.index - 1) / rail.count + 1 : 1;
+}
+
+IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks, std::uint32_t owner,
+                        std::uint32_t owner_count) {
+  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
+  const std::uint32_t first = rail.index % owner_count;  // A rail that nobody is on: somebody looks after it.
+  const std::uint32_t owners = owners_of(config, lane, owner_count);
+  const bool is_owner = owner >= first && (owner - first) % rail.count == 0 && (owner - first) / rail.count < owners;
+  return is_owner ? split_evenly(chunks, owners, (owner - first) / rail.count) : IndexRange{};
 }
 
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
                                     std::uint32_t owner, std::uint32_t owner_count) {
   std::vector<ByteRange> ranges;
-  for (const ByteRange& shard : plan_part(config, key, part_bytes)) {
-    const IndexRange owned = split_evenly(chunk_count(shard.bytes, config.chunk_bytes), owner_count, owner);
+  const std::vector<ByteRange> plan = plan_part(config, key, part_bytes, kEveryRail);
+  for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
+    const ByteRange& shard = plan[lane];
+    const IndexRange owned =
+        owned_chunks(config, lane, chunk_count(shard.bytes, config.chunk_bytes), owner, owner_count);
     if (owned.count == 0) continue;
     const ByteRange first = chunk_range(shard, config.chunk_bytes, owned.first);
     const ByteRange last = chunk_range(shard, config.chunk_bytes, owned.first + owned.count - 1);
@@ -74,6 +109,10 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
   if (!operation.roster.empty() &&
       (operation.owner_count != 1 || !is_sane(operation.roster, operation.contributor_count))) {
     return wrong("a roster of contributors that do not exist");
+  }
+  const auto is_on_it = [&operation](const Rail& lane) { return lane.index == operation.rail; };
+  if (operation.rail != kEveryRail && std::ranges::none_of(config.lane_rails, is_on_it)) {
+    return wrong("no lane is on rail " + std::to_string(operation.rail));
   }
   const Collective collective = operation.descriptor.collective;
   if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {

@@ -27,6 +27,7 @@ struct ClusterOptions {
   std::uint32_t workers = 2;
   std::uint32_t lanes = 1;
   std::vector<double> weights;  ///< Empty: equal.
+  std::uint32_t rails = 1;      ///< Lanes take them in turn; not with failover.
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
   std::uint32_t max_window = 0;  ///< 0: as window.
@@ -77,6 +78,9 @@ class Cluster {
     config.job_id = kJob;
     for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) config.lanes.push_back(PeerId{options_.workers + lane});
     config.lane_weights = options_.weights.empty() ? std::vector<double>(options_.lanes, 1.0) : options_.weights;
+    for (std::uint32_t lane = 0; lane < options_.lanes && !options_.failover; ++lane) {
+      config.lane_rails.push_back({lane % options_.rails, options_.rails});
+    }
     config.chunk_bytes = options_.chunk_bytes;
     config.max_eager_bytes = options_.max_eager_bytes;
     config.eager_window = options_.eager_window;

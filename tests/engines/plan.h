@@ -37,6 +37,7 @@ struct TestOp {
   OpDescriptor descriptor;
   OpKey key;
   std::uint32_t average_over = 1;
+  std::uint32_t rail = worker::kEveryRail;
   Duration timeout = std::chrono::seconds(30);
   std::vector<std::vector<std::byte>> memory;  ///< By index into ranks.
   std::vector<std::vector<std::byte>> expected;
@@ -55,6 +56,7 @@ struct TestOp {
     operation.average_over = average_over;
     operation.owner = static_cast<std::uint32_t>(index) % owners;
     operation.owner_count = owners;
+    operation.rail = rail;
     operation.timeout = timeout;
     return operation;
   }

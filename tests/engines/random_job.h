@@ -28,6 +28,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
         std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
     options.window = std::max(options.window, 2 * options.max_run);
   }
+  options.rails = std::min(static_cast<std::uint32_t>(seed / 3 % 4 + 1), options.lanes);
   const std::uint32_t eager[] = {0, 0, 64, 300, 2048};
   options.max_eager_bytes = eager[pick(random, 0, 4)];
   options.eager_window = static_cast<std::uint32_t>(pick(random, 0, 3));
@@ -74,6 +75,9 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
   // Two processes for each contributor, as two ranks of each host.
   if (op.ranks.size() % 2 == 0 && chance(random, 0.25)) op.owners = 2;
   op.key = {GroupId{group}, number, static_cast<std::uint32_t>(pick(random, 0, 2))};
+  if (op.owners == 1 && options.rails > 1 && !options.failover && options.weights.empty() && number % 2 == 0) {
+    op.rail = static_cast<std::uint32_t>((options.seed + number) % options.rails);
+  }
   const std::uint64_t kind = pick(random, 0, 9);
   if (kind == 0) {
     op.descriptor.collective = Collective::kBarrier;

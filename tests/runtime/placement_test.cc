@@ -73,7 +73,7 @@ TEST(Placement, BackupWorkersTakeAServerAndTurnFailoverOff) {
   EXPECT_FALSE(place(config, {"a", "a", "b"}, {"c", "d"}).failover);
 }
 
-TEST(Placement, SeveralHostsGetOneEmbeddedServerEach) {
+TEST(Placement, SeveralHostsGetAsManyEmbeddedServersAsTheOneWithFewestWorkers) {
   Config config;
   config.lanes = 2;
   const Placement placement = place(config, {"a", "a", "b", "b", "c"});
@@ -92,6 +92,38 @@ TEST(Placement, SeveralHostsGetOneEmbeddedServerEach) {
   EXPECT_EQ(route.host_count, 3u);
   EXPECT_EQ(route.local_index, 1u);
   EXPECT_EQ(route.local_world, (std::vector<std::uint32_t>{2, 3}));
+}
+
+TEST(Placement, EachWorkerOfEvenHostsHasAServer) {
+  const Config config;
+  const Placement placement = place(config, {"a", "a", "a", "b", "b", "b"});
+  EXPECT_EQ(placement.servers, 6u);
+  ASSERT_EQ(placement.lanes.size(), 6u);
+  const std::vector<std::uint32_t> owners = {0, 3, 1, 4, 2, 5};
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(placement.lanes[i].owner, owners[i]) << "neighbours in the plan are on different hosts";
+    EXPECT_EQ(placement.lanes[i].rail, i / 2);
+    EXPECT_EQ(placement.lanes[i].rails, 3u);
+  }
+  EXPECT_EQ(make_route(placement, config, 0, everybody(placement)).rail, std::nullopt);
+  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 1u}).rail, 1u) << "one on each host";
+  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 0u}).rail, std::nullopt);
+  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 1u, 5u}).rail, std::nullopt);
+}
+
+TEST(Placement, NoMoreEmbeddedServersThanAWorkerShouldBeConnectedTo) {
+  for (const std::uint32_t hosts : {2u, 16u, 100u, 200u}) {
+    std::vector<std::string> workers;
+    for (std::uint32_t i = 0; i < 16 * hosts; ++i) workers.push_back("w" + std::to_string(i / 16));
+    const Placement placement = place({}, workers);
+    EXPECT_EQ(placement.servers, hosts * std::clamp(128 / hosts, 1u, 16u)) << hosts;
+  }
+  Config config;
+  config.intra_node = Switch::kOff;
+  EXPECT_EQ(place(config, {"a", "a", "b", "b"}).servers, 2u) << "each worker contributes by itself";
+  config.intra_node = Switch::kAuto;
+  config.backup_workers = 1;
+  EXPECT_EQ(place(config, {"a", "a", "b", "b"}).servers, 2u);
 }
 
 TEST(Placement, ServersOnTheOnlyHostDoTheSumming) {

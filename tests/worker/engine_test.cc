@@ -303,14 +303,19 @@ TEST(WorkerEngine, AGrantIsAnsweredOnce) {
 }
 
 TEST(WorkerEngine, TheHomeLaneHearsOfEverythingAndItsVerdictIsAwaited) {
-  // One chunk for one of eight lanes: most keys have their home elsewhere.
+  // One chunk for one of eight lanes. That of a second part mostly goes elsewhere.
   int elsewhere = 0;
   for (std::uint64_t op = 1; op <= 20; ++op) {
     Bench bench(8);
     bench.config.min_shard_bytes = kChunk;
     bench.build();
     std::vector<std::byte> memory(kChunk);
-    bench.submit(bench.operation(op, memory));
+    Operation operation = bench.operation(op, memory);
+    bench.submit(operation);
+    ASSERT_EQ(bench.sends(wire::MessageType::kAnnounce).size(), 1u) << "the first part's chunk goes to the home lane";
+    bench.build();
+    operation.key.part = 1;
+    bench.submit(operation);
     const auto announces = bench.sends(wire::MessageType::kAnnounce);
     ASSERT_LE(announces.size(), 2u);
     if (announces.size() < 2) continue;
@@ -573,6 +578,51 @@ TEST(WorkerEngine, OwnedRangesCoverEveryByteOnce) {
           << bytes << " bytes, " << owners << " owners";
     }
   }
+}
+
+TEST(WorkerEngine, OwnersOnARailHaveTheShardsOfItsLanes) {
+  Bench bench(4);
+  bench.config.lane_rails = {{0, 2}, {0, 2}, {1, 2}, {1, 2}};
+  const OpKey key{GroupId{0}, 9, 0};
+  for (const std::uint32_t owners : {1u, 2u, 3u, 4u}) {
+    std::vector<std::vector<std::uint32_t>> owners_of_byte(40'960);
+    for (std::uint32_t owner = 0; owner < owners; ++owner) {
+      for (const ByteRange& range : owned_ranges(bench.config, key, 40'960, owner, owners)) {
+        for (std::uint64_t b = 0; b < range.bytes; ++b) owners_of_byte.at(range.offset + b).push_back(owner);
+      }
+    }
+    for (std::uint64_t b = 0; b < owners_of_byte.size(); ++b) {
+      ASSERT_EQ(owners_of_byte[b].size(), 1u) << "byte " << b << ", " << owners << " owners";
+      // Lanes 0 and 1 have the first half.
+      ASSERT_EQ(owners_of_byte[b].front() % 2, owners > 1 && b >= 20'480 ? 1u : 0u) << "byte " << b;
+    }
+  }
+}
+
+TEST(WorkerEngine, AnOperationOfOneRailHasNothingForTheOthers) {
+  Bench bench(4);
+  bench.config.lane_rails = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  bench.config.announce_credits = 0;
+  bench.build();
+  std::vector<std::byte> memory(20'000);
+  for (std::uint64_t number = 0; number < 20; ++number) {
+    Operation operation = bench.operation(number, memory);
+    operation.rail = 1;
+    bench.submit(operation);
+    std::set<PeerId> lanes;
+    std::uint64_t bytes = 0;
+    for (const SendAction& announce : bench.sends(wire::MessageType::kAnnounce)) {
+      lanes.insert(announce.to);
+      bytes += wire::decode_announce(announce.body)->shard_bytes;
+    }
+    EXPECT_EQ(lanes, (std::set{bench.config.lanes[1], bench.config.lanes[3]}));
+    EXPECT_EQ(bytes, memory.size());
+  }
+  Operation operation = bench.operation(20, memory);
+  operation.rail = 2;
+  bench.submit(operation);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed.front().status.code(), Code::kInvalidArgument);
 }
 
 }  // namespace
