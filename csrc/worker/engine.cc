@@ -100,11 +100,10 @@ void Engine::Impl::make_parts(Op& op) const {
     const ByteRange shard = plan[origin];
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
     for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
-      // Owners without a chunk of a shard stay away, but for the home lane, where everybody meets.
-      if (origin != home &&
-          owned_chunks(config_, origin, chunks, operation.owner, operation.owner_count).count == 0) {
-        continue;
-      }
+      const IndexRange owned = owned_chunks(config_, origin, chunks, operation.owner, operation.owner_count);
+      // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none.
+      const bool stands_for_all = origin == home && chunks == 0 && operation.owner == 0;
+      if (owned.count == 0 && !stands_for_all) continue;
       LanePart part = make_part(op, item, shard, origin == home);
       part.index = static_cast<std::uint32_t>(op.parts.size());
       op.parts.push_back(std::move(part));
@@ -134,8 +133,7 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
     if (first < end) part.owned = {first - item.first, end - first};
   }
   // Who takes part in a shard takes part in each of its pieces.
-  part.announcers = is_home_shard ? operation.owner_count
-                                  : std::min(owners_of(config_, item.origin, operation.owner_count), chunks);
+  part.announcers = std::clamp(chunks, 1u, owners_of(config_, item.origin, operation.owner_count));
   if (config_.failover) part.held.resize(part.expected());
   return part;
 }
