@@ -149,26 +149,33 @@ def choose_congestion_control(wanted: str | None) -> str:
     return setting if wanted == "host" else wanted
 
 
-def connect(host: Host, index: int, link: Link) -> None:
-    outside, inside = f"port{index}", f"link{index}"
+def port_of(index: int, number: int) -> str:
+    """The switch's end of a host's link."""
+    return f"port{index}" if number == 0 else f"port{index}-{number}"
+
+
+def connect(host: Host, index: int, link: Link, number: int) -> None:
+    """Link eth<number>, each number with a network of its own."""
+    outside, inside, device = port_of(index, number), f"link{index}", f"eth{number}"
+    network, address = address_of(0, number).rsplit(".", 2)[0], address_of(index, number)
     ip("link", "add", outside, "type", "veth", "peer", "name", inside)
     ip("link", "set", inside, "netns", str(host.pid))
-    ip("link", "set", outside, "master", "switch", "up")
+    ip("link", "set", outside, "master", f"switch{number}", "up")
     within = ["nsenter", "-t", str(host.pid), "-n"]
     for command in (
-        ["ip", "link", "set", inside, "name", "eth0"],
-        ["ip", "addr", "add", f"{host.address}/16", "dev", "eth0"],
-        ["ip", "link", "set", "eth0", "up"],
+        ["ip", "link", "set", inside, "name", device],
+        ["ip", "addr", "add", f"{address}/16", "dev", device],
+        ["ip", "link", "set", device, "up"],
         ["ip", "link", "set", "lo", "up"],
     ):
         subprocess.run([*within, *command], check=True)
     if link.congestion is not None:
         # By the route: a namespace's sysctl takes only what the machine allows to everybody.
-        route = ["ip", "route", "change", "10.77.0.0/16", "dev", "eth0", "proto", "kernel", "scope", "link"]
-        subprocess.run([*within, *route, "src", host.address, "congctl", link.congestion], check=True)
+        route = ["ip", "route", "change", f"{network}.0.0/16", "dev", device, "proto", "kernel", "scope", "link"]
+        subprocess.run([*within, *route, "src", address, "congctl", link.congestion], check=True)
     if link.rate != "none":
         shape(outside, link.rate, link.burst_kb, link.queue_kb)
-        tbf = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", link.rate]
+        tbf = ["tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", link.rate]
         subprocess.run([*within, *tbf, "burst", f"{link.burst_kb}kb", "limit", f"{link.queue_kb}kb"], check=True)
 
 
@@ -184,6 +191,7 @@ def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
         "worker_hosts": args.workers,
         "server_hosts": args.servers,
         "rate": args.rate,
+        "links": args.links,
         "burst_bytes": args.burst_kb << 10,
         "congestion_control": args.congestion,
         "worker_addresses": [host.address for host in workers],
@@ -197,7 +205,7 @@ def environment(args: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
         MASTER_PORT=str(MASTER_PORT),
         WORLD_SIZE=str(args.workers * args.ranks_per_host),
         HERRING_SERVERS=str(args.servers),
-        HERRING_INTERFACE="eth0",
+        HERRING_INTERFACE=",".join(f"eth{number}" for number in range(args.links)),
         GLOO_SOCKET_IFNAME="eth0",
         TMPDIR="/dev/shm",
         EMULATED_CLUSTER=json.dumps(description),
@@ -264,17 +272,21 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def make_switch() -> None:
-    """In the first process of the cluster's own process namespace; then hosts can be connected."""
+def make_switches(count: int) -> None:
+    """One for each link of a host, because a host answers for all its addresses on any of its links.
+
+    In the first process of the cluster's own process namespace; then hosts can be connected.
+    """
     isolate(CLONE_NEWNET | CLONE_NEWNS)
     check(libc.mount(b"proc", b"/proc", b"proc", 0, None), "mounting /proc")
-    ip("link", "add", "switch", "type", "bridge")
-    ip("link", "set", "switch", "up")
+    for number in range(count):
+        ip("link", "add", f"switch{number}", "type", "bridge")
+        ip("link", "set", f"switch{number}", "up")
     ip("link", "set", "lo", "up")
 
 
-def address_of(index: int) -> str:
-    return f"10.77.{index // 250}.{index % 250 + 1}"
+def address_of(index: int, number: int = 0) -> str:
+    return f"10.{77 + number}.{index // 250}.{index % 250 + 1}"
 
 
 def end_host(host: Host) -> None:
@@ -285,7 +297,7 @@ def end_host(host: Host) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """As the first process of the cluster's own process namespace."""
-    make_switch()
+    make_switches(args.links)
     args.congestion = choose_congestion_control(args.congestion)
     link = Link(args.rate, args.burst_kb, args.queue_kb, args.congestion)
     hosts: list[Host] = []
@@ -295,14 +307,17 @@ def run(args: argparse.Namespace) -> int:
             kind = f"worker{index}" if index < args.workers else f"server{index - args.workers}"
             host = start_host(kind, address_of(index))
             hosts.append(host)
-            connect(host, index, link)
+            for number in range(args.links):
+                connect(host, index, link, number)
         processes = start_everything(args, hosts)
         code = watch(processes, args.timeout)
         if args.verbose:
             for index, host in enumerate(hosts):
-                port = f"port{index}"
-                arrived = f"{bytes_out(port) / 1e6:.2f} MB arrived, {dropped(port)} packets dropped on the way"
-                print(f"emulate_cluster: {host.name}: {arrived}", file=sys.stderr)
+                for number in range(args.links):
+                    port = port_of(index, number)
+                    arrived = f"{bytes_out(port) / 1e6:.2f} MB arrived, {dropped(port)} packets dropped on the way"
+                    link_name = f" (eth{number})" if args.links > 1 else ""
+                    print(f"emulate_cluster: {host.name}{link_name}: {arrived}", file=sys.stderr)
         return code
     except Stopped as stopped:
         print("emulate_cluster: stopping", file=sys.stderr)
@@ -353,6 +368,9 @@ def main() -> int:
     )
     parser.add_argument("--ranks-per-host", type=int, default=1, help="workers on each worker host (default 1)")
     parser.add_argument(
+        "--links", type=int, default=1, help="links of each host, each of that rate: eth0, eth1, ... (default 1)"
+    )
+    parser.add_argument(
         "--rate", default="500mbit", help="rate of each link, both ways, as tc writes it; none: unlimited"
     )
     parser.add_argument(
@@ -374,8 +392,8 @@ def main() -> int:
     args.command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not args.command:
         parser.error("no command given; put it after --")
-    if args.workers < 1 or args.servers < 0 or args.ranks_per_host < 1:
-        parser.error("at least one worker host and one rank per host are needed")
+    if args.workers < 1 or args.servers < 0 or args.ranks_per_host < 1 or args.links < 1:
+        parser.error("at least one worker host, one rank per host and one link are needed")
     if os.geteuid() != 0:
         print('emulate_cluster: needs root (network namespaces); run it with sudo env PATH="$PATH"', file=sys.stderr)
         return 1

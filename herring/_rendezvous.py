@@ -143,8 +143,9 @@ def own_address(host: str) -> str | None:
 def interface_address(interface: str) -> str:
     """The IPv4 address of an interface ("eth0"), else its IPv6 address; an address is returned as it is.
 
-    Raises InvalidArgumentError where it has none that others can reach.
+    Of several ("eth0,eth1") the first. Raises InvalidArgumentError where it has none that others can reach.
     """
+    interface = next((name.strip() for name in interface.split(",") if name.strip()), interface)
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(interface))
     try:

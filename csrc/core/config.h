@@ -45,7 +45,7 @@ struct Config {
   std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
   std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
   std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
-  std::string interface;          ///< HERRING_INTERFACE: network interface or address to bind to; empty: choose.
+  std::string interface;          ///< HERRING_INTERFACE: network interfaces or addresses, with commas; empty: choose.
   std::string simd = "auto";      ///< HERRING_SIMD: auto, avx512, avx2, neon, scalar.
   std::string secret;             ///< HERRING_SECRET: authenticates the job's processes to each other.
   std::string hub;                ///< HERRING_HUB: host:port where worker 0's hub listens; empty: through the launcher.

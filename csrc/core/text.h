@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace herring {
 
@@ -13,6 +14,9 @@ std::string printable(std::string_view text);
 
 /// "1 server", "2 servers"; `many` where it is not `one` with an s: "2 processes".
 std::string counted(std::uint64_t count, std::string_view one, std::string_view many = {});
+
+/// "eth0, eth1" -> its parts between commas, without spaces around them. Empty text has none.
+std::vector<std::string> split_list(std::string_view text);
 
 /// Where this process has (almost) no file descriptor left: ". It has 1020 of 1024 file descriptors open: raise the
 /// limit (ulimit -n)"; else empty. For errors of libraries that hide the reason.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@ struct FabricOptions {
   std::string library;            ///< Path of libfabric.so; empty: search (DESIGN section 4).
   std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
+  std::uint32_t number = 0;       ///< Of several EFA devices the number-th, from 0 and round again.
   /// Further files to try last: where PyPI wheels keep theirs (the binding finds them).
   std::vector<std::string> search;
   std::size_t receives = 8192;    ///< Posted at the same moment on one endpoint: layered providers make room for them.
@@ -50,6 +52,8 @@ class Fabric final {
   Fabric& operator=(const Fabric&) = delete;
 
   const std::string& provider() const;
+  /// Devices that FabricOptions::number chose among; at least 1.
+  std::size_t alternatives() const;
   /// Each endpoint has a completion queue of its own. Where memory is registered, they share a libfabric domain, and so
   /// what is registered; else nothing.
   std::unique_ptr<transport::Endpoint> open_endpoint();

@@ -6,6 +6,7 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -27,15 +28,18 @@ bool matches_interface(const Candidate& candidate, const std::string& wanted) {
          (candidate.kind == ProviderKind::kEfa && candidate.domain == wanted + "-rdm");
 }
 
+bool is_rdma(const Candidate& candidate) {
+  return candidate.kind == ProviderKind::kEfa || candidate.kind == ProviderKind::kVerbs;
+}
+
 /// Larger is better; -1: not to be used without being asked for by name.
 int score(const Candidate& candidate, bool named) {
-  const bool rdma = candidate.kind == ProviderKind::kEfa || candidate.kind == ProviderKind::kVerbs;
   int value = 0;
   if (candidate.kind == ProviderKind::kEfa) value += 4000;
   if (candidate.kind == ProviderKind::kVerbs) value += 3000;
   if (candidate.kind == ProviderKind::kTcp) value += 2;
   if (candidate.kind == ProviderKind::kNet) value += 1;
-  if (rdma) return value;
+  if (is_rdma(candidate)) return value;
   // fe80:: addresses mean nothing on another host without naming its interface.
   if (candidate.link_local) return named ? value : -1;
   if (!candidate.interface.up) return named ? value : -1;
@@ -180,29 +184,38 @@ std::string_view option_name(ProviderKind kind) noexcept {
   return "unknown";
 }
 
+std::vector<std::size_t> alternatives(std::span<const Candidate> candidates, const FabricOptions& options) {
+  const bool named = !options.interface.empty();
+  std::vector<std::size_t> best;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (!why_not(candidates[i], options).empty()) continue;
+    const int value = score(candidates[i], named);
+    const int most = best.empty() ? -1 : score(candidates[best.front()], named);
+    if (value > most) best.clear();
+    if (value > most || (value == most && candidates[i].kind == ProviderKind::kEfa && !named)) best.push_back(i);
+  }
+  return best;
+}
+
 int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons) {
   if (!known_option(options.provider)) {
     throw Error(Code::kInvalidArgument,
                 "provider is '" + options.provider + "' (HERRING_PROVIDER); it takes auto, efa, verbs or tcp");
   }
-  const bool named = !options.interface.empty();
-  int best = -1;
+  const std::vector<std::size_t> best = alternatives(candidates, options);
+  const int chosen = best.empty() ? -1 : static_cast<int>(best[options.number % best.size()]);
   reasons.clear();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     reasons.push_back(why_not(candidates[i], options));
-    if (!reasons.back().empty()) continue;
-    if (best < 0 || score(candidates[i], named) > score(candidates[static_cast<std::size_t>(best)], named)) {
-      best = static_cast<int>(i);
-    }
-  }
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (static_cast<int>(i) == best) {
+    if (static_cast<int>(i) == chosen) {
       reasons[i] = why(candidates[i], options);
+    } else if (std::ranges::find(best, i) != best.end()) {
+      reasons[i] = "usable; another process of this host takes it";
     } else if (reasons[i].empty()) {
       reasons[i] = "usable; another was preferred";
     }
   }
-  return best;
+  return chosen;
 }
 
 Selection select(const Library& library, const FabricOptions& options, Look look, const InterfaceFactsReader& facts) {
@@ -237,6 +250,7 @@ Selection select(const Library& library, const FabricOptions& options, Look look
     selection.reports.push_back({std::string(fabric_name(c.kind)), domain, c.problem.empty(), reasons[i]});
   }
   selection.reports.insert(selection.reports.end(), absent.begin(), absent.end());
+  selection.alternatives = std::max<std::size_t>(alternatives(candidates, options).size(), 1);
   if (selection.chosen >= 0) {
     const Offer& offer = offers[static_cast<std::size_t>(selection.chosen)];
     selection.kind = offer.candidate.kind;

@@ -36,13 +36,18 @@ struct Candidate {
   std::string problem;  ///< Not empty: cannot carry our messages, and why.
 };
 
-/// Index of the best candidate, or -1. `reasons` gets one line for each: why not, or why.
-/// Throws Error(kInvalidArgument) where options.provider is no known word.
+/// Indices of the best candidates: EFA devices, of which a host's processes take different ones (all of a subnet's
+/// reach each other, which is not known of other kinds); or one of another kind, or none.
+std::vector<std::size_t> alternatives(std::span<const Candidate> candidates, const FabricOptions& options);
+
+/// Index of the best candidate, FabricOptions::number counting where several are alike, or -1. `reasons` gets one line
+/// for each: why not, or why. Throws Error(kInvalidArgument) where options.provider is no known word.
 int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons);
 
 struct Selection {
   std::vector<ProviderReport> reports;  ///< Candidates in order, then providers that offered nothing.
   int chosen = -1;
+  std::size_t alternatives = 1;  ///< What alternatives() has of the candidates, at least 1.
   ProviderKind kind = ProviderKind::kTcp;
   InfoPtr info;  ///< The chosen one; null where chosen is -1.
 };

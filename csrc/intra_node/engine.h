@@ -63,12 +63,18 @@ struct NetworkAction {
   OpKey key;
   std::span<std::byte> part;
 };
+/// The operation has failed on this host, so its result is not wanted any more: end what NetworkAction began, which
+/// then need not wait for servers that may never hear why, and tell others `why`. on_network_done(key) is still called.
+struct AbandonNetwork {
+  OpKey key;
+  Status why;
+};
 struct CompleteLocal {
   OpKey key;
   Status status;
 };
 /// Done in order; each is finished before the next begins (NetworkAction is only started).
-using LocalAction = std::variant<SendLocal, CopyAction, ReduceLocal, NetworkAction, CompleteLocal>;
+using LocalAction = std::variant<SendLocal, CopyAction, ReduceLocal, NetworkAction, AbandonNetwork, CompleteLocal>;
 using LocalActions = std::vector<LocalAction>;
 
 struct EngineConfig {

@@ -43,6 +43,7 @@ void Engine::Impl::fail(Instant now, Exchange& exchange, const Status& status, b
     if (!exposed || lost_[rank]) exchange.said[rank].released = true;
     if (!lost_[rank]) send_error(rank, exchange.key, Status(status.code(), text), false);
   }
+  if (exchange.network_pending) actions_.push_back(AbandonNetwork{exchange.key, status});
   exchange.stage = Stage::kFailing;
   exchange.mismatch_deadline = Instant::max();
   exchange.deadline = now + kLetGoWait;

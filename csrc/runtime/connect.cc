@@ -48,11 +48,19 @@ struct Opener {
   const EndpointWrapper& wrap;
 };
 
-/// With checksums where they are set.
+/// Which of several interfaces a process begins with: a host's ranks take them in turn, and so do server processes.
+std::uint32_t first_interface(const Placement& placement, Role role, std::uint32_t rank) {
+  if (role != Role::kWorker) return rank;
+  const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
+  return static_cast<std::uint32_t>(std::ranges::find(neighbours, rank) - neighbours.begin());
+}
+
+/// With checksums where they are set. `number`: Network::open_endpoint().
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
-                                                   PeerId self, const std::shared_ptr<DamageCounters>& counters,
+                                                   PeerId self, std::uint32_t number,
+                                                   const std::shared_ptr<DamageCounters>& counters,
                                                    const Opener& opener) {
-  std::unique_ptr<transport::Endpoint> endpoint = opener.network.open_endpoint();
+  std::unique_ptr<transport::Endpoint> endpoint = opener.network.open_endpoint(number);
   if (opener.wrap) endpoint = opener.wrap(std::move(endpoint), opener.domain);
   if (config.checksum == Toggle::kOff) return endpoint;
   CheckedOptions options;
@@ -69,14 +77,14 @@ std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::ui
 }
 
 /// `near`: the process's own way between its worker and this lane, or null.
-std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement, const LanePlace& lane, HubClient& hub,
-                                const std::shared_ptr<DamageCounters>& counters, const Opener& opener,
-                                std::unique_ptr<transport::Endpoint> near) {
+std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement, const LanePlace& lane,
+                                std::uint32_t number, HubClient& hub, const std::shared_ptr<DamageCounters>& counters,
+                                const Opener& opener, std::unique_ptr<transport::Endpoint> near) {
   LaneOptions options = lane_options(config, placement, lane);
   options.job_id = hub.job_id();
   options.hosts = host_spans(config, placement);
   options.on_failure = [&hub](const std::string& problem) { hub.report_failure(problem); };
-  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, counters, opener);
+  auto endpoint = open_endpoint(config, placement.workers, hub, lane.peer, number, counters, opener);
   if (near != nullptr) {
     endpoint = std::make_unique<RoutedEndpoint>(std::move(near), std::set{PeerId{lane.owner}}, std::move(endpoint));
   }
@@ -89,6 +97,7 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
                 const Opener& opener, Connections& result) {
   auto near = std::make_unique<ProcessEndpoint>();
   std::set<PeerId> near_lanes;
+  std::uint32_t number = first_interface(placement, role, rank);  // One lane after the other on the next interface.
   for (const LanePlace& lane : placement.lanes) {
     if (!is_own(lane, role, rank)) continue;
     std::unique_ptr<ProcessEndpoint> lanes_end;
@@ -97,7 +106,8 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
       ProcessEndpoint::introduce(*near, PeerId{rank}, *lanes_end, lane.peer);
       near_lanes.insert(lane.peer);
     }
-    result.lanes.push_back(open_lane(config, placement, lane, hub, result.damage, opener, std::move(lanes_end)));
+    result.lanes.push_back(
+        open_lane(config, placement, lane, number++, hub, result.damage, opener, std::move(lanes_end)));
   }
   if (near_lanes.empty()) return;
   result.endpoint = std::make_unique<RoutedEndpoint>(std::move(near), near_lanes, std::move(result.endpoint));
@@ -117,6 +127,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
   options.member = role == Role::kWorker ? rank : placement.workers + rank;
+  options.number = first_interface(placement, role, rank);
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -137,7 +148,8 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {
-        return open_endpoint(config, placement.workers, hub, PeerId{rank}, result.damage, opener);
+        const std::uint32_t number = first_interface(placement, role, rank);
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, number, result.damage, opener);
       };
       result.endpoint = open();
       // Its connections are made by the provider when the first message goes.

@@ -8,6 +8,7 @@
 
 #include "core/hmac.h"
 #include "core/status.h"
+#include "core/text.h"
 
 namespace herring::runtime {
 namespace {
@@ -17,23 +18,48 @@ constexpr std::string_view kBuiltin = "builtin";
 /// Where auto finds neither EFA nor verbs. docs/adr/0014-builtin-tcp.md has the measurements.
 constexpr bool kAutoTakesBuiltin = true;
 
+/// A Fabric for each interface that endpoints are opened on: cards register memory, so only those that are used.
 class FabricNetwork final : public Network {
  public:
-  FabricNetwork(const efa::FabricOptions& options, memory::Domain& domain) : fabric_(options, domain) {}
-  std::unique_ptr<transport::Endpoint> open_endpoint() override { return fabric_.open_endpoint(); }
-  bool is_rdma() const { return fabric_.provider().starts_with("efa") || fabric_.provider().starts_with("verbs"); }
+  FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, memory::Domain& domain)
+      : options_(std::move(options)), interfaces_(std::move(interfaces)), domain_(domain) {
+    auto first = open(options_.number);
+    const std::size_t count = interfaces_.empty() ? first->alternatives() : interfaces_.size();
+    fabrics_.resize(count);
+    fabrics_[options_.number % count] = std::move(first);
+  }
+  std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
+    auto& fabric = fabrics_[number % fabrics_.size()];
+    if (!fabric) fabric = open(number);
+    return fabric->open_endpoint();
+  }
+  bool is_rdma() const {
+    const std::string& provider = fabrics_[options_.number % fabrics_.size()]->provider();
+    return provider.starts_with("efa") || provider.starts_with("verbs");
+  }
 
  private:
-  efa::Fabric fabric_;
+  std::unique_ptr<efa::Fabric> open(std::uint32_t number) const {
+    efa::FabricOptions options = options_;
+    options.number = number;
+    if (!interfaces_.empty()) options.interface = interfaces_[number % interfaces_.size()];
+    return std::make_unique<efa::Fabric>(options, domain_);
+  }
+
+  const efa::FabricOptions options_;
+  const std::vector<std::string> interfaces_;
+  memory::Domain& domain_;
+  std::vector<std::unique_ptr<efa::Fabric>> fabrics_;
 };
 
 class BuiltinNetwork final : public Network {
  public:
   explicit BuiltinNetwork(tcp::Options options) : options_(std::move(options)) {}
   /// The job's own bytes, this process's and a number: others are told most of that only once.
-  std::unique_ptr<transport::Endpoint> open_endpoint() override {
-    const std::uint64_t number = ++opened_;
-    for (std::size_t i = 0; i < 4; ++i) options_.instance[12 + i] = static_cast<std::byte>(number >> (8 * i) & 0xFF);
+  std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
+    const std::uint64_t opened = ++opened_;
+    for (std::size_t i = 0; i < 4; ++i) options_.instance[12 + i] = static_cast<std::byte>(opened >> (8 * i) & 0xFF);
+    options_.number = number;
     return tcp::open_endpoint(options_);
   }
 
@@ -55,14 +81,13 @@ efa::FabricOptions fabric_options(const Config& config, std::span<const std::str
   efa::FabricOptions options;
   options.library = config.libfabric;
   options.provider = config.provider == kBuiltin ? kAuto : std::string_view(config.provider);
-  options.interface = config.interface;
   options.search.assign(search.begin(), search.end());
   return options;
 }
 
 tcp::Options builtin_options(const Config& config, const NetworkOptions& given) {
   tcp::Options options;
-  options.interface = config.interface;
+  options.interfaces = split_list(config.interface);
   constexpr std::string_view kLabel = "herring tcp connections";
   std::vector<std::byte> text;
   for (const char letter : kLabel) text.push_back(static_cast<std::byte>(letter));
@@ -91,9 +116,11 @@ std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions
   }
   efa::FabricOptions options = fabric_options(config, given.fabric_search);
   options.receives = std::max(options.receives, given.receives);
-  if (!is_free) return std::make_unique<FabricNetwork>(options, domain);
+  options.number = given.number;
+  const std::vector<std::string> interfaces = split_list(config.interface);
+  if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, domain);
   try {
-    auto fabric = std::make_unique<FabricNetwork>(options, domain);
+    auto fabric = std::make_unique<FabricNetwork>(options, interfaces, domain);
     if (fabric->is_rdma()) return fabric;
   } catch (const Error& error) {
     if (error.status().code() != Code::kUnavailable) throw;
@@ -103,8 +130,11 @@ std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions
 
 NetworkReport probe_network(const Config& config, std::span<const std::string> search) {
   NetworkReport report;
-  report.builtin = tcp::probe(config.interface);
-  report.fabric = efa::probe(fabric_options(config, search));
+  const std::vector<std::string> interfaces = split_list(config.interface);
+  report.builtin = tcp::probe(interfaces);
+  efa::FabricOptions options = fabric_options(config, search);
+  if (!interfaces.empty()) options.interface = interfaces.front();
+  report.fabric = efa::probe(options);
   if (is_builtin_asked(config)) {
     report.is_builtin = true;
     report.why = "provider builtin was asked for";

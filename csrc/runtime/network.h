@@ -20,13 +20,15 @@ namespace herring::runtime {
 class Network {
  public:
   virtual ~Network() = default;
-  virtual std::unique_ptr<transport::Endpoint> open_endpoint() = 0;
+  /// Where there are several interfaces: on the number-th of them, from 0 and round again.
+  virtual std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) = 0;
 };
 
 struct NetworkOptions {
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions, same names.
   std::size_t receives = 8192;
   std::uint32_t member = 0;                                  ///< Index of this process in the job, from 0.
+  std::uint32_t number = 0;                                  ///< Of its first endpoint: Network::open_endpoint().
   std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
   std::shared_ptr<tcp::StrangerCounters> strangers = {};

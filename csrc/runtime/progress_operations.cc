@@ -377,6 +377,11 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
   } else if (auto* network = std::get_if<intra_node::NetworkAction>(&action)) {
     const auto found = parts_.find(network->key);
     if (found != parts_.end()) submit_network(now, *found->second, network->part);
+  } else if (auto* abandoned = std::get_if<intra_node::AbandonNetwork>(&action)) {
+    const auto found = parts_.find(abandoned->key);
+    if (found == parts_.end() || !found->second->network_submitted) return;
+    network_->abort(now, network_operation(now, *found->second, {}), abandoned->why);
+    pump_->flush(now);
   } else if (auto* done = std::get_if<intra_node::CompleteLocal>(&action)) {
     part_done(now, done->key, done->status);
   }

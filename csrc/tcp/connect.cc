@@ -195,7 +195,9 @@ bool TcpEndpoint::start_connection(Peer& peer) {
     return false;
   }
   // From the address that was chosen; the system takes a port once it knows where it goes.
-  SocketAddress from = own_.socket;
+  const auto in_network = [&peer](const Candidate& source) { return is_in_network(peer.address.socket, source); };
+  const auto source = std::ranges::find_if(sources_, in_network);
+  SocketAddress from = source == sources_.end() ? own_.socket : source->socket;
   reinterpret_cast<sockaddr_in*>(&from.storage)->sin_port = 0;  // Where sockaddr_in6 has it too.
   set_option(socket, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT);
   if (bind(socket, from.get(), from.length()) != 0 ||

@@ -30,11 +30,13 @@ Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
 
 TcpEndpoint::TcpEndpoint(const Options& options)
     : options_(options), connect_timeout_(duration_of(options.connect_timeout_s)) {
-  const Candidate candidate = choose_candidate(options.interface);
-  own_.socket = candidate.socket;
+  sources_ = choose_candidates(options);
+  own_.socket = sources_.front().socket;
   own_.instance = options.instance;
   if (own_.instance == Instance{}) random_bytes(own_.instance);
-  description_ = "tcp (builtin, " + candidate.name + ")";
+  description_ = "tcp (builtin, " + sources_.front().name;
+  for (std::size_t i = 1; i < sources_.size(); ++i) description_ += (i == 1 ? "; also " : ", ") + sources_[i].name;
+  description_ += ")";
   open_listener();
   address_ = encode_address(own_);
 }

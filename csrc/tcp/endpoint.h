@@ -87,6 +87,7 @@ class TcpEndpoint final : public Endpoint {
   const ForkGuard guard_;
   const Duration connect_timeout_;
   Stats stats_;
+  std::vector<Candidate> sources_;  // Where connections start; the first is own_.
   EndpointAddress own_;
   transport::Address address_;
   std::string description_;

@@ -4,7 +4,9 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -25,6 +27,13 @@ std::string ip_text(const SocketAddress& address) {
     inet_ntop(AF_INET6, &in.sin6_addr, text.data(), text.size());
   }
   return text.data();
+}
+
+std::span<const std::byte> ip_bytes(const SocketAddress& address) {
+  if (address.family() == AF_INET) {
+    return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, 1));
+  }
+  return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, 1));
 }
 
 std::string why_not(const Candidate& candidate, const std::string& interface) {
@@ -64,6 +73,9 @@ std::vector<Candidate> find_candidates() {
     candidate.name = entry->ifa_name;
     candidate.socket.storage.ss_family = static_cast<sa_family_t>(family);
     std::memcpy(&candidate.socket.storage, entry->ifa_addr, candidate.socket.length());
+    if (entry->ifa_netmask != nullptr && entry->ifa_netmask->sa_family == family) {
+      std::memcpy(&candidate.mask.storage, entry->ifa_netmask, candidate.socket.length());
+    }
     candidate.text = ip_text(candidate.socket);
     candidate.facts = transport::read_interface_facts(candidate.name);
     candidates.push_back(std::move(candidate));
@@ -104,14 +116,39 @@ Candidate choose_candidate(const std::string& interface) {
   throw Error(Code::kUnavailable, text + "\nCheck HERRING_INTERFACE; `herring doctor` shows what is there.");
 }
 
-Report probe(const std::string& interface) {
+std::vector<Candidate> choose_candidates(const Options& options) {
+  if (options.interfaces.empty()) return {choose_candidate("")};
+  std::vector<Candidate> candidates;
+  const std::size_t count = options.interfaces.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    candidates.push_back(choose_candidate(options.interfaces[(options.number + i) % count]));
+  }
+  return candidates;
+}
+
+bool is_in_network(const SocketAddress& address, const Candidate& candidate) {
+  if (address.family() != candidate.socket.family() || candidate.mask.family() != address.family()) return false;
+  const std::span<const std::byte> its = ip_bytes(address);
+  const std::span<const std::byte> own = ip_bytes(candidate.socket);
+  const std::span<const std::byte> mask = ip_bytes(candidate.mask);
+  for (std::size_t i = 0; i < its.size(); ++i) {
+    if (((its[i] ^ own[i]) & mask[i]) != std::byte{0}) return false;
+  }
+  return true;
+}
+
+Report probe(const std::vector<std::string>& interfaces) {
   const std::vector<Candidate> candidates = find_candidates();
   std::vector<std::string> reasons;
   Report report;
-  report.chosen = choose(candidates, interface, reasons);
+  report.chosen = choose(candidates, interfaces.empty() ? "" : interfaces.front(), reasons);
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    report.interfaces.push_back(
-        {candidates[i].name, candidates[i].text, why_not(candidates[i], interface).empty(), reasons[i]});
+    const bool is_named =
+        std::ranges::any_of(interfaces, [&](const std::string& name) { return why_not(candidates[i], name).empty(); });
+    const bool is_usable = interfaces.empty() ? why_not(candidates[i], "").empty() : is_named;
+    const bool is_other = is_named && static_cast<int>(i) != report.chosen && !reasons[i].starts_with("usable");
+    report.interfaces.push_back({candidates[i].name, candidates[i].text, is_usable,
+                                 is_other ? "usable; it was asked for, after the chosen one" : reasons[i]});
   }
   return report;
 }

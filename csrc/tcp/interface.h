@@ -15,6 +15,7 @@ struct Candidate {
   std::string name;      ///< "eth0"
   std::string text;      ///< "192.0.2.2"
   SocketAddress socket;  ///< With port 0.
+  SocketAddress mask;    ///< Of its network; of no family where none is known.
   transport::InterfaceFacts facts;
 };
 
@@ -26,5 +27,11 @@ int choose(std::span<const Candidate> candidates, const std::string& interface, 
 
 /// Throws Error(kUnavailable) that lists what is there.
 Candidate choose_candidate(const std::string& interface);
+
+/// The candidates of Options::interfaces, that of the endpoint first; one, where none is named. Throws as above.
+std::vector<Candidate> choose_candidates(const Options& options);
+
+/// Whether the address is in the candidate's network.
+bool is_in_network(const SocketAddress& address, const Candidate& candidate);
 
 }  // namespace herring::tcp

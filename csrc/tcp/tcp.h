@@ -23,7 +23,10 @@ struct StrangerCounters {
 };
 
 struct Options {
-  std::string interface;             ///< Interface name, address, or empty: prefer one that can reach other hosts.
+  /// Interface names or addresses: the endpoint is on the number-th, from 0 and round again; what goes to a network of
+  /// another one starts there. Empty: prefer one that can reach other hosts.
+  std::vector<std::string> interfaces = {};
+  std::uint32_t number = 0;
   Digest key{};                      ///< Both ends of a connection prove to each other that they have it.
   double connect_timeout_s = 20;     ///< A peer that takes no message for this long fails the sends that wait for it.
   double handshake_limit_s = 6;      ///< A connection that has not proven the key by then is dropped.
@@ -69,7 +72,8 @@ struct Report {
   int chosen = -1;  ///< Index into interfaces.
 };
 /// What a look around finds, for `herring doctor`.
-Report probe(const std::string& interface);
+/// The chosen one is the first of these interfaces; the others are usable too.
+Report probe(const std::vector<std::string>& interfaces);
 
 /// Throws Error: kUnavailable where there is no interface to use, kTransport naming the call that failed.
 std::unique_ptr<Endpoint> open_endpoint(const Options& options);

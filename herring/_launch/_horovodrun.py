@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of sshd")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
     add("--start-timeout", type=float, metavar="S", help="how long to wait for all hosts to answer, in seconds")
-    add("--network-interfaces", "--network-interface", metavar="NAME", help="the interface to use (HERRING_INTERFACE)")
+    add("--network-interfaces", "--network-interface", metavar="NAMES", help="interfaces to use (HERRING_INTERFACE)")
     add("--output-filename", metavar="FOLDER", help="also write output to FOLDER/rank.N/stdout and stderr")
     add("--verbose", action="store_true", help="say what is started and how it ended")
     add("--gloo", action="store_true", help="accepted and ignored")
@@ -211,10 +211,6 @@ def herringrun_arguments(args: argparse.Namespace) -> list[str]:
     if args.verbose:
         result.append("--verbose")
     if args.network_interfaces is not None:
-        if "," in args.network_interfaces:
-            raise InvalidArgumentError(
-                f"--network-interfaces {args.network_interfaces}: Herring uses one interface; name only that one"
-            )
         result += ["-x", f"HERRING_INTERFACE={args.network_interfaces}"]
     result += _watching(args)
     if args.fusion_threshold_mb is not None:

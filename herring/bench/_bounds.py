@@ -14,7 +14,7 @@ CLUSTER_VARIABLE = "EMULATED_CLUSTER"
 
 @dataclass(frozen=True)
 class Links:
-    """Who is joined by what: `worker_hosts` and, apart from them, `server_hosts`, each with one link of `rate` bits/s
+    """Who is joined by what: `worker_hosts` and, apart from them, `server_hosts`, each linked with `rate` bits/s in all
     both ways; `rate` is None where nobody said. `burst_bytes` pass at once after a pause (a token bucket's)."""
 
     worker_hosts: int

@@ -74,6 +74,8 @@ def find_links(options: Options) -> Links:
     rate, burst = options.rate, told.get("burst_bytes", 0)
     if rate is None and "rate" in told:
         rate = parse_rate(str(told["rate"]))
+        if rate is not None:
+            rate *= int(str(told.get("links", 1)))
     count = len(server_hosts) if options.server_hosts is None else options.server_hosts
     return Links(len(worker_hosts), count, rate, burst if isinstance(burst, int) else 0)
 

@@ -11,6 +11,12 @@
 namespace herring {
 namespace {
 
+TEST(SplitList, PartsBetweenCommasWithoutSpaces) {
+  EXPECT_EQ(split_list(""), std::vector<std::string>{});
+  EXPECT_EQ(split_list("eth0"), std::vector<std::string>{"eth0"});
+  EXPECT_EQ(split_list(" eth0 ,eth1,, 10.0.0.1,"), (std::vector<std::string>{"eth0", "eth1", "10.0.0.1"}));
+}
+
 // A peer's text must not move the cursor, change the title or hide lines of whoever reads the error.
 TEST(Printable, ShowsNothingThatSteersATerminal) {
   EXPECT_EQ(printable("worker 3: caf\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x90\x9F\n\tok"),

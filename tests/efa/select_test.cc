@@ -107,6 +107,28 @@ TEST(Choose, RefusesAnUnknownProviderByName) {
   }
 }
 
+TEST(Choose, ProcessesOfAHostTakeDifferentEfaDevicesAndNothingElse) {
+  std::vector<Candidate> candidates = {efa_device(), tcp("eth0", "10.0.0.1"), efa_device(), efa_device()};
+  candidates[2].domain = "rdmap16s6-rdm";
+  candidates[3].domain = "rdmap32s6-rdm";
+  candidates[3].problem = "its largest message is 1 byte";
+  const auto picked = [&candidates](std::uint32_t number, const std::string& provider, const std::string& interface) {
+    FabricOptions options;
+    options.number = number;
+    options.provider = provider;
+    options.interface = interface;
+    std::vector<std::string> reasons;
+    return choose(candidates, options, reasons);
+  };
+  EXPECT_EQ(picked(0, "auto", ""), 0);
+  EXPECT_EQ(picked(1, "auto", ""), 2);
+  EXPECT_EQ(picked(2, "auto", ""), 0);
+  EXPECT_EQ(picked(1, "auto", "rdmap0s6"), 0) << "named";
+  EXPECT_EQ(picked(1, "tcp", ""), 1);
+  candidates[0].kind = candidates[2].kind = ProviderKind::kVerbs;
+  EXPECT_EQ(picked(1, "auto", ""), 0) << "they may be on different networks";
+}
+
 TEST(Probe, ReportsWhatItTriedWhereThereIsNothing) {
   FabricOptions options;
   options.library = "/nonexistent/libfabric.so.1";

@@ -282,6 +282,12 @@ TEST_F(EngineTest, PassesANetworkErrorToTheOtherMembers) {
   cluster_.finish_network(0, 0, Status(Code::kPeerLost, "server 7 is gone"));
   cluster_.run(random_);
   EXPECT_TRUE(completed(1).empty()) << "its own part of the network still has the memory";
+  const OpKey key = operation(0, a_).key;
+  EXPECT_FALSE(cluster_.rank(0).abandoned.contains(key)) << "its part is over";
+  for (std::uint32_t r = 1; r < 3; ++r) {
+    ASSERT_TRUE(cluster_.rank(r).abandoned.contains(key)) << "nobody else would end it";
+    EXPECT_NE(cluster_.rank(r).abandoned.at(key).message().find("server 7 is gone"), std::string::npos);
+  }
   for (std::uint32_t r = 1; r < 3; ++r) cluster_.finish_network(r, 0, Status(Code::kCancelled, "told to stop"));
   cluster_.run(random_);
   EXPECT_EQ(status(0).message(), "server 7 is gone");

@@ -28,6 +28,7 @@ class LocalCluster final {
     LocalActions actions;            // Taken, not carried out from `next` on.
     std::size_t next = 0;
     std::vector<std::pair<OpKey, std::span<std::byte>>> network;
+    std::map<OpKey, Status> abandoned;  // Of these, those that are to be ended.
     std::map<OpKey, std::vector<Status>> completed;
     std::vector<std::string> warnings;
     bool alive = true;
@@ -144,6 +145,8 @@ class LocalCluster final {
       server::reduce(reduce->spec, reduce->inputs, reduce->outputs);
     } else if (auto* network = std::get_if<NetworkAction>(&action)) {
       rank.network.emplace_back(network->key, network->part);
+    } else if (auto* abandoned = std::get_if<AbandonNetwork>(&action)) {
+      rank.abandoned[abandoned->key] = abandoned->why;
     } else if (auto* complete = std::get_if<CompleteLocal>(&action)) {
       rank.completed[complete->key].push_back(complete->status);
       if (on_complete) on_complete(r, complete->key, complete->status);

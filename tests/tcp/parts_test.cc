@@ -1,8 +1,13 @@
 // The parts of an endpoint that know no socket.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 
 #include <map>
 #include <random>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "raw_peer.h"
 #include "tcp/interface.h"
@@ -51,6 +56,46 @@ TEST(ReceiveTable, FindsByTagAndTokenAsAListWould) {
       }
     }
     ASSERT_EQ(table.size(), posted.size());
+  }
+}
+
+Candidate on(const std::string& name, const char* address, const char* mask) {
+  Candidate candidate;
+  candidate.name = name;
+  for (auto [text, to] : {std::pair{address, &candidate.socket}, std::pair{mask, &candidate.mask}}) {
+    auto* in = reinterpret_cast<sockaddr_in*>(&to->storage);
+    in->sin_family = AF_INET;
+    EXPECT_EQ(inet_pton(AF_INET, text, &in->sin_addr), 1);
+  }
+  return candidate;
+}
+
+TEST(Interface, IsInTheNetworkOfItsMask) {
+  const Candidate own = on("eth0", "10.1.2.3", "255.255.0.0");
+  EXPECT_TRUE(is_in_network(on("", "10.1.200.1", "255.0.0.0").socket, own));
+  EXPECT_FALSE(is_in_network(on("", "10.2.2.3", "255.255.0.0").socket, own));
+  Candidate unknown = own;
+  unknown.mask = {};
+  EXPECT_FALSE(is_in_network(own.socket, unknown));
+  SocketAddress six;
+  six.storage.ss_family = AF_INET6;
+  EXPECT_FALSE(is_in_network(six, own));
+}
+
+TEST(Interface, TheNumberPicksTheFirstAndAnAbsentOneIsNamed) {
+  Options options;
+  EXPECT_EQ(choose_candidates(options).size(), 1u);
+  options.interfaces = {"127.0.0.1", "lo"};
+  options.number = 3;
+  const std::vector<Candidate> candidates = choose_candidates(options);
+  ASSERT_EQ(candidates.size(), 2u);
+  EXPECT_EQ(candidates.front().name, "lo");
+  options.interfaces = {"lo", "nosuchif0"};
+  try {
+    choose_candidates(options);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("nosuchif0"), std::string::npos);
   }
 }
 

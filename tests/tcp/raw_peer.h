@@ -30,7 +30,7 @@ inline Digest test_key(int which = 0) {
 
 inline Options test_options(int which_key = 0) {
   Options options;
-  options.interface = "lo";
+  options.interfaces = {"lo"};
   options.key = test_key(which_key);
   options.strangers = std::make_shared<StrangerCounters>();
   return options;

@@ -13,7 +13,7 @@ class TcpWorld final : public ContractWorld {
  public:
   explicit TcpWorld(std::size_t count, const std::string& interface) {
     tcp::Options options;
-    options.interface = interface;
+    options.interfaces = {interface};
     for (std::size_t i = 0; i < count; ++i) endpoints_.push_back(tcp::open_endpoint(options));
     for (auto& endpoint : endpoints_) {
       for (std::size_t i = 0; i < count; ++i) {
@@ -34,7 +34,7 @@ class TcpWorld final : public ContractWorld {
 ContractFactory on(const std::string& interface) {
   return {"builtin tcp on " + interface,
           [interface](std::size_t endpoints, std::string& reason) -> std::unique_ptr<ContractWorld> {
-            if (tcp::probe(interface).chosen < 0) {
+            if (tcp::probe({interface}).chosen < 0) {
               reason = "no interface " + interface;
               return nullptr;
             }

@@ -7,7 +7,7 @@ namespace {
 class BuiltinOnLoopback final : public Network {
  public:
   explicit BuiltinOnLoopback(const NetworkOptions& wanted) {
-    options_.interface = "lo";
+    options_.interfaces = {"lo"};
     options_.connect_timeout_s = wanted.connect_timeout_s;
   }
   std::unique_ptr<Endpoint> open_endpoint() override { return tcp::open_endpoint(options_); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,6 +84,33 @@ def test_bench_learns_the_placement_and_the_rate(tmp_path):
     assert small["bound_us"] is None, "the token bucket lets 8 bytes pass at once"
     assert large["bound_us"] == pytest.approx((1 << 20) * 8 / 1e9 * 1e6)
     assert all(row["wrong"] == 0 for row in content["rows"])
+
+
+@pytest.mark.parametrize(("ranks", "lanes"), [(2, 1), (1, 2)], ids=["a rank for each link", "a lane for each link"])
+def test_several_links_of_a_host_carry_the_same(tmp_path, ranks, lanes):
+    bench = ["env", f"HERRING_LANES={lanes}", sys.executable, "-m", "herring._cli", "bench", "allreduce"]
+    options = ["--workers", "2", "--ranks-per-host", str(ranks), "--links", "2", "--rate", "1gbit", "--verbose"]
+    process = start(
+        [*bench, "--buffers", "arena", "--sizes", "8MB", "--iters", "4", "--json", "out.json"], options, tmp_path
+    )
+    output = finish(process)
+    assert process.returncode == 0, output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["links"]["rate"] == 2e9
+    assert all(row["wrong"] == 0 for row in content["rows"])
+    arrived = [float(megabytes) for megabytes in re.findall(r"worker\d \(eth\d\): ([\d.]+) MB arrived", output)]
+    assert len(arrived) == 4, output
+    assert min(arrived) > 25, output
+    assert max(arrived) < 1.05 * min(arrived), output
+
+
+def test_a_link_that_is_not_there_is_named(tmp_path):
+    command = ["env", "HERRING_INTERFACE=eth0,eth7", sys.executable, "-c", "import herring; herring.init()"]
+    process = start(command, ["--workers", "2", "--rate", "none"], tmp_path)
+    output = finish(process)
+    assert process.returncode != 0
+    assert "eth7" in output, output
+    assert "Check HERRING_INTERFACE" in output, output
 
 
 def test_a_congestion_control_that_the_kernel_lacks_is_an_error(tmp_path):
