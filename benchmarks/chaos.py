@@ -62,7 +62,7 @@ class EmulatedSite(Site):
     interface = "eth0"
 
     def __init__(self, hosts: int) -> None:
-        cluster.make_switch()
+        cluster.make_switches(1)
         os.environ["TMPDIR"] = "/dev/shm"  # Of each host its own.
         self.hosts: list[cluster.Host] = []
         for index in range(hosts):

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,10 +26,10 @@ namespace {
 class StrictNetwork final : public Network {
  public:
   StrictNetwork(std::unique_ptr<Network> inner, memory::Domain& domain) : inner_(std::move(inner)), domain_(domain) {}
-  std::unique_ptr<transport::Endpoint> open_endpoint() override {
+  std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
     transport::StrictOptions options;
     options.on_fault = die;
-    return std::make_unique<transport::StrictCard>(inner_->open_endpoint(), domain_, options);
+    return std::make_unique<transport::StrictCard>(inner_->open_endpoint(number), domain_, options);
   }
 
  private:

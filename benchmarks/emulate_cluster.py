@@ -154,7 +154,7 @@ def port_of(index: int, number: int) -> str:
     return f"port{index}" if number == 0 else f"port{index}-{number}"
 
 
-def connect(host: Host, index: int, link: Link, number: int) -> None:
+def connect(host: Host, index: int, link: Link, number: int = 0) -> None:
     """Link eth<number>, each number with a network of its own."""
     outside, inside, device = port_of(index, number), f"link{index}", f"eth{number}"
     network, address = address_of(0, number).rsplit(".", 2)[0], address_of(index, number)
