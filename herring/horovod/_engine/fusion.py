@@ -15,6 +15,7 @@ from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
     from herring.horovod._engine.engine import Engine
+    from herring.horovod._engine.process_sets import ProcessSet
 
 # Groups of Horovod's process sets are numbered from 0; their small tensors have groups of their own, from here.
 _FIRST_GROUP = 1 << 20
@@ -34,13 +35,18 @@ Tensor = tuple[int, int, int, int, tuple[int, ...], float, float]
 
 
 class Fused(NamedTuple):
-    """One tensor that travels with others."""
+    """One tensor that travels with others. A single tuple, because Python's garbage collector looks at each of a
+    thousand of them."""
 
     fusion: _core.Fusion
-    name: str
+    start_alone: Callable[[Fused], Operation]
+    source: Any
     result: Any  # what synchronize() returns
-    start_alone: Callable[..., Operation]
-    arguments: tuple[Any, ...]  # of start_alone()
+    name: str
+    op: int
+    prescale_factor: float
+    postscale_factor: float
+    process_set: ProcessSet
 
 
 class Fusions:
@@ -49,6 +55,8 @@ class Fusions:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         config = engine.session.config
+        # A round may begin late in a tensor's time, and has a time of its own.
+        self._longest_s = 2 * config.timeout_s + _GRACE_S
         self._timeout_s = config.timeout_s
         # Elastic jobs have a journal of their operations by name, and a job of one has nothing to send.
         is_off = engine.session.elastic is not None or engine.size == 1
@@ -94,8 +102,7 @@ class Fusions:
         """Waits for its end, and forgets it; its result, or raises why there is none."""
         fused = self.in_flight[ticket]
         try:
-            # A round may begin late in a tensor's time, and has a time of its own.
-            ended = fused.fusion.finish(ticket, 2 * self._timeout_s + _GRACE_S)
+            ended = fused.fusion.finish(ticket, self._longest_s)
         except HerringError as error:
             del self.in_flight[ticket]
             raise HorovodInternalError(f"allreduce.{fused.name}: {error}") from error
@@ -111,7 +118,7 @@ class Fusions:
     def wait_for_all(self) -> None:
         """Returns when what is in flight now has ended, well or not. It stays in flight."""
         for ticket, fused in list(self.in_flight.items()):
-            if fused.fusion.wait(ticket, 2 * self._timeout_s + _GRACE_S) is False:
+            if fused.fusion.wait(ticket, self._longest_s) is False:
                 try:
                     self._alone[ticket].wait()
                 except HorovodInternalError:  # Belongs to who started it.
@@ -164,7 +171,7 @@ class Fusions:
                 self.close(set_id)
 
     def _go_alone(self, ticket: int, fused: Fused) -> None:
-        self._alone[ticket] = fused.start_alone(*fused.arguments)
+        self._alone[ticket] = fused.start_alone(fused)
 
     def _on_end(self, ticket: int, callback: Callable[[], object]) -> None:
         def tell(ended: bool) -> None:

@@ -58,15 +58,15 @@ class Handles:
 
         Raises HorovodInternalError for one that clear() has made void: who knows whether its tensor holds the result.
         """
+        engine = home.peek()
+        if engine is not None and handle in engine.fusions.in_flight and handle not in self._void:
+            return engine.fusions.finish(handle)
         with self._lock:
             entry = self._operations.pop(handle, None)
             is_void = handle in self._void
         if is_void:
             raise HorovodInternalError(f"hvd.shutdown() was called before handle {handle} was synchronized")
         if entry is None:
-            engine = home.peek()
-            if engine is not None and handle in engine.fusions.in_flight:
-                return engine.fusions.finish(handle)
             return None
         operation, is_one = entry
         return operation.wait()[0] if is_one else operation.wait()
@@ -146,9 +146,8 @@ def all_reduce_async(
             target = torch.empty_like(tensor) if output is None else output
             source = tensor.data_ptr()
             result = source if output is tensor else target.data_ptr()
-            arguments = ([tensor], [target], name, op, prescale_factor, postscale_factor, process_set)
             ticket = fusions.start(
-                Fused(fusion, name, target, all_reduce, arguments),
+                Fused(fusion, _start_alone, tensor, target, name, op, prescale_factor, postscale_factor, process_set),
                 (source, result, dtype, number, tensor.shape, prescale_factor, postscale_factor),
             )
             if ticket:
@@ -156,6 +155,13 @@ def all_reduce_async(
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
+
+
+def _start_alone(fused: Fused) -> Operation:
+    return all_reduce(
+        [fused.source], [fused.result], fused.name, fused.op, fused.prescale_factor, fused.postscale_factor,
+        fused.process_set,
+    )  # fmt: skip
 
 
 def all_reduce_in_place(
