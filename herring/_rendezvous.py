@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 import struct
 import time
@@ -143,9 +144,8 @@ def own_address(host: str) -> str | None:
 def interface_address(interface: str) -> str:
     """The IPv4 address of an interface ("eth0"), else its IPv6 address; an address is returned as it is.
 
-    Of several ("eth0,eth1") the first. Raises InvalidArgumentError where it has none that others can reach.
+    Raises InvalidArgumentError where it has none that others can reach.
     """
-    interface = next((name.strip() for name in interface.split(",") if name.strip()), interface)
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(interface))
     try:
@@ -176,6 +176,23 @@ def _interface_address6(interface: str) -> str | None:
     return None
 
 
+def control_address(interface: str) -> str | None:
+    """The address of the first of several interfaces ("eth0,eth1") that has one; None for RDMA devices, which have none.
+
+    Raises InvalidArgumentError where that is not so.
+    """
+    problem = None
+    for name in filter(None, map(str.strip, interface.split(","))):
+        try:
+            return interface_address(name)
+        except InvalidArgumentError as error:
+            if not os.path.exists(f"/sys/class/infiniband/{name.removesuffix('-rdm')}"):
+                problem = problem or error
+    if problem is not None:
+        raise problem
+    return None
+
+
 # Connecting a datagram socket sends nothing; it only asks the routing table. These are for documentation.
 _FAR_AWAY = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
@@ -193,8 +210,8 @@ def published_address(is_all_local: bool, interface: str, master_host: str | Non
     """The address of this host that worker 0 tells the others."""
     if is_all_local:
         return _LOOPBACK
-    if interface:
-        return interface_address(interface)
+    if interface and (address := control_address(interface)):
+        return address
     if master_host and (address := own_address(master_host)):
         return address
     return primary_address()
@@ -209,10 +226,10 @@ def listening_address(is_all_local: bool, interface: str, fixed_host: str | None
         return _LOOPBACK
     if fixed_host is not None and is_loopback(fixed_host):
         return fixed_host
-    if not interface:
+    address = control_address(interface)
+    if address is None:
         # MASTER_ADDR may be a name that this host resolves to loopback and others to its real address: listen on all.
         return ""
-    address = interface_address(interface)
     return address if fixed_host is None or own_address(fixed_host) == address else ""
 
 

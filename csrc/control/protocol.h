@@ -18,7 +18,7 @@
 /// for a body that no correct peer sends: short, long, or with a value out of range.
 namespace herring::control {
 
-inline constexpr std::uint32_t kProtocolVersion = 1;
+inline constexpr std::uint32_t kProtocolVersion = 2;
 /// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md). Bit 2: a hub says whose it
 /// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
 /// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced. Bit 5: who joins says what launched

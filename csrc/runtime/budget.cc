@@ -162,9 +162,10 @@ class Planner {
 
   /// Workers whose chunks come to a lane at the same time, where all are in the operation.
   std::uint32_t pushers() const { return (input_.workers - 1) / input_.rails + 1; }
-  /// One for each worker at least.
+  /// One for each worker at least, and for two operations, so that one that waits for its data holds up no other.
   std::uint64_t slots(std::uint32_t window) const {
-    const std::uint64_t windows = std::uint64_t{pushers()} + (input_.checksum ? 2 : 0);
+    const std::uint32_t pushing = std::min(2 * pushers(), input_.workers);
+    const std::uint64_t windows = std::uint64_t{pushing} + (input_.checksum ? 2 : 0);
     return std::max<std::uint64_t>(windows * window, input_.workers);
   }
   std::uint64_t reports_of(std::uint64_t peers) const {

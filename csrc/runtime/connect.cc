@@ -48,11 +48,22 @@ struct Opener {
   const EndpointWrapper& wrap;
 };
 
-/// Which of several interfaces a process begins with: a host's ranks take them in turn, and so do server processes.
-std::uint32_t first_interface(const Placement& placement, Role role, std::uint32_t rank) {
-  if (role != Role::kWorker) return rank;
-  const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
-  return static_cast<std::uint32_t>(std::ranges::find(neighbours, rank) - neighbours.begin());
+/// Which of several interfaces a process begins with: a host's workers take them in turn, and so do its servers; hosts
+/// with one server begin with different ones.
+std::uint32_t first_interface(const Placement& placement, const HubClient& hub, Role role, std::uint32_t rank) {
+  if (role == Role::kWorker) {
+    const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
+    return static_cast<std::uint32_t>(std::ranges::find(neighbours, rank) - neighbours.begin());
+  }
+  std::vector<std::string> hosts;
+  std::uint32_t before = 0;
+  for (std::uint32_t server = 0; server <= rank; ++server) {
+    const std::string& host = hub.servers()[server].host_identity;
+    before += server < rank && host == hub.servers()[rank].host_identity ? 1 : 0;
+    if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
+  }
+  const auto own = std::ranges::find(hosts, hub.servers()[rank].host_identity);
+  return before + static_cast<std::uint32_t>(own - hosts.begin());
 }
 
 /// With checksums where they are set. `number`: Network::open_endpoint().
@@ -97,7 +108,8 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
                 const Opener& opener, Connections& result) {
   auto near = std::make_unique<ProcessEndpoint>();
   std::set<PeerId> near_lanes;
-  std::uint32_t number = first_interface(placement, role, rank);  // One lane after the other on the next interface.
+  std::uint32_t number =
+      first_interface(placement, hub, role, rank);  // One lane after the other on the next interface.
   for (const LanePlace& lane : placement.lanes) {
     if (!is_own(lane, role, rank)) continue;
     std::unique_ptr<ProcessEndpoint> lanes_end;
@@ -127,7 +139,10 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
   options.member = role == Role::kWorker ? rank : placement.workers + rank;
-  options.number = first_interface(placement, role, rank);
+  options.number = first_interface(placement, hub, role, rank);
+  const auto lanes =
+      std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
+  options.numbers = std::max<std::uint32_t>(static_cast<std::uint32_t>(lanes), 1);
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -148,7 +163,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
     const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {
-        const std::uint32_t number = first_interface(placement, role, rank);
+        const std::uint32_t number = first_interface(placement, hub, role, rank);
         return open_endpoint(config, placement.workers, hub, PeerId{rank}, number, result.damage, opener);
       };
       result.endpoint = open();

@@ -18,38 +18,40 @@ constexpr std::string_view kBuiltin = "builtin";
 /// Where auto finds neither EFA nor verbs. docs/adr/0014-builtin-tcp.md has the measurements.
 constexpr bool kAutoTakesBuiltin = true;
 
-/// A Fabric for each interface that endpoints are opened on: cards register memory, so only those that are used.
+/// A Fabric for each interface that endpoints are opened on, all from the start (NetworkOptions::number).
 class FabricNetwork final : public Network {
  public:
-  FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, memory::Domain& domain)
-      : options_(std::move(options)), interfaces_(std::move(interfaces)), domain_(domain) {
-    auto first = open(options_.number);
-    const std::size_t count = interfaces_.empty() ? first->alternatives() : interfaces_.size();
-    fabrics_.resize(count);
-    fabrics_[options_.number % count] = std::move(first);
+  FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, std::uint32_t numbers,
+                memory::Domain& domain)
+      : options_(std::move(options)), interfaces_(std::move(interfaces)), first_(options_.number) {
+    auto first = open(first_, domain);
+    fabrics_.resize(interfaces_.empty() ? first->alternatives() : interfaces_.size());
+    fabrics_[first_ % fabrics_.size()] = std::move(first);
+    for (std::uint32_t number = first_; number < first_ + numbers; ++number) {
+      auto& fabric = fabrics_[number % fabrics_.size()];
+      if (!fabric) fabric = open(number, domain);
+    }
   }
   std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
-    auto& fabric = fabrics_[number % fabrics_.size()];
-    if (!fabric) fabric = open(number);
-    return fabric->open_endpoint();
+    return fabrics_[number % fabrics_.size()]->open_endpoint();
   }
   bool is_rdma() const {
-    const std::string& provider = fabrics_[options_.number % fabrics_.size()]->provider();
+    const std::string& provider = fabrics_[first_ % fabrics_.size()]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
   }
 
  private:
-  std::unique_ptr<efa::Fabric> open(std::uint32_t number) const {
+  std::unique_ptr<efa::Fabric> open(std::uint32_t number, memory::Domain& domain) const {
     efa::FabricOptions options = options_;
     options.number = number;
     if (!interfaces_.empty()) options.interface = interfaces_[number % interfaces_.size()];
-    return std::make_unique<efa::Fabric>(options, domain_);
+    return std::make_unique<efa::Fabric>(options, domain);
   }
 
   const efa::FabricOptions options_;
   const std::vector<std::string> interfaces_;
-  memory::Domain& domain_;
-  std::vector<std::unique_ptr<efa::Fabric>> fabrics_;
+  const std::uint32_t first_;
+  std::vector<std::unique_ptr<efa::Fabric>> fabrics_;  // Null where nothing is opened.
 };
 
 class BuiltinNetwork final : public Network {
@@ -117,10 +119,11 @@ std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions
   efa::FabricOptions options = fabric_options(config, given.fabric_search);
   options.receives = std::max(options.receives, given.receives);
   options.number = given.number;
+  options.always_registers = given.always_registers;
   const std::vector<std::string> interfaces = split_list(config.interface);
-  if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, domain);
+  if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, given.numbers, domain);
   try {
-    auto fabric = std::make_unique<FabricNetwork>(options, interfaces, domain);
+    auto fabric = std::make_unique<FabricNetwork>(options, interfaces, given.numbers, domain);
     if (fabric->is_rdma()) return fabric;
   } catch (const Error& error) {
     if (error.status().code() != Code::kUnavailable) throw;

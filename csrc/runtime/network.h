@@ -27,8 +27,12 @@ class Network {
 struct NetworkOptions {
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions, same names.
   std::size_t receives = 8192;
-  std::uint32_t member = 0;                                  ///< Index of this process in the job, from 0.
-  std::uint32_t number = 0;                                  ///< Of its first endpoint: Network::open_endpoint().
+  std::uint32_t member = 0;  ///< Index of this process in the job, from 0.
+  /// Network::open_endpoint() will be called with `numbers` numbers, from this one on. Cards that register memory have
+  /// to be known before any is allocated.
+  std::uint32_t number = 0;
+  std::uint32_t numbers = 1;
+  bool always_registers = false;                             ///< efa::FabricOptions, same name.
   std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
   std::shared_ptr<tcp::StrangerCounters> strangers = {};

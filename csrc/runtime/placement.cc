@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "core/status.h"
@@ -47,14 +48,19 @@ void add_embedded(Placement& placement, const Config& config, std::span<const Me
 }
 
 /// How many workers of each host have a server, where there are no server processes and a host's workers contribute
-/// together: as many as the host with the fewest workers has, and no more in all than every worker should be connected
-/// to. What a worker has for the server inside it crosses no network, and the sums have more cores.
+/// together: a number that divides the workers of every host, so that all have the same share, and gives no more lanes
+/// than every worker should be connected to. What a worker has for the server inside it crosses no network, and the
+/// sums have more cores.
 std::uint32_t rails_of(const Placement& placement, const Config& config) {
-  constexpr std::uint32_t kMostEmbedded = 128;
+  constexpr std::uint32_t kMostLanes = 128;
   if (config.intra_node == Switch::kOff || config.backup_workers > 0) return 1;
   std::vector<std::uint32_t> workers_of(placement.hosts, 0);
   for (const std::uint32_t host : placement.host_of) ++workers_of[host];
-  return std::clamp(*std::ranges::min_element(workers_of), 1u, std::max(kMostEmbedded / placement.hosts, 1u));
+  std::uint32_t common = 0;
+  for (const std::uint32_t workers : workers_of) common = std::gcd(common, workers);
+  std::uint32_t rails = std::clamp(kMostLanes / (placement.hosts * config.lanes), 1u, common);
+  while (common % rails != 0) --rails;
+  return rails;
 }
 
 void add_processes(Placement& placement, const Config& config, std::span<const Member> workers,
@@ -199,15 +205,20 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
 
 namespace {
 
-/// The rail that all these workers serve, where they do.
-std::optional<std::uint32_t> common_rail(const Placement& placement, std::span<const std::uint32_t> ranks) {
-  std::vector<std::optional<std::uint32_t>> rail_of(placement.workers);
+/// GroupRoute::rails
+std::uint64_t rails_within(const Placement& placement, std::span<const std::uint32_t> ranks,
+                           std::span<const std::uint32_t> hosts) {
+  std::uint64_t all = 0;
+  std::uint64_t lacking = 0;
   for (const LanePlace& lane : placement.lanes) {
-    if (lane.rails > 1) rail_of[lane.owner] = lane.rail;
+    if (lane.rails == 1) return worker::kEveryRail;
+    const std::uint64_t rail = std::uint64_t{1} << lane.rail;
+    all |= rail;
+    const bool is_near = std::ranges::find(hosts, placement.host_of[lane.owner]) != hosts.end();
+    if (is_near && std::ranges::find(ranks, lane.owner) == ranks.end()) lacking |= rail;
   }
-  const std::optional<std::uint32_t> rail = rail_of[ranks.front()];
-  const bool is_common = std::ranges::all_of(ranks, [&](std::uint32_t rank) { return rail_of[rank] == rail; });
-  return is_common ? rail : std::nullopt;
+  const std::uint64_t served = all & ~lacking;
+  return served == 0 || served == all ? worker::kEveryRail : served;
 }
 
 }  // namespace
@@ -248,7 +259,7 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   const auto own_host = std::find(hosts.begin(), hosts.end(), placement.host_of[rank]);
   route.host_index = static_cast<std::uint32_t>(own_host - hosts.begin());
   route.host_count = static_cast<std::uint32_t>(hosts.size());
-  if (hosts.size() == ranks.size()) route.rail = common_rail(placement, ranks);
+  route.rails = rails_within(placement, ranks, hosts);
   const bool shared_memory = config.intra_node != Switch::kOff && placement.host_first;
   if (ranks.size() == 1) {
     route.path = GroupRoute::Path::kAlone;

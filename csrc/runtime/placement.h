@@ -11,6 +11,7 @@
 #include "runtime/budget.h"
 #include "runtime/control.h"
 #include "wire/header.h"
+#include "worker/engine.h"
 
 namespace herring::runtime {
 
@@ -70,7 +71,9 @@ struct GroupRoute {
   std::uint32_t local_index = 0;             ///< This rank's position in `local_members`.
   std::uint32_t host_index = 0;              ///< Position of this host among the group's hosts.
   std::uint32_t host_count = 1;
-  std::optional<std::uint32_t> rail;  ///< One member on each host, all on this rail: its servers alone take part.
+  /// worker::Operation, same name: the rails whose workers are all in the group, on all its hosts; where there is none,
+  /// all rails.
+  std::uint64_t rails = worker::kEveryRail;
 };
 
 /// Throws Error(kInvalidArgument) where `rank` is not in `ranks`, or one of them is out of range or named twice.

@@ -257,7 +257,7 @@ void Progress::submit_local(Instant now, Part& part) {
     for (std::uint32_t i = 0; i < members; ++i) {
       auto& share = operation.owned.emplace_back();
       for (const ByteRange& range :
-           worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, i, members)) {
+           worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, route.rails, i, members)) {
         share.push_back({range.offset, range.bytes});
       }
     }
@@ -299,7 +299,7 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     const auto all = static_cast<std::uint32_t>(route.ranks.size());
     operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }
-  operation.rail = route.rail.value_or(worker::kEveryRail);
+  operation.rails = route.rails;
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
@@ -332,6 +332,7 @@ void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memo
     }
   }
   part.network_submitted = true;
+  part.network_begun = true;
   network_->submit(now, network_operation(now, part, memory));
   pump_->flush(now);
 }
@@ -411,8 +412,9 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   if (!status.is_ok() && operation->failure.is_ok()) {
     operation->failure = status;
     if (status.code() == Code::kNotFinite) operation->failure = locate(*operation, key.part, status);
-    // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out.
-    if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted) {
+    // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out. What
+    // has begun, the network's engine ends itself.
+    if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted && !part->network_begun) {
       network_->abort(now, network_operation(now, *part, {}), status);
     }
     abort_parts(now, *operation, status);

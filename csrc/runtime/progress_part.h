@@ -27,6 +27,7 @@ struct Progress::Part {
   std::span<std::byte> memory;  ///< The caller's bytes of this part.
   bool local = false;           ///< The local engine completes it.
   bool network_submitted = false;
+  bool network_begun = false;  // The same, and it may be over.
   bool aborted = false;
   bool is_join = false;  ///< No data: asks who is in.
   memory::Hold hold;     ///< Of staging memory; the operation holds its own.

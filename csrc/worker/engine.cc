@@ -91,8 +91,9 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
 /// The lanes of an operation, from one that depends on the worker, so that no lane hears all workers at once.
 void Engine::Impl::make_parts(Op& op) const {
   const Operation& operation = op.operation;
-  const std::vector<ByteRange> plan = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rail);
-  const std::uint32_t home = home_lane(config_, operation.key, operation.rail);
+  const std::vector<ByteRange> plan =
+      plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rails);
+  const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
   const std::uint64_t seed = heir_seed(operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
   for (std::uint32_t i = 0; i < lanes; ++i) {
@@ -100,10 +101,10 @@ void Engine::Impl::make_parts(Op& op) const {
     const ByteRange shard = plan[origin];
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
     for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
-      const IndexRange owned = owned_chunks(config_, origin, chunks, operation.owner, operation.owner_count);
-      // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none.
-      const bool stands_for_all = origin == home && chunks == 0 && operation.owner == 0;
-      if (owned.count == 0 && !stands_for_all) continue;
+      // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none: then
+      // one of each is enough, but where nobody has anything: an owner hears from nobody else that all have come.
+      const bool meets = origin == home && chunks == 0 && (operation.owner == 0 || is_empty(operation));
+      if (owned_chunks(config_, origin, chunks, operation).count == 0 && !meets) continue;
       LanePart part = make_part(op, item, shard, origin == home);
       part.index = static_cast<std::uint32_t>(op.parts.size());
       op.parts.push_back(std::move(part));
@@ -127,13 +128,13 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.shard.offset = shard.offset + start;
   const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
   if (chunks > 0) {
-    const IndexRange owned = owned_chunks(config_, item.origin, chunks, operation.owner, operation.owner_count);
+    const IndexRange owned = owned_chunks(config_, item.origin, chunks, operation);
     const std::uint32_t first = std::max(owned.first, item.first);
     const std::uint32_t end = std::min(owned.first + owned.count, item.first + item.chunks);
     if (first < end) part.owned = {first - item.first, end - first};
   }
   // Who takes part in a shard takes part in each of its pieces.
-  part.announcers = std::clamp(chunks, 1u, owners_of(config_, item.origin, operation.owner_count));
+  part.announcers = announcers_of(config_, item.origin, chunks, operation);
   if (config_.failover) part.held.resize(part.expected());
   return part;
 }

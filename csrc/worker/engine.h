@@ -15,8 +15,9 @@
 
 namespace herring::worker {
 
-/// Where each rank of a host serves a lane, the ranks with the same number on all hosts form a rail: what a host has for
-/// a lane of rail `index` of `count` is owned by its owners index, index + count, ... Of one rail: by all of them.
+/// Where each rank of a host serves a lane, the ranks with the same number on all hosts form a rail: what a host has
+/// for a lane of rail `index` of `count` is owned by its owners index, index + count, ... Of one rail: by all of them.
+/// At most 64.
 struct Rail {
   std::uint32_t index = 0;
   std::uint32_t count = 1;
@@ -51,8 +52,8 @@ struct EngineConfig {
 /// Operation::pusher where every rank is a contributor of its own: the contributor with the number descriptor.root.
 inline constexpr std::uint32_t kPusherIsRoot = 0xFFFF'FFFF;
 
-/// Operation::rail where all lanes take part.
-inline constexpr std::uint32_t kEveryRail = 0xFFFF'FFFF;
+/// Operation::rails where all lanes take part.
+inline constexpr std::uint64_t kEveryRail = ~std::uint64_t{0};
 
 /// One part of one operation, for the network hops. `memory` is both source and destination, borrowed until its
 /// CompleteAction.
@@ -68,9 +69,9 @@ struct Operation {
   std::uint64_t rank_mask = 0;
   std::uint32_t average_over = 1;
   std::uint32_t pusher = kPusherIsRoot;  ///< kBroadcast, kAllGather: the contributor that stands for descriptor.root.
-  std::uint32_t owner = 0;        ///< Several processes may share a contributor (the ranks of one host): this one
-  std::uint32_t owner_count = 1;  ///< pushes and pulls a run of chunks of each shard whose lane's rail it is on.
-  std::uint32_t rail = kEveryRail;  ///< Else only the lanes of this rail take part; there is one.
+  std::uint32_t owner = 0;           ///< Several processes may share a contributor (the ranks of one host): this one
+  std::uint32_t owner_count = 1;     ///< pushes and pulls a run of chunks of each shard whose lane's rail it is on.
+  std::uint64_t rails = kEveryRail;  ///< The lanes that take part: those of rail i where bit i is set. There is one.
   Duration timeout{};
   /// Backup workers: no data; ends when it is decided who is in the operation (CompleteAction::roster). Goes before all
   /// parts, with part 0's key, no memory and part_bytes 0.
@@ -94,10 +95,9 @@ struct EngineStats {
 /// Bytes of EngineConfig::bounce that this configuration wants; 0 without failover.
 std::uint64_t bounce_bytes(const EngineConfig& config);
 
-/// The bytes of a part that this owner pushes and pulls, all lanes taking part: what a host's ranks divide their local
-/// reduction by.
+/// The bytes of a part that this owner pushes and pulls: what a host's ranks divide their local reduction by.
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                    std::uint32_t owner, std::uint32_t owner_count);
+                                    std::uint64_t rails, std::uint32_t owner, std::uint32_t owner_count);
 
 /// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be
 /// in flight, submitted in any order on each worker.

@@ -322,7 +322,8 @@ void Engine::Impl::move_parts(Op& op, std::uint32_t lane) {
     LanePart& part = op.parts[i];
     if (part.lane != lane) continue;
     if (!op.has_failed && !part.is_settled) {
-      if (plan.empty()) plan = plan_part(config_, op.operation.key, op.operation.descriptor.part_bytes, op.operation.rail);
+      if (plan.empty())
+        plan = plan_part(config_, op.operation.key, op.operation.descriptor.part_bytes, op.operation.rails);
       const ByteRange shard = plan[part.item.origin];
       for (const Item& item : make_items(part.item.origin, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
                                          config_.lane_weights, heir_seed(op.operation.key))) {
@@ -339,8 +340,7 @@ void Engine::Impl::move_parts(Op& op, std::uint32_t lane) {
 }
 
 LanePart Engine::Impl::inherit(const Op& op, const LanePart& part, const Item& item, ByteRange shard) const {
-  LanePart piece =
-      make_part(op, item, shard, item.origin == home_lane(config_, op.operation.key, op.operation.rail));
+  LanePart piece = make_part(op, item, shard, item.origin == home_lane(config_, op.operation.key, op.operation.rails));
   piece.index = static_cast<std::uint32_t>(op.parts.size());
   piece.moved_by = static_cast<std::uint32_t>(losses_.size());
   if (piece.owned.count == 0) {

@@ -20,10 +20,10 @@ void Engine::Impl::abort(Instant now, const Operation& operation, const Status& 
 /// The home lane hears of every operation, so it can tell all who wait for this worker.
 void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
   if (operation.contributor >= operation.contributor_count || losses_.size() == lanes_.size()) return;
-  const std::uint32_t home = home_lane(config_, operation.key, operation.rail);
-  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rail)[home];
-  const std::vector<Item> items = make_items(home, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
-                                             config_.lane_weights, heir_seed(operation.key));
+  const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
+  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rails)[home];
+  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+  const std::vector<Item> items = make_items(home, chunks, losses_, config_.lane_weights, heir_seed(operation.key));
   const Item& item =
       *std::min_element(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.first < b.first; });
   const Lane& lane = lanes_[item.lane];
@@ -32,7 +32,7 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   header.shard = !operation.roster.empty() ? wire::kRosterShard : config_.failover ? item.id : 0;
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
-  header.count = operation.owner_count;
+  header.count = announcers_of(config_, home, chunks, operation);
   send(lane.peer, kControlTag, header, wire::encode_reason(why), {}, {});
 }
 

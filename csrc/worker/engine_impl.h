@@ -144,12 +144,15 @@ struct Send {
 
 /// The bytes of a part by lane, and the lane that every contributor announces to.
 std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                 std::uint32_t rail);
-std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint32_t rail);
-/// How many of a contributor's owners push to and pull from a lane, at most, and which chunks of its shard are whose.
-std::uint32_t owners_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t owner_count);
-IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks, std::uint32_t owner,
-                        std::uint32_t owner_count);
+                                 std::uint64_t rails);
+std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint64_t rails);
+/// How many of a contributor's owners announce to a lane that has so many chunks, and which of them are this one's.
+std::uint32_t announcers_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
+                            const Operation& operation);
+IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
+                        const Operation& operation);
+/// Nobody has a byte of it.
+inline bool is_empty(const Operation& operation) { return operation.descriptor.part_bytes == 0; }
 Status check_operation(const EngineConfig& config, const Operation& operation);
 /// One bit each, the first one lowest in the first byte.
 void add_bitmap(std::vector<std::byte>& out, const std::vector<bool>& bits);

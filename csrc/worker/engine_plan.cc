@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "worker/engine_impl.h"
@@ -15,65 +16,88 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
+bool takes_part(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
+  return rails == kEveryRail || (!config.lane_rails.empty() && (rails >> config.lane_rails[lane].index & 1) != 0);
+}
+
+/// The lane's rail among those that take part.
+Rail rail_among(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
+  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
+  if (rails == kEveryRail || rail.count == 1) return rail;
+  const std::uint64_t before = (std::uint64_t{1} << rail.index) - 1;
+  return {static_cast<std::uint32_t>(std::popcount(rails & before)), static_cast<std::uint32_t>(std::popcount(rails))};
+}
+
+std::uint32_t owners_of(const EngineConfig& config, std::uint32_t lane, const Operation& operation) {
+  const Rail rail = rail_among(config, lane, operation.rails);
+  return rail.index < operation.owner_count ? (operation.owner_count - rail.index - 1) / rail.count + 1 : 1;
+}
+
 std::uint64_t hash_op(const OpKey& key) { return mix(mix(key.op + 0x9E3779B97F4A7C15ull) + key.group.value); }
 
 }  // namespace
 
 std::uint64_t heir_seed(const OpKey& key) { return mix(hash_op(key) + key.part) >> 16; }
 
-std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint32_t rail) {
+std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint64_t rails) {
   const auto lanes = static_cast<std::uint32_t>(config.lanes.size());
-  if (rail == kEveryRail) return static_cast<std::uint32_t>(hash_op(key) % lanes);
-  const auto is_on_it = [rail](const Rail& lane) { return lane.index == rail; };
-  auto left = hash_op(key) % static_cast<std::uint64_t>(std::ranges::count_if(config.lane_rails, is_on_it));
+  if (rails == kEveryRail) return static_cast<std::uint32_t>(hash_op(key) % lanes);
+  std::uint64_t count = 0;
+  for (std::uint32_t lane = 0; lane < lanes; ++lane) count += takes_part(config, lane, rails) ? 1 : 0;
+  std::uint64_t left = hash_op(key) % count;
   std::uint32_t lane = 0;
-  while (!is_on_it(config.lane_rails[lane]) || left-- > 0) ++lane;
+  while (!takes_part(config, lane, rails) || left-- > 0) ++lane;
   return lane;
 }
 
 std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                 std::uint32_t rail) {
-  std::vector<double> of_rail;
+                                 std::uint64_t rails) {
+  std::vector<double> of_rails;
   ShardPlanInput input;
   input.total_bytes = part_bytes;
   input.weights = config.lane_weights;
-  if (rail != kEveryRail) {
-    of_rail = config.lane_weights;
-    for (std::size_t lane = 0; lane < of_rail.size(); ++lane) {
-      if (config.lane_rails[lane].index != rail) of_rail[lane] = 0;
+  if (rails != kEveryRail) {
+    of_rails = config.lane_weights;
+    for (std::uint32_t lane = 0; lane < of_rails.size(); ++lane) {
+      if (!takes_part(config, lane, rails)) of_rails[lane] = 0;
     }
-    input.weights = of_rail;
+    input.weights = of_rails;
   }
   input.min_shard_bytes = config.min_shard_bytes;
   // A small part starts at another lane for each operation, so that small operations spread; the first one at the lane
   // where all meet anyway.
-  input.rotation = key.part == 0 ? home_lane(config, key, rail)
-                                 : static_cast<std::uint32_t>(mix(hash_op(key) + key.part) >> 32);
+  input.rotation =
+      key.part == 0 ? home_lane(config, key, rails) : static_cast<std::uint32_t>(mix(hash_op(key) + key.part) >> 32);
   return make_shard_plan(input);
 }
 
-std::uint32_t owners_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t owner_count) {
-  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
-  return rail.index < owner_count ? (owner_count - rail.index - 1) / rail.count + 1 : 1;
+std::uint32_t announcers_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
+                            const Operation& operation) {
+  if (is_empty(operation)) return operation.owner_count;
+  return std::clamp(chunks, 1u, owners_of(config, lane, operation));
 }
 
-IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks, std::uint32_t owner,
-                        std::uint32_t owner_count) {
-  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
-  const std::uint32_t first = rail.index % owner_count;  // A rail that nobody is on: somebody looks after it.
-  const std::uint32_t owners = owners_of(config, lane, owner_count);
-  const bool is_owner = owner >= first && (owner - first) % rail.count == 0 && (owner - first) / rail.count < owners;
-  return is_owner ? split_evenly(chunks, owners, (owner - first) / rail.count) : IndexRange{};
+IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
+                        const Operation& operation) {
+  const Rail rail = rail_among(config, lane, operation.rails);
+  const std::uint32_t first = rail.index % operation.owner_count;  // A rail that nobody is on: somebody looks after it.
+  if (operation.owner < first || (operation.owner - first) % rail.count != 0) return {};
+  const std::uint32_t place = (operation.owner - first) / rail.count;
+  const std::uint32_t owners = owners_of(config, lane, operation);
+  return place < owners ? split_evenly(chunks, owners, place) : IndexRange{};
 }
 
 std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                    std::uint32_t owner, std::uint32_t owner_count) {
+                                    std::uint64_t rails, std::uint32_t owner, std::uint32_t owner_count) {
+  Operation operation;
+  operation.rails = rails;
+  operation.owner = owner;
+  operation.owner_count = owner_count;
   std::vector<ByteRange> ranges;
-  const std::vector<ByteRange> plan = plan_part(config, key, part_bytes, kEveryRail);
+  const std::vector<ByteRange> plan = plan_part(config, key, part_bytes, rails);
   for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
     const ByteRange& shard = plan[lane];
-    const IndexRange owned =
-        owned_chunks(config, lane, chunk_count(shard.bytes, config.chunk_bytes), owner, owner_count);
+    const IndexRange owned = owned_chunks(config, lane, chunk_count(shard.bytes, config.chunk_bytes), operation);
     if (owned.count == 0) continue;
     const ByteRange first = chunk_range(shard, config.chunk_bytes, owned.first);
     const ByteRange last = chunk_range(shard, config.chunk_bytes, owned.first + owned.count - 1);
@@ -110,10 +134,9 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
       (operation.owner_count != 1 || !is_sane(operation.roster, operation.contributor_count))) {
     return wrong("a roster of contributors that do not exist");
   }
-  const auto is_on_it = [&operation](const Rail& lane) { return lane.index == operation.rail; };
-  if (operation.rail != kEveryRail && std::ranges::none_of(config.lane_rails, is_on_it)) {
-    return wrong("no lane is on rail " + std::to_string(operation.rail));
-  }
+  bool has_lane = operation.rails == kEveryRail;
+  for (const Rail& rail : config.lane_rails) has_lane = has_lane || (operation.rails >> rail.index & 1) != 0;
+  if (!has_lane) return wrong("no lane is on the rails that take part");
   const Collective collective = operation.descriptor.collective;
   if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {
     const std::uint32_t pusher = operation.pusher == kPusherIsRoot ? operation.descriptor.root : operation.pusher;

@@ -61,7 +61,7 @@ class GlooContender:
             if herring.local_size() == herring.size():
                 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             elif interface and not interface[0].isdigit():
-                os.environ["GLOO_SOCKET_IFNAME"] = interface
+                os.environ["GLOO_SOCKET_IFNAME"] = interface.replace(" ", "")
         dist: Any = torch.distributed
         self._torch, self._dist = torch, dist
         self._private = private

@@ -37,7 +37,7 @@ struct TestOp {
   OpDescriptor descriptor;
   OpKey key;
   std::uint32_t average_over = 1;
-  std::uint32_t rail = worker::kEveryRail;
+  std::uint64_t rails = worker::kEveryRail;
   Duration timeout = std::chrono::seconds(30);
   std::vector<std::vector<std::byte>> memory;  ///< By index into ranks.
   std::vector<std::vector<std::byte>> expected;
@@ -56,7 +56,7 @@ struct TestOp {
     operation.average_over = average_over;
     operation.owner = static_cast<std::uint32_t>(index) % owners;
     operation.owner_count = owners;
-    operation.rail = rail;
+    operation.rails = rails;
     operation.timeout = timeout;
     return operation;
   }
@@ -121,7 +121,8 @@ inline void fill(TestOp& op, Random& random, const worker::EngineConfig& config)
   for (std::uint32_t i = 0; i < op.ranks.size(); ++i) {
     std::vector<std::byte> before(result.size(), std::byte{0xEE});
     std::vector<std::byte> after = before;
-    for (const ByteRange& range : worker::owned_ranges(config, op.key, d.part_bytes, i % op.owners, op.owners)) {
+    for (const ByteRange& range :
+         worker::owned_ranges(config, op.key, d.part_bytes, op.rails, i % op.owners, op.owners)) {
       std::memcpy(&before[range.offset], &inputs[i / op.owners][range.offset], range.bytes);
       std::memcpy(&after[range.offset], &result[range.offset], range.bytes);
     }

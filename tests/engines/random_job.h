@@ -75,8 +75,8 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
   // Two processes for each contributor, as two ranks of each host.
   if (op.ranks.size() % 2 == 0 && chance(random, 0.25)) op.owners = 2;
   op.key = {GroupId{group}, number, static_cast<std::uint32_t>(pick(random, 0, 2))};
-  if (op.owners == 1 && options.rails > 1 && !options.failover && options.weights.empty() && number % 2 == 0) {
-    op.rail = static_cast<std::uint32_t>((options.seed + number) % options.rails);
+  if (options.rails > 1 && !options.failover && options.weights.empty() && number % 2 == 0) {
+    op.rails = 1 + (options.seed + number) % ((1u << options.rails) - 1);
   }
   const std::uint64_t kind = pick(random, 0, 9);
   if (kind == 0) {

@@ -70,7 +70,10 @@ def test_master():
 def test_addresses():
     assert _rendezvous.interface_address("lo") == "127.0.0.1"
     assert _rendezvous.interface_address("10.1.2.3") == "10.1.2.3"
-    assert _rendezvous.interface_address(" lo, nosuch0") == "127.0.0.1", "the first of several"
+    assert _rendezvous.control_address(" lo, nosuch0") == "127.0.0.1", "the first of several"
+    assert _rendezvous.control_address(",") is None
+    with pytest.raises(herring.InvalidArgumentError, match="nosuch0"):
+        _rendezvous.control_address("nosuch0")
     with pytest.raises(herring.InvalidArgumentError, match="nosuch0.*interfaces: .*lo"):
         _rendezvous.interface_address("nosuch0")
     assert _rendezvous.own_address("127.0.0.1") is None

@@ -73,11 +73,11 @@ TEST(Placement, BackupWorkersTakeAServerAndTurnFailoverOff) {
   EXPECT_FALSE(place(config, {"a", "a", "b"}, {"c", "d"}).failover);
 }
 
-TEST(Placement, SeveralHostsGetAsManyEmbeddedServersAsTheOneWithFewestWorkers) {
+TEST(Placement, SeveralHostsGetOneEmbeddedServerWhereTheirWorkersHaveNoCommonDivisor) {
   Config config;
   config.lanes = 2;
   const Placement placement = place(config, {"a", "a", "b", "b", "c"});
-  EXPECT_EQ(placement.servers, 3u);
+  EXPECT_EQ(placement.servers, 3u) << "what divides 2, 2 and 1";
   ASSERT_EQ(placement.lanes.size(), 6u);
   EXPECT_EQ(placement.lanes[0].owner, 0u);
   EXPECT_EQ(placement.lanes[2].owner, 2u);
@@ -105,19 +105,31 @@ TEST(Placement, EachWorkerOfEvenHostsHasAServer) {
     EXPECT_EQ(placement.lanes[i].rail, i / 2);
     EXPECT_EQ(placement.lanes[i].rails, 3u);
   }
-  EXPECT_EQ(make_route(placement, config, 0, everybody(placement)).rail, std::nullopt);
-  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 1u}).rail, 1u) << "one on each host";
-  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 0u}).rail, std::nullopt);
-  EXPECT_EQ(make_route(placement, config, 4, std::vector{4u, 1u, 5u}).rail, std::nullopt);
+  const auto rails = [&](std::uint32_t rank, const std::vector<std::uint32_t>& ranks) {
+    return make_route(placement, config, rank, ranks).rails;
+  };
+  EXPECT_EQ(rails(0, everybody(placement)), worker::kEveryRail);
+  EXPECT_EQ(rails(4, {4, 1}), 0b010u) << "one on each host";
+  EXPECT_EQ(rails(4, {5, 4, 1, 2}), 0b110u);
+  EXPECT_EQ(rails(4, {4, 1, 5}), 0b010u) << "no server of a host has workers that are not in the group";
+  EXPECT_EQ(rails(4, {4, 0}), worker::kEveryRail) << "no rail is theirs";
 }
 
-TEST(Placement, NoMoreEmbeddedServersThanAWorkerShouldBeConnectedTo) {
-  for (const std::uint32_t hosts : {2u, 16u, 100u, 200u}) {
+TEST(Placement, NoMoreLanesThanAWorkerShouldBeConnectedToAndAllWorkersHaveTheSame) {
+  const auto servers = [](std::uint32_t hosts, std::uint32_t each, std::uint32_t lanes) {
     std::vector<std::string> workers;
-    for (std::uint32_t i = 0; i < 16 * hosts; ++i) workers.push_back("w" + std::to_string(i / 16));
-    const Placement placement = place({}, workers);
-    EXPECT_EQ(placement.servers, hosts * std::clamp(128 / hosts, 1u, 16u)) << hosts;
-  }
+    for (std::uint32_t i = 0; i < each * hosts; ++i) workers.push_back("w" + std::to_string(i / each));
+    Config config;
+    config.lanes = lanes;
+    return place(config, workers).servers / hosts;
+  };
+  EXPECT_EQ(servers(2, 16, 1), 16u);
+  EXPECT_EQ(servers(16, 16, 1), 8u);
+  EXPECT_EQ(servers(22, 8, 1), 4u) << "128 lanes have room for 5 on each host, which do not divide 8";
+  EXPECT_EQ(servers(33, 8, 1), 2u);
+  EXPECT_EQ(servers(16, 8, 4), 2u);
+  EXPECT_EQ(servers(200, 8, 1), 1u);
+  EXPECT_EQ(place({}, {"a", "a", "a", "a", "b", "b"}).servers, 4u) << "2 on each";
   Config config;
   config.intra_node = Switch::kOff;
   EXPECT_EQ(place(config, {"a", "a", "b", "b"}).servers, 2u) << "each worker contributes by itself";

@@ -1,10 +1,12 @@
 // Several ranks on each of several hosts: every rank has a server, and each host's data for it has one owner.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
-#include <set>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -23,12 +25,12 @@ float sum_of(const std::vector<std::uint32_t>& ranks) {
 
 /// Sums of sizes that take no chunk, one, some and many of each lane, and a barrier.
 void sum_all_sizes(Runtime& runtime, GroupId group, const std::vector<std::uint32_t>& ranks) {
-  for (const std::size_t count : {1u, 100u, 5'000u, 20'000u, 300'001u}) {
+  for (const std::size_t count : {0u, 1u, 100u, 5'000u, 20'000u, 300'001u}) {
     std::vector<float> values(count, static_cast<float>(runtime.rank() + 1));
     Request request = all_reduce(values);
     request.group = group;
     finish(runtime.submit(request));
-    ASSERT_EQ(std::set<float>(values.begin(), values.end()), std::set{sum_of(ranks)}) << count << " elements";
+    for (const float value : values) ASSERT_EQ(value, sum_of(ranks)) << count << " elements";
   }
   Request barrier;
   barrier.descriptor.collective = Collective::kBarrier;
@@ -117,6 +119,47 @@ TEST(Rails, AGroupWithOneRankOnEachHostHasItsOwnServersAlone) {
         EXPECT_LT(bytes, 10'000u) << after[server].place << ": more than these counters themselves take";
       }
     }
+  }));
+}
+
+TEST(Rails, AGroupHasTheServersOfItsOwnMembersWhereTheyAreOnTheSameRails) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  expect_clean(run_job({.workers = 8, .hosts = 2}, [](Runtime& runtime) {
+    const std::vector<std::uint32_t> ranks{7, 5, 1, 3};  // The second and fourth of each host, not in order.
+    const bool is_in = std::ranges::find(ranks, runtime.rank()) != ranks.end();
+    if (is_in) runtime.add_group(kGroup, ranks);
+    const std::vector<ServerCounters> before = runtime.server_counters();
+    if (is_in) {
+      sum_all_sizes(runtime, kGroup, ranks);
+      spread(runtime, kGroup, ranks);
+    }
+    const std::vector<ServerCounters> after = runtime.server_counters();
+    ASSERT_EQ(after.size(), 8u);
+    std::size_t busy = 0;
+    for (std::size_t server = 0; server < after.size(); ++server) {
+      const std::uint64_t bytes = after[server].bytes_received - before[server].bytes_received;
+      busy += bytes > 100'000 ? 1 : 0;
+      EXPECT_TRUE(bytes > 100'000 || bytes < 10'000) << after[server].place << ": " << bytes;
+    }
+    EXPECT_EQ(busy, 4u);
+  }));
+}
+
+/// Nobody owns a byte of it, and all the same nobody goes on before all have come, or hears of another's mistake.
+TEST(Rails, AnOperationWithoutBytesWaitsForAllHostsAndFailsOnAllRanks) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  expect_clean(run_job({.workers = 6, .hosts = 2}, [](Runtime& runtime) {
+    std::vector<float> nothing;
+    sum_all_sizes(runtime, GroupId{0}, everybody(runtime));
+    const auto begun = std::chrono::steady_clock::now();
+    if (runtime.rank() >= 3) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    finish(runtime.submit(all_reduce(nothing)));
+    EXPECT_GT(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(250));
+    std::vector<float> values(runtime.rank() < 3 ? 0 : 1, 1);
+    const auto work = runtime.submit(all_reduce(values));
+    ASSERT_TRUE(work->wait(in_seconds(20)));
+    EXPECT_EQ(work->status().code(), Code::kMismatch) << work->status().to_string();
+    sum_all_sizes(runtime, GroupId{0}, everybody(runtime));
   }));
 }
 

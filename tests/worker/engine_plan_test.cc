@@ -19,7 +19,8 @@ TEST(WorkerEngine, OwnedRangesCoverEveryByteOnce) {
     for (const std::uint32_t owners : {1u, 2u, 3u, 8u}) {
       std::vector<int> covered(bytes);
       for (std::uint32_t owner = 0; owner < owners; ++owner) {
-        for (const ByteRange& range : owned_ranges(bench.config, {GroupId{0}, 9, 0}, bytes, owner, owners)) {
+        for (const ByteRange& range :
+             owned_ranges(bench.config, {GroupId{0}, 9, 0}, bytes, kEveryRail, owner, owners)) {
           for (std::uint64_t b = 0; b < range.bytes; ++b) ++covered.at(range.offset + b);
         }
       }
@@ -36,7 +37,7 @@ TEST(WorkerEngine, OwnersOnARailHaveTheShardsOfItsLanes) {
   for (const std::uint32_t owners : {1u, 2u, 3u, 4u}) {
     std::vector<std::vector<std::uint32_t>> owners_of_byte(40'960);
     for (std::uint32_t owner = 0; owner < owners; ++owner) {
-      for (const ByteRange& range : owned_ranges(bench.config, key, 40'960, owner, owners)) {
+      for (const ByteRange& range : owned_ranges(bench.config, key, 40'960, kEveryRail, owner, owners)) {
         for (std::uint64_t b = 0; b < range.bytes; ++b) owners_of_byte.at(range.offset + b).push_back(owner);
       }
     }
@@ -56,7 +57,7 @@ TEST(WorkerEngine, AnOperationOfOneRailHasNothingForTheOthers) {
   std::vector<std::byte> memory(20'000);
   for (std::uint64_t number = 0; number < 20; ++number) {
     Operation operation = bench.operation(number, memory);
-    operation.rail = 1;
+    operation.rails = 0b10;
     bench.submit(operation);
     std::set<PeerId> lanes;
     std::uint64_t bytes = 0;
@@ -68,7 +69,7 @@ TEST(WorkerEngine, AnOperationOfOneRailHasNothingForTheOthers) {
     EXPECT_EQ(bytes, memory.size());
   }
   Operation operation = bench.operation(20, memory);
-  operation.rail = 2;
+  operation.rails = 0b100;
   bench.submit(operation);
   ASSERT_EQ(bench.completed.size(), 1u);
   EXPECT_EQ(bench.completed.front().status.code(), Code::kInvalidArgument);
