@@ -177,7 +177,7 @@ def _interface_address6(interface: str) -> str | None:
 
 
 def control_address(interface: str) -> str | None:
-    """The address of the first of several interfaces ("eth0,eth1") that has one; None for RDMA devices, which have none.
+    """The address of the first of several interfaces ("eth0,eth1") that has one; None for RDMA devices without any.
 
     Raises InvalidArgumentError where that is not so.
     """
