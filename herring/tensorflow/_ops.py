@@ -147,7 +147,7 @@ def run(
     token = ops.herring_begin()
     settings = {
         "collective": collective, "reduce": _REDUCE[reduce], "root": root, "group": group.number,
-        "has_key": int(group.has_key),
+        "has_key": int(group.has_key), "names_iterations": int(_in_session()),
     }  # fmt: skip
     if splits is not None:
         handle = ops.herring_submit_splits(values[0], splits, token, tensor_name=names[0], **settings)
@@ -166,11 +166,14 @@ def run(
     return results
 
 
+def _in_session() -> bool:
+    """In a graph for a session of TensorFlow 1, or a branch, a loop or a function there: nothing has an order."""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
+
+
 def _wait() -> Any:
-    """In a graph for a session of TensorFlow 1, nothing that TensorFlow's threads would wait in."""
-    aside = (
-        library().waits_aside and not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-    )
+    """In a session, nothing that holds up TensorFlow's threads."""
+    aside = library().waits_aside and _in_session()
     return library().ops.herring_wait_aside if aside else library().ops.herring_wait
 
 
