@@ -78,6 +78,7 @@ class _Library:
         self._open.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self._open.restype = ctypes.c_void_p
         self._session: Session | None = None
+        process.on_start(self.attach)  # Graphs that are there go to the new job, whoever joins it.
 
     def attach(self) -> Session:
         """Operations go to the job that this process is in. Raises ShutdownError where it is in none."""
@@ -99,6 +100,11 @@ class _Library:
 def library() -> _Library:
     """Loaded once. Raises HerringError that says why it cannot be."""
     return _Library()
+
+
+def is_loaded() -> bool:
+    """Whether library() has been called, without which there are no operations in any graph."""
+    return library.cache_info().currsize > 0
 
 
 # What nobody adds up can travel under another dtype of its size.

@@ -349,10 +349,15 @@ def tf_config_is_known() -> None:
 
 
 def starting_again() -> None:
-    hvd.shutdown()
-    expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
-    hvd.init()
-    close(hvd.oob_allreduce(tf.ones(2), op="sum", name="again"), np.full(2, hvd.size()))
+    """Graphs that are there go to the new job, whoever joins it."""
+    step = tf.function(lambda: hvd.oob_allreduce(tf.ones(2), op="sum", name="again"))
+    for start in (hvd.init, herring.init):
+        close(step(), np.full(2, hvd.size()))
+        hvd.shutdown()
+        expect(herring.ShutdownError, lambda: hvd.oob_allreduce(tf.ones(1)), "init()")
+        expect(tf.errors.FailedPreconditionError, step, "shut down")
+        start()
+        close(step(), np.full(2, hvd.size()))
 
 
 def one_thread() -> None:
