@@ -16,7 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import close, expect, main
+from cases import close, expect, main, many_gradients
+from cases import tape as sagemakers_tape
 
 import herring.horovod.keras as hvd_keras
 import herring.horovod.tensorflow as hvd
@@ -465,4 +466,4 @@ def _dead_rank() -> None:
 
 if __name__ == "__main__":
     hvd.init()
-    main(sys.argv[1:], globals())
+    main(sys.argv[1:], globals() | {"sagemakers_tape": sagemakers_tape, "many_gradients": many_gradients})

@@ -44,6 +44,14 @@ def test_training(training: Launch, case: str) -> None:
     training.check(case)
 
 
+def test_tapes_and_fit_on_4_ranks(tmp_path: Path) -> None:
+    cases = ["tape", "partial_tape_and_optimizer", "sagemakers_tape", "many_gradients", "fit_with_keras_3"]
+    launch = Launch(tmp_path, 4, *cases, program=TRAINING)
+    for case in cases:
+        launch.check(case)
+    assert launch.codes == [0], launch.output[-8000:]
+
+
 def test_all_of_it_ended_well(operations: Launch, training: Launch) -> None:
     for launch in (operations, training):
         assert launch.codes == [0], launch.output[-8000:]
