@@ -75,6 +75,13 @@ def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
     assert launch.codes == [0, 0, 9], launch.output[-8000:]
 
 
+def test_keras_2_without_eager_execution(tmp_path: Path) -> None:
+    name = "_keras_2_without_eager_execution"
+    launch = LaunchByHand(tmp_path, 2, name, program=TRAINING, settings={"TF_USE_LEGACY_KERAS": "1"})
+    launch.check(name)
+    assert launch.codes == [0, 0], launch.output[-8000:]
+
+
 def test_a_rank_that_skips_a_variable(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 2, "_a_rank_that_skips_a_variable", program=TRAINING)
     launch.check("_a_rank_that_skips_a_variable")
