@@ -87,6 +87,11 @@ class Process:
         self._forked_from: int | None = None
         self._hooks_installed = False
         self._previous_excepthook: _ExceptHook | None = None
+        self._starts: list[Callable[[], object]] = []
+
+    def on_start(self, callback: Callable[[], object]) -> None:
+        """Calls it whenever this process has joined a job, from now on."""
+        self._starts.append(callback)
 
     def session(self) -> Session | None:
         """The running session, if any."""
@@ -140,6 +145,8 @@ class Process:
             self._ended = False
             self._install_hooks()
             announce(self._session)
+            for callback in self._starts:
+                callback()
             return self._session
 
     def stop(self) -> None:

@@ -73,6 +73,9 @@ class InternalError(HerringError):
     """A bug in Herring."""
 
 
+# By this TensorFlow knows an error that takes a text, and keeps its kind where it is raised in a tf.function.
+HerringError.__init__ = Exception.__init__  # type: ignore[method-assign]
+
 # What a traceback shows is what can be imported.
 for _kind in (HerringError, *HerringError.__subclasses__()):
     _kind.__module__ = "herring"

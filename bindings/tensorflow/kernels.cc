@@ -11,20 +11,20 @@
 #include "bindings/tensorflow/composed.h"
 #include "bindings/tensorflow/pending.h"
 #include "bindings/tensorflow/tf_c_api.h"
-#include "bindings/tensorflow/waiting_threads.h"
 
 /// TensorFlow's operations of Herring.
 ///
 ///   token = HerringBegin()               stateful: a call in a graph is in its place, and nothing after it is constant
 ///   handle = HerringSubmit(value, token) starts one operation and does not wait
 ///   results = HerringWait(handles)       stateful: waits for all of them, starts the further steps of those that have
-///   results = HerringWaitAside(handles)  the same on a thread of Herring's
+///   results = HerringWaitAside(handles)  the same, and holds no thread
 ///   some number = HerringPlace()              stateful: rank, size and so on, when the graph runs
 ///
 /// TensorFlow runs stateful operations of a graph one after the other, in the order of the program, and others when
 /// their inputs are there. So gradients are submitted as they come out of the backward pass, and calls end in the same
 /// order on every rank, which one inter-op thread can keep up with. In a session of TensorFlow 1 nothing has an order:
-/// there, as many waits as TensorFlow has threads would keep it from submitting the rest, each rank another rest.
+/// there, as many waits as TensorFlow has threads would keep it from submitting the rest, each rank another rest; so
+/// they hold none.
 namespace herring::tensorflow_binding {
 namespace {
 
@@ -97,7 +97,8 @@ struct Settings {
   ReduceOp reduce = ReduceOp::kSum;
   std::uint32_t root = 0;  ///< Within the group.
   std::uint32_t group = 0;
-  bool has_key = false;  ///< Ranks find the operation by its key, also without a name (Horovod's).
+  bool has_key = false;           ///< Ranks find the operation by its key, also without a name (Horovod's).
+  bool names_iterations = false;  ///< Of a loop that may run several at once, in any order.
 };
 
 std::string string_attr(TF_OpKernelConstruction* context, const char* attr, TF_Status* status) {
@@ -128,6 +129,7 @@ void* create_submit(TF_OpKernelConstruction* context) {
   settings->root = static_cast<std::uint32_t>(number("root"));
   settings->group = static_cast<std::uint32_t>(number("group"));
   settings->has_key = number("has_key") != 0;
+  settings->names_iterations = number("names_iterations") != 0;
   if (!is_ok(status)) TF_OpKernelConstruction_Failure(context, status.get());
   return settings.release();
 }
@@ -172,7 +174,13 @@ Members members_of(const runtime::Communicator& job, std::uint32_t group) {
           static_cast<std::uint32_t>(place - ranks->begin())};
 }
 
-/// Takes the input tensors and starts the operation.
+std::string name_of(const Settings& settings, TF_OpKernelContext* context) {
+  constexpr std::int64_t kMost = 1 << 16;  // What the runtime remembers of names stays bounded.
+  const std::int64_t iteration = settings.names_iterations ? TF_GetIterId(context) % kMost : 0;
+  return iteration == 0 ? settings.name : settings.name + ".iteration." + std::to_string(iteration);
+}
+
+/// Takes the input tensors and starts the operation, which has pending->name.
 void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr<Pending>& pending) {
   Call call;
   call.job = Process::instance().job();
@@ -180,11 +188,11 @@ void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr
     throw Error(Code::kShutdown, "this process has not joined a job; call herring.tensorflow.init() in it first");
   }
   call.dtype = dtype;
-  call.wire_name = settings.name;
+  call.wire_name = pending->name;
   if (settings.has_key) {
     call.members = members_of(*call.job, settings.group);
     Keys& keys = Process::instance().keys();
-    Announcement announcement = keys.take(settings.group, settings.collective, settings.name);
+    Announcement announcement = keys.take(settings.group, settings.collective, pending->name);
     announcement.reduce = settings.reduce;
     announcement.dtype = dtype;
     announcement.shape = shape_of(pending->input.get());
@@ -218,12 +226,12 @@ void submit(void* kernel, TF_OpKernelContext* context) {
       (i == 0 ? pending->input : pending->splits) = std::move(owned);
     }
   }
-  pending->name = settings.name;
+  const std::string own_name = pending->name = name_of(settings, context);
   const TF_DataType type = TF_TensorType(pending->input.get());
   const std::optional<DataType> dtype = dtype_of(type);
   if (!dtype) {
     return fail(context, TF_UNIMPLEMENTED,
-                "herring: " + std::string(name(settings.collective)) + " \"" + settings.name + "\": dtype " +
+                "herring: " + std::string(name(settings.collective)) + " \"" + own_name + "\": dtype " +
                     std::to_string(type) + " of TensorFlow is not supported");
   }
   TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get());
@@ -232,9 +240,9 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   try {
     submit_into(settings, *dtype, pending);
   } catch (const Error& error) {
-    return fail_with(context, settings.name, error, code_of(error.status().code()));
+    return fail_with(context, own_name, error, code_of(error.status().code()));
   } catch (const std::exception& error) {
-    return fail_with(context, settings.name, error, TF_RESOURCE_EXHAUSTED);
+    return fail_with(context, own_name, error, TF_RESOURCE_EXHAUSTED);
   }
   const std::int64_t number = Process::instance().add(pending);
   std::memcpy(TF_TensorData(handle), &number, sizeof(number));
@@ -255,18 +263,75 @@ struct Failure {
   }
 };
 
-/// Waits for the current step and starts the next; false where there is none.
-bool advance(Pending& pending, Failure& failure) {
-  for (const auto& work : pending.works) {
-    if (work->is_done()) continue;
-    // The program's threads wait for the graph, so nothing else is called before this ends.
-    const std::shared_ptr<void> blocked = work->block(true);
-    work->wait(Instant::max());
+/// A call that waits for its operations: for one after the other, and then for the next steps of those that have some.
+/// Where one has failed the others are let go.
+class Waiting final {
+ public:
+  explicit Waiting(TF_OpKernelContext* context);
+
+  /// What has to end before next() is called again; null: all is over.
+  std::shared_ptr<runtime::Work> next();
+  /// Gives TensorFlow the results, or why there are none.
+  void answer();
+
+ private:
+  bool start_next_step(Pending& pending);
+
+  TF_OpKernelContext* context_;
+  std::vector<std::shared_ptr<Pending>> all_;
+  std::vector<std::shared_ptr<Pending>> open_;
+  std::size_t place_ = 0;  ///< In open_.
+  std::vector<std::shared_ptr<Pending>> further_;
+  Failure failure_;
+};
+
+Waiting::Waiting(TF_OpKernelContext* context) : context_(context) {
+  const TfStatus status = new_status();
+  for (int i = 0; i < TF_NumInputs(context); ++i) {
+    TF_Tensor* handle = nullptr;
+    TF_GetInput(context, i, &handle, status.get());
+    if (!is_ok(status)) {
+      failure_ = {TF_GetCode(status.get()), TF_Message(status.get())};
+      break;
+    }
+    const Tensor owned(handle);
+    std::int64_t number = 0;
+    std::memcpy(&number, TF_TensorData(handle), sizeof(number));
+    if (auto pending = Process::instance().take(number)) {
+      if (all_.empty() || all_.back()->call != pending->call) Process::instance().end_call(pending->call);
+      all_.push_back(std::move(pending));
+    } else {
+      failure_.set(TF_FAILED_PRECONDITION, {}, "this operation was already waited for, or it belongs to another job");
+    }
   }
+  open_ = all_;
+}
+
+std::shared_ptr<runtime::Work> Waiting::next() {
+  while (!open_.empty()) {
+    for (; place_ < open_.size(); ++place_) {
+      const std::shared_ptr<Pending>& pending = open_[place_];
+      if (failure_) {
+        drop(pending);
+        continue;
+      }
+      const auto& works = pending->works;
+      const auto work = std::find_if(works.begin(), works.end(), [](const auto& each) { return !each->is_done(); });
+      if (work != works.end()) return *work;
+      if (start_next_step(*pending)) further_.push_back(pending);
+    }
+    open_ = std::exchange(further_, {});
+    place_ = 0;
+  }
+  return nullptr;
+}
+
+/// False where there is none.
+bool Waiting::start_next_step(Pending& pending) {
   for (const auto& work : pending.works) {
     const Status outcome = work->status();
     if (!outcome.is_ok()) {
-      failure.set(code_of(outcome.code()), pending, outcome.to_string());
+      failure_.set(code_of(outcome.code()), pending, outcome.to_string());
       return false;
     }
   }
@@ -275,66 +340,55 @@ bool advance(Pending& pending, Failure& failure) {
   try {
     std::exchange(pending.next, nullptr)(pending);
   } catch (const Error& error) {
-    failure.set(code_of(error.status().code()), pending, error.status().to_string());
+    failure_.set(code_of(error.status().code()), pending, error.status().to_string());
   } catch (const std::exception& error) {
-    failure.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
+    failure_.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
   }
-  return !failure;
+  return !failure_;
 }
 
-/// All of them, step by step; where one has failed the others are let go.
-void finish(const std::vector<std::shared_ptr<Pending>>& all, Failure& failure) {
-  std::vector<std::shared_ptr<Pending>> open = all;
-  while (!open.empty()) {
-    std::vector<std::shared_ptr<Pending>> further;
-    for (const auto& pending : open) {
-      if (failure) {
-        drop(pending);
-      } else if (advance(*pending, failure)) {
-        further.push_back(pending);
-      }
+void Waiting::answer() {
+  const TfStatus status = new_status();
+  int place = 0;
+  for (const auto& pending : all_) {
+    for (const Tensor& output : pending->outputs) {
+      if (failure_) break;
+      TF_SetOutput(context_, place++, output.get(), status.get());
+      if (!is_ok(status)) failure_.set(TF_GetCode(status.get()), *pending, TF_Message(status.get()));
     }
-    open = std::move(further);
   }
+  if (failure_) fail(context_, failure_.code, failure_.text);
 }
+
+// A call blocks for either of these: the program's threads wait for the graph, so nothing else is called before it
+// ends.
 
 void wait(void*, TF_OpKernelContext* context) {
-  const TfStatus status = new_status();
-  std::vector<std::shared_ptr<Pending>> all;
-  Failure failure;
-  for (int i = 0; i < TF_NumInputs(context); ++i) {
-    TF_Tensor* handle = nullptr;
-    TF_GetInput(context, i, &handle, status.get());
-    if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
-    const Tensor owned(handle);
-    std::int64_t number = 0;
-    std::memcpy(&number, TF_TensorData(handle), sizeof(number));
-    if (auto pending = Process::instance().take(number)) {
-      if (all.empty() || all.back()->call != pending->call) Process::instance().end_call(pending->call);
-      all.push_back(std::move(pending));
-    } else {
-      failure.set(TF_FAILED_PRECONDITION, {}, "this operation was already waited for, or it belongs to another job");
-    }
+  Waiting waiting(context);
+  while (const auto work = waiting.next()) {
+    const std::shared_ptr<void> blocked = work->block(true);
+    work->wait(Instant::max());
   }
-  finish(all, failure);
-  int place = 0;
-  for (const auto& pending : all) {
-    for (const Tensor& output : pending->outputs) {
-      if (failure) break;
-      TF_SetOutput(context, place++, output.get(), status.get());
-      if (!is_ok(status)) failure.set(TF_GetCode(status.get()), *pending, TF_Message(status.get()));
-    }
+  waiting.answer();
+}
+
+/// Here no thread waits: whatever runs when an operation has ended goes on with the next one.
+void go_on(const std::shared_ptr<Waiting>& waiting, const std::function<void()>& end) {
+  const std::shared_ptr<runtime::Work> work = waiting->next();
+  if (!work) {
+    waiting->answer();
+    return end();
   }
-  if (failure) fail(context, failure.code, failure.text);
+  work->on_done([waiting, end, blocked = work->block(true)](const Status&) mutable {
+    blocked.reset();
+    go_on(waiting, end);
+  });
 }
 
 /// `done` is TensorFlow's own std::function<void()>, on the stack of who calls this: it is copied, by what its class is
 /// in the releases that herring/tensorflow/_ops.py names (tensorflow/core/framework/op_kernel.h, DoneCallback).
 void wait_aside(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  WaitingThreads::instance().run([context, end = *reinterpret_cast<std::function<void()>*>(done)] {
-    wait(nullptr, context);
-    end();
-  });
+  go_on(std::make_shared<Waiting>(context), *reinterpret_cast<std::function<void()>*>(done));
 }
 
 /// What HerringPlace tells. Numbers are those of herring/tensorflow/_ops.py.
@@ -441,10 +495,10 @@ void serve_aside(const char* op, void (*compute)(void*, TF_OpKernelContext*, TF_
   define("HerringBegin", true, {}, "token: int64", {});
   define("HerringSubmit", false, {"value: T", "token: int64"}, "handle: int64",
          {"T: type", "tensor_name: string", "collective: int", "reduce: int", "root: int", "group: int = 0",
-          "has_key: int = 0"});
+          "has_key: int = 0", "names_iterations: int = 0"});
   define("HerringSubmitSplits", false, {"value: T", "splits: S", "token: int64"}, "handle: int64",
          {"T: type", "S: {int32, int64}", "tensor_name: string", "collective: int", "reduce: int", "root: int",
-          "group: int = 0", "has_key: int = 0"});
+          "group: int = 0", "has_key: int = 0", "names_iterations: int = 0"});
   define("HerringPlace", true, {}, "number: int32", {"place: int", "group: int = 0"});
   define("HerringWait", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
   define("HerringWaitAside", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});

@@ -78,6 +78,7 @@ class _Library:
         self._open.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self._open.restype = ctypes.c_void_p
         self._session: Session | None = None
+        process.on_start(self.attach)  # Graphs that are there go to the new job, whoever joins it.
 
     def attach(self) -> Session:
         """Operations go to the job that this process is in. Raises ShutdownError where it is in none."""
@@ -99,6 +100,11 @@ class _Library:
 def library() -> _Library:
     """Loaded once. Raises HerringError that says why it cannot be."""
     return _Library()
+
+
+def is_loaded() -> bool:
+    """Whether library() has been called, without which there are no operations in any graph."""
+    return library.cache_info().currsize > 0
 
 
 # What nobody adds up can travel under another dtype of its size.
@@ -147,7 +153,7 @@ def run(
     token = ops.herring_begin()
     settings = {
         "collective": collective, "reduce": _REDUCE[reduce], "root": root, "group": group.number,
-        "has_key": int(group.has_key),
+        "has_key": int(group.has_key), "names_iterations": int(_in_session()),
     }  # fmt: skip
     if splits is not None:
         handle = ops.herring_submit_splits(values[0], splits, token, tensor_name=names[0], **settings)
@@ -166,11 +172,14 @@ def run(
     return results
 
 
+def _in_session() -> bool:
+    """In a graph for a session of TensorFlow 1, or a branch, a loop or a function there: nothing has an order."""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
+
+
 def _wait() -> Any:
-    """In a graph for a session of TensorFlow 1, nothing that TensorFlow's threads would wait in."""
-    aside = (
-        library().waits_aside and not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-    )
+    """In a session, nothing that holds up TensorFlow's threads."""
+    aside = library().waits_aside and _in_session()
     return library().ops.herring_wait_aside if aside else library().ops.herring_wait
 
 

@@ -101,6 +101,13 @@ def another_operation_of_horovod() -> None:
         found(lambda: horovod.allreduce(tf.ones([3]), name="loss"), "broadcast.state", "allreduce.loss")
 
 
+def another_name_in_a_session() -> None:
+    """Where no thread waits for it."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        total = hvd.oob_allreduce(tf.ones([3]), op="sum", name=f"w{hvd.rank() % 2}")
+        found(lambda: session.run(total), "w0", "w1")
+
+
 def a_rank_that_computes_is_waited_for() -> None:
     def slow(value: np.ndarray) -> np.ndarray:
         time.sleep(LATE_S)

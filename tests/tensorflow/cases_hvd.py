@@ -433,6 +433,64 @@ def a_session_with_few_threads() -> None:
         expect(tf.errors.FailedPreconditionError, lambda: session.run(wrong), "wrong", "float32[3]")
 
 
+def control_flow_of_a_session_with_few_threads() -> None:
+    """TensorFlow 1: the same in branches, loops and functions. They would take all threads, others on each rank."""
+    rank, size = hvd.rank(), hvd.size()
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+
+    def total(value: tf.Tensor, name: str) -> tf.Tensor:
+        return hvd.allreduce(value, op=hvd.Sum, name=name)
+
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        is_on = tf.compat.v1.placeholder(tf.bool, [])
+        order = list(range(10))
+        random.Random(rank).shuffle(order)
+        calls: dict[tuple[str, int], tf.Tensor] = {}
+        for each in order:
+            value = tf.ones([3]) * each
+            calls["branch", each] = tf.cond(is_on, lambda x=value, n=each: total(x, f"branch.{n}"), lambda x=value: x)
+            calls["loop", each] = tf.while_loop(
+                lambda i, _: i < 2, lambda i, x, n=each: (i + 1, total(x, f"loop.{n}")), [0, value]
+            )[1]
+            calls["function", each] = tf.function(lambda x, n=each: total(x, f"function.{n}"))(value)
+        factors = {"branch": size, "loop": size**2, "function": size}
+        for _ in range(3):
+            for (kind, each), result in session.run(calls, {is_on: True}).items():
+                close(result, np.full(3, each * factors[kind]))
+        close(session.run(calls["branch", 7], {is_on: False}), np.full(3, 7))
+
+
+def loops_of_a_session() -> None:
+    """TensorFlow 1 runs several iterations at once, in an order of each rank's own: they are not mixed."""
+    rank, size = hvd.rank(), hvd.size()
+
+    def slowly(number: int) -> np.ndarray:
+        time.sleep(0.002 * ((number * 7 + rank * 3) % 5))
+        return np.float32([number])
+
+    def body(number: tf.Tensor, sums: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        value = tf.ensure_shape(tf.numpy_function(slowly, [number], tf.float32), [1])
+        return number + 1, sums.write(number, hvd.allreduce(value, op=hvd.Sum, name="in.loop"))
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        _, sums = tf.while_loop(lambda number, _: number < 30, body, [0, tf.TensorArray(tf.float32, 30)])
+        for _ in range(2):
+            close(session.run(sums.stack())[:, 0], np.arange(30) * size)
+
+
+def a_session_that_waits_holds_no_thread() -> None:
+    """200 calls that wait for a rank which is late."""
+    threads = len(os.listdir("/proc/self/task"))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        sums = [hvd.allreduce(tf.ones([2]), op=hvd.Sum, name=f"late.{number}") for number in range(200)]
+        if hvd.rank() == 0:
+            time.sleep(1)
+        for result in session.run(sums):
+            close(result, np.full(2, hvd.size()))
+    # Those that run what follows on an operation are there for all of them, and 64 at most.
+    assert len(os.listdir("/proc/self/task")) - threads < 100
+
+
 def before_init_of_horovod() -> None:
     expect(ValueError, lambda: hvd.allreduce(tf.ones([1])), "hvd.init()")
     expect(ValueError, hvd.rank, "hvd.init()")

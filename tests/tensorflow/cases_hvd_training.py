@@ -16,7 +16,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from cases import close, expect, main
+from cases import close, expect, main, many_gradients
+from cases import tape as sagemakers_tape
 
 import herring.horovod.keras as hvd_keras
 import herring.horovod.tensorflow as hvd
@@ -423,6 +424,28 @@ def many_steps_leave_nothing_of_horovod() -> None:
     assert library().pending() == 0
 
 
+def _keras_2_without_eager_execution() -> None:
+    """Keras as TensorFlow 1 had it, in a graph: equal weights from different seeds, and metrics of all ranks."""
+    tf.compat.v1.disable_eager_execution()
+    rank, size = hvd.rank(), hvd.size()
+    tf_keras = importlib.import_module("tf_keras")
+    tf_keras.utils.set_random_seed(rank)
+    model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(6,))])
+    optimizer = hvd_tf_keras.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9))
+    model.compile(optimizer, "mse")
+    callbacks = [
+        hvd_tf_keras.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd_tf_keras.callbacks.MetricAverageCallback(),
+        hvd_tf_keras.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2, steps_per_epoch=3),
+    ]
+    images, labels = IMAGES[rank::size], LABELS[rank::size].astype(np.float32)[:, None]
+    history = model.fit(images, labels, batch_size=8, epochs=3, verbose=0, callbacks=callbacks).history
+    assert hvd.allgather_object(history["loss"]) == [history["loss"]] * size
+    for weights in hvd.allgather_object(model.get_weights()):
+        for one, other in zip(weights, model.get_weights(), strict=True):
+            close(one, other, 0)
+
+
 def _a_rank_that_skips_a_variable() -> None:
     """Not the same gradients on all ranks, and one of them leaves: the other is told of which, and who."""
     rank = hvd.rank()
@@ -465,4 +488,4 @@ def _dead_rank() -> None:
 
 if __name__ == "__main__":
     hvd.init()
-    main(sys.argv[1:], globals())
+    main(sys.argv[1:], globals() | {"sagemakers_tape": sagemakers_tape, "many_gradients": many_gradients})

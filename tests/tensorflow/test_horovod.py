@@ -44,6 +44,14 @@ def test_training(training: Launch, case: str) -> None:
     training.check(case)
 
 
+def test_tapes_and_fit_on_4_ranks(tmp_path: Path) -> None:
+    cases = ["tape", "partial_tape_and_optimizer", "sagemakers_tape", "many_gradients", "fit_with_keras_3"]
+    launch = Launch(tmp_path, 4, *cases, program=TRAINING)
+    for case in cases:
+        launch.check(case)
+    assert launch.codes == [0], launch.output[-8000:]
+
+
 def test_all_of_it_ended_well(operations: Launch, training: Launch) -> None:
     for launch in (operations, training):
         assert launch.codes == [0], launch.output[-8000:]
@@ -65,6 +73,13 @@ def test_a_dead_rank_is_named_to_the_others_at_once(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 3, "_dead_rank", program=TRAINING)
     launch.check("_dead_rank", ranks=2)
     assert launch.codes == [0, 0, 9], launch.output[-8000:]
+
+
+def test_keras_2_without_eager_execution(tmp_path: Path) -> None:
+    name = "_keras_2_without_eager_execution"
+    launch = LaunchByHand(tmp_path, 2, name, program=TRAINING, settings={"TF_USE_LEGACY_KERAS": "1"})
+    launch.check(name)
+    assert launch.codes == [0, 0], launch.output[-8000:]
 
 
 def test_a_rank_that_skips_a_variable(tmp_path: Path) -> None:

@@ -283,6 +283,11 @@ class Home:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._engine: Engine | None = None
+        self._starts: list[Callable[[], None]] = []
+
+    def on_start(self, callback: Callable[[], None]) -> None:
+        """Calls it whenever there is another engine after an init(), from now on."""
+        self._starts.append(callback)
 
     def start(self) -> Engine:
         """Joins the job; where that was done, returns the engine there is."""
@@ -296,6 +301,8 @@ class Home:
                 except InvalidArgumentError:
                     self.stop()
                     raise
+                for callback in self._starts:
+                    callback()
             return engine
 
     def restart(self, failed: bool) -> None:

@@ -17,6 +17,28 @@ from herring.horovod.tensorflow._gradients import key_of
 Logs = dict[str, Any] | None
 
 
+# Without eager execution tf_keras has a graph of TensorFlow 1, and a session that runs it.
+
+
+def _run(result: Any) -> Any:
+    """A tensor's value; nothing for None."""
+    if tf.executing_eagerly():
+        return None if result is None else result.numpy()
+    return tf.compat.v1.keras.backend.get_session().run(result)
+
+
+def _number(value: Any) -> float:
+    """A variable's."""
+    return float(tf.convert_to_tensor(value) if tf.executing_eagerly() else tf.compat.v1.keras.backend.get_value(value))
+
+
+def _assign(variable: Any, value: float) -> None:
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        tf.compat.v1.keras.backend.set_value(variable, value)
+
+
 class BroadcastGlobalVariables:
     """Gives all ranks the model's and the optimizer's variables of rank `root_rank`, after the first batch.
 
@@ -47,7 +69,7 @@ class BroadcastGlobalVariables:
         if self.broadcast_done:
             return
         every = [*self.model.variables, *variables_of_optimizer(self.model.optimizer, self.model)]
-        broadcast_variables([each for each in every if key_of(each) not in self._local], self.root_rank)
+        _run(broadcast_variables([each for each in every if key_of(each) not in self._local], self.root_rank))
         self.broadcast_done = True
 
 
@@ -64,7 +86,7 @@ class MetricAverage:
         if not logs or not names:
             return
         values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        averages = allreduce(values, name=f"metrics.{'.'.join(names)}").numpy()
+        averages = _run(allreduce(values, name=f"metrics.{'.'.join(names)}"))
         logs.update({name: float(value) for name, value in zip(names, averages, strict=True)})
 
 
@@ -131,7 +153,7 @@ class LearningRateSchedule:
     def on_batch_end(self, batch: int, logs: Logs = None) -> None:
         del batch, logs
         if self._momentum is not None:
-            self.model.optimizer.momentum.assign(self._momentum)
+            _assign(self.model.optimizer.momentum, self._momentum)
             self._momentum = None
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
@@ -140,7 +162,7 @@ class LearningRateSchedule:
             logs["lr"] = self._rate()
 
     def _rate(self) -> float:
-        return float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
+        return _number(self.model.optimizer.learning_rate)
 
     def _adjust(self, epoch: float) -> None:
         optimizer = self.model.optimizer
@@ -149,8 +171,8 @@ class LearningRateSchedule:
         momentum: Any = getattr(optimizer, "momentum", None)
         # Keras 3's is a number that is in the compiled step already.
         if self.momentum_correction and hasattr(momentum, "assign") and old:
-            self._momentum = float(tf.convert_to_tensor(momentum))
-            momentum.assign(self._momentum * new / old)
+            self._momentum = _number(momentum)
+            _assign(momentum, self._momentum * new / old)
 
 
 class LearningRateWarmup(LearningRateSchedule):

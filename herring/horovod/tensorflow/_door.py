@@ -10,7 +10,7 @@ from typing import Any
 from herring.horovod._engine.engine import GLOBAL_SET, Engine, Members, home
 from herring.horovod._engine.join import Announcement
 from herring.horovod._engine.process_sets import ProcessSet, members_of
-from herring.tensorflow._ops import TAKE_USE, TELL, Group, library
+from herring.tensorflow._ops import TAKE_USE, TELL, Group, is_loaded, library
 
 _OWN_KEYS = "tensorflow/"  # As bindings/tensorflow/keys.cc makes them.
 
@@ -24,6 +24,13 @@ class _Door:
         self._known: set[int] = set()
         self._listener: Callable[[Announcement], None] | None = None
         self._on_operation = TELL(self._hear)  # Kept as long as the library may call it.
+        home.on_start(self._open)
+
+    def _open(self) -> None:
+        """Graphs that are there go to the job, whoever has joined it (herring.horovod.torch's init(), for example)."""
+        if is_loaded():
+            with self._lock:
+                self._attach(home.current())
 
     def members(self, process_set: ProcessSet) -> Members:
         """Of a process set, which operations can go to from now on.
