@@ -65,6 +65,7 @@ def own_time_out():
     first = herring.allreduce(value, "sum", name=names[0], async_op=True)
     with pytest.raises(herring.HerringTimeoutError):
         first.wait(timeout=2.5)
+    time.sleep(0.5)  # The other rank has begun to wait a moment later.
     second = herring.allreduce(value, "sum", name=names[1], async_op=True)
     assert second.wait()[0] == first.wait()[0] == 2
 
