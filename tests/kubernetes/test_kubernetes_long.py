@@ -10,6 +10,16 @@ pytestmark = pytest.mark.root
 # Rank 1 stays away from the barrier.
 WAITING = SUMS.replace("herring.shutdown()", "import time\nif herring.rank() == 1: time.sleep(300)\nherring.barrier()")
 
+STEPS = SUMS.replace(
+    "total =",
+    """import time
+for step in range(200):
+    herring.allreduce(numpy.ones(100_000, numpy.float32), op="sum")
+    print(f"step {step}", flush=True)
+    time.sleep(0.05)
+total =""",
+)
+
 
 @pytest.mark.parametrize("kind", ["jobset", "kubeflow", "volcano"])
 def test_several_processes_in_a_pod_are_started_by_torchrun(played, kind):
@@ -44,3 +54,14 @@ def test_an_elastic_jobset_goes_on_and_takes_the_lost_worker_back(played, tmp_pa
     assert "now 3 workers" in said
     assert "with 3 workers" in said.rpartition("done: ")[2]
     assert sorted(stage.starts[:3]) == [1, 1, 2]
+
+
+def test_a_lost_server_of_an_elastic_jobset_is_used_again(played):
+    """Its container is started again and joins; without --elastic it would wait until the job ends."""
+    stage = played("jobset", "--workers", "2", "--servers", "2", "--elastic", command=["python", "-c", STEPS])
+    stage.until(lambda: "step 20" in stage.text("workers"), 60)
+    stage.kill(2)
+    stage.wait({"workers", "servers", "rendezvous"}, 120)
+    assert sums_of(stage.text("workers")) == ["0 of 2: 3", "1 of 2: 3"]
+    assert stage.starts == [1, 1, 2, 1, 1]
+    assert [operations > 50 for operations in operations_of_servers(stage, "servers")] == [True, True]
