@@ -156,6 +156,9 @@ class Stage:
         self.starts = [0] * len(pods)
         self.codes: list[int | None] = [None] * len(pods)
         self.names.write_text("127.0.0.1 localhost\n")
+        # There is no name server: asking this machine's would take torchrun a minute.
+        self.resolver = folder / "resolv.conf"
+        self.resolver.write_text("")
 
     def publish(self) -> None:
         """The pods' names are known from now on."""
@@ -171,7 +174,8 @@ class Stage:
         """The container of that pod."""
         pod = self.pods[index]
         host = shlex.quote(pod.name.partition(".")[0])
-        inside = f'hostname {host} && mount --bind {self.names} /etc/hosts && cd {self.folder} && exec "$@"'
+        mounts = f"mount --bind {self.names} /etc/hosts && mount --bind {self.resolver} /etc/resolv.conf"
+        inside = f'hostname {host} && {mounts} && cd {self.folder} && exec "$@"'
         words = [f"{name}={value}" for name, value in {**IMAGE, **pod.environment}.items()]
         command = ["ip", "netns", "exec", self.hosts.namespaces[index], "unshare", "-u", "-m", "sh", "-c", inside, "sh"]
         self.starts[index] += 1
