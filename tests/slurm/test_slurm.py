@@ -80,11 +80,7 @@ def test_bare_srun(submit):
 
 def test_the_example_with_servers_of_its_own(submit, tmp_path):
     """As it stands in examples/, but for its partitions' sizes."""
-    text = (Path(__file__).parents[2] / "examples" / "slurm_srun.sbatch").read_text()
-    text = text.replace("--nodes=4 --ntasks-per-node=8", "--nodes=2 --ntasks-per-node=2").replace(
-        "--nodes=4", "--nodes=2"
-    )
-    job = submit(text)
+    job = submit(example("slurm_srun.sbatch"))
     assert job.finish() == [("COMPLETED", "0:0")] * 2, job.output
     assert results(job.output) == FOUR
     assert "2 server processes" in job.output
@@ -98,11 +94,7 @@ def test_herringrun_takes_the_allocation(submit):
 
 
 def test_herringrun_example_puts_servers_on_the_other_component(submit):
-    text = (Path(__file__).parents[2] / "examples" / "slurm_herringrun.sbatch").read_text()
-    text = text.replace("--nodes=4 --ntasks-per-node=8", "--nodes=2 --ntasks-per-node=2").replace(
-        "--nodes=4", "--nodes=2"
-    )
-    job = submit(text)
+    job = submit(example("slurm_herringrun.sbatch"))
     assert job.finish() == [("COMPLETED", "0:0")] * 2, job.output
     assert results(job.output) == FOUR
     assert "2 server processes" in job.output
