@@ -140,6 +140,21 @@ def test_hosts_of_the_allocation_by_name(submit):
     assert "1 server process" in job.output
 
 
+def test_server_hosts_of_the_allocation_run_no_workers(submit):
+    script = "#!/bin/bash\n#SBATCH --partition=gpu --nodes=2 --ntasks-per-node=2\n"
+    job = submit(script + "herringrun --server-hosts w1 python train.py\n")
+    assert job.finish() == [("COMPLETED", "0:0")], job.output
+    assert results(job.output) == ["0 of 2 on w0: 2.0", "1 of 2 on w0: 2.0"]
+    assert "1 server process" in job.output
+
+
+def test_srun_of_herringrun_with_a_number_is_a_job_for_each_task(submit):
+    job = submit(TWO_NODES + "srun herringrun -np 2 python train.py\n")
+    assert job.finish() == [("COMPLETED", "0:0")], job.output
+    expected = [f"{rank} of 2 on {node}: 2.0" for rank in range(2) for node in ("w0", "w0", "w1", "w1")]
+    assert results(job.output) == expected
+
+
 @pytest.mark.parametrize("starts", ["herringrun", "srun"])
 def test_a_killed_server_costs_no_step(submit, cluster, starts):
     line = "herringrun python train.py 100\n"
