@@ -46,7 +46,7 @@ def test_a_lost_worker_fails_the_others_and_the_server_comes_back(played):
 def test_an_elastic_jobset_goes_on_and_takes_the_lost_worker_back(played, tmp_path):
     """Rank 1 kills itself in step 40; its pod's container is started again and comes in at a step's end."""
     script = ["python", str(ROOT / "examples" / "elastic_train.py"), "--steps", "3000"]
-    options = ["--workers", "3", "--servers", "1", "--elastic", "-x", f"TMPDIR={tmp_path}"]
+    options = ["--workers", "3", "--servers", "1", "--elastic", "-x", f"TMPDIR={tmp_path}", "-x", "PYTHONUNBUFFERED=1"]
     stage = played("jobset", *options, command=script)
     stage.wait({"workers", "rendezvous"}, 120)
     said = stage.text("workers")
