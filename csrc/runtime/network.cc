@@ -23,11 +23,11 @@ class FabricNetwork final : public Network {
  public:
   FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, std::uint32_t numbers,
                 memory::Domain& domain)
-      : options_(std::move(options)), interfaces_(std::move(interfaces)), first_(options_.number) {
-    auto first = open(first_, domain);
+      : options_(std::move(options)), interfaces_(std::move(interfaces)) {
+    auto first = open(options_.number, domain);
     fabrics_.resize(interfaces_.empty() ? first->alternatives() : interfaces_.size());
-    fabrics_[first_ % fabrics_.size()] = std::move(first);
-    for (std::uint32_t number = first_; number < first_ + numbers; ++number) {
+    fabrics_[options_.number % fabrics_.size()] = std::move(first);
+    for (std::uint32_t number = options_.number; number < options_.number + numbers; ++number) {
       auto& fabric = fabrics_[number % fabrics_.size()];
       if (!fabric) fabric = open(number, domain);
     }
@@ -36,7 +36,7 @@ class FabricNetwork final : public Network {
     return fabrics_[number % fabrics_.size()]->open_endpoint();
   }
   bool is_rdma() const {
-    const std::string& provider = fabrics_[first_ % fabrics_.size()]->provider();
+    const std::string& provider = fabrics_[options_.number % fabrics_.size()]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
   }
 
@@ -50,7 +50,6 @@ class FabricNetwork final : public Network {
 
   const efa::FabricOptions options_;
   const std::vector<std::string> interfaces_;
-  const std::uint32_t first_;
   std::vector<std::unique_ptr<efa::Fabric>> fabrics_;  // Null where nothing is opened.
 };
 

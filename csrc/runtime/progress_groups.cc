@@ -89,7 +89,7 @@ void Progress::give_up(Instant now, const std::shared_ptr<PendingOperation>& ope
   if (network_ && operation->path == GroupRoute::Path::kHostFirst) {
     // Other hosts have no other way to hear of a part that is still inside this one.
     for (const auto& [key, part] : parts_) {
-      if (part->operation != operation || part->network_submitted) continue;
+      if (part->operation != operation || part->network == Part::Network::kUnderWay) continue;
       network_->abort(now, network_operation(now, *part, {}), elsewhere);
     }
   }

@@ -254,12 +254,10 @@ void Progress::submit_local(Instant now, Part& part) {
   operation.network = whole.path == GroupRoute::Path::kHostFirst;
   if (operation.network) {
     const auto members = static_cast<std::uint32_t>(route.local_members.size());
-    for (std::uint32_t i = 0; i < members; ++i) {
+    for (const std::vector<ByteRange>& ranges :
+         worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, route.rails, members)) {
       auto& share = operation.owned.emplace_back();
-      for (const ByteRange& range :
-           worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, route.rails, i, members)) {
-        share.push_back({range.offset, range.bytes});
-      }
+      for (const ByteRange& range : ranges) share.push_back({range.offset, range.bytes});
     }
   } else {
     operation.owned = even_shares(part.descriptor.part_bytes, route.local_members.size());
@@ -331,8 +329,7 @@ void Progress::submit_network(Instant now, Part& part, std::span<std::byte> memo
       return refuse_network(now, part, memory, error.status());
     }
   }
-  part.network_submitted = true;
-  part.network_begun = true;
+  part.network = Part::Network::kUnderWay;
   network_->submit(now, network_operation(now, part, memory));
   pump_->flush(now);
 }
@@ -380,7 +377,7 @@ void Progress::execute(Instant now, intra_node::LocalAction& action) {
     if (found != parts_.end()) submit_network(now, *found->second, network->part);
   } else if (auto* abandoned = std::get_if<intra_node::AbandonNetwork>(&action)) {
     const auto found = parts_.find(abandoned->key);
-    if (found == parts_.end() || !found->second->network_submitted) return;
+    if (found == parts_.end() || found->second->network != Part::Network::kUnderWay) return;
     network_->abort(now, network_operation(now, *found->second, {}), abandoned->why);
     pump_->flush(now);
   } else if (auto* done = std::get_if<intra_node::CompleteLocal>(&action)) {
@@ -392,7 +389,7 @@ void Progress::network_done(Instant now, const CompleteAction& action) {
   const auto found = parts_.find(action.key);
   if (found == parts_.end()) return;
   release(found->second->held, std::move(found->second->hold));
-  found->second->network_submitted = false;
+  found->second->network = Part::Network::kOver;
   if (found->second->is_join && action.status.is_ok()) take_roster(*found->second->operation, action.roster);
   if (!found->second->local) {
     part_done(now, action.key, action.status);
@@ -414,7 +411,8 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
     if (status.code() == Code::kNotFinite) operation->failure = locate(*operation, key.part, status);
     // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out. What
     // has begun, the network's engine ends itself.
-    if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted && !part->network_begun) {
+    if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted &&
+        part->network == Part::Network::kNotBegun) {
       network_->abort(now, network_operation(now, *part, {}), status);
     }
     abort_parts(now, *operation, status);
@@ -454,7 +452,7 @@ void Progress::abort_parts(Instant now, const PendingOperation& operation, const
     if (found == parts_.end() || found->second->operation.get() != &operation || found->second->aborted) continue;
     Part& part = *found->second;
     part.aborted = true;
-    if (part.network_submitted || !part.local) {
+    if (part.network == Part::Network::kUnderWay || !part.local) {
       network_->abort(now, network_operation(now, part, part.memory), why);
       pump_->flush(now);
     } else {

@@ -26,8 +26,8 @@ struct Progress::Part {
   OpDescriptor descriptor;
   std::span<std::byte> memory;  ///< The caller's bytes of this part.
   bool local = false;           ///< The local engine completes it.
-  bool network_submitted = false;
-  bool network_begun = false;  // The same, and it may be over.
+  enum class Network : std::uint8_t { kNotBegun, kUnderWay, kOver };
+  Network network = Network::kNotBegun;  ///< What the network's engine has of it.
   bool aborted = false;
   bool is_join = false;  ///< No data: asks who is in.
   memory::Hold hold;     ///< Of staging memory; the operation holds its own.

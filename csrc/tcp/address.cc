@@ -54,33 +54,33 @@ bool SocketAddress::is_link_local() const {
   return IN6_IS_ADDR_LINKLOCAL(&in.sin6_addr);
 }
 
-std::string to_string(const SocketAddress& address) {
+std::span<const std::byte> SocketAddress::ip() const {
+  const bool is_v6 = family() == AF_INET6;
+  return std::as_bytes(std::span(&storage, 1))
+      .subspan(is_v6 ? offsetof(sockaddr_in6, sin6_addr) : offsetof(sockaddr_in, sin_addr),
+               is_v6 ? sizeof(in6_addr) : sizeof(in_addr));
+}
+
+std::string ip_text(const SocketAddress& address) {
   std::array<char, INET6_ADDRSTRLEN> text{};
-  if (address.family() == AF_INET) {
-    const sockaddr_in in = as_v4(address);
-    inet_ntop(AF_INET, &in.sin_addr, text.data(), text.size());
-    return std::string(text.data()) + ":" + std::to_string(ntohs(in.sin_port));
-  }
-  const sockaddr_in6 in = as_v6(address);
-  inet_ntop(AF_INET6, &in.sin6_addr, text.data(), text.size());
-  std::string bracketed = "[";
-  return bracketed.append(text.data()).append("]:").append(std::to_string(ntohs(in.sin6_port)));
+  inet_ntop(address.family(), address.ip().data(), text.data(), text.size());
+  return text.data();
+}
+
+std::string to_string(const SocketAddress& address) {
+  const std::string port = std::to_string(ntohs(as_v4(address).sin_port));  // Where sockaddr_in6 has it too.
+  return address.family() == AF_INET6 ? "[" + ip_text(address) + "]:" + port : ip_text(address) + ":" + port;
 }
 
 transport::Address encode_address(const EndpointAddress& address) {
   transport::Address bytes(kMagic.begin(), kMagic.end());
   const bool is_v6 = address.socket.family() == AF_INET6;
-  const sockaddr_in v4 = as_v4(address.socket);
-  const sockaddr_in6 v6 = as_v6(address.socket);
   bytes.push_back(is_v6 ? kVersion6 : kVersion4);
-  const std::uint16_t port = ntohs(is_v6 ? v6.sin6_port : v4.sin_port);
+  const std::uint16_t port = ntohs(as_v4(address.socket).sin_port);
   bytes.push_back(static_cast<std::byte>(port & 0xFF));
   bytes.push_back(static_cast<std::byte>(port >> 8));
-  if (is_v6) {
-    append(bytes, &v6.sin6_addr, sizeof(v6.sin6_addr));
-  } else {
-    append(bytes, &v4.sin_addr, sizeof(v4.sin_addr));
-  }
+  const std::span<const std::byte> ip = address.socket.ip();
+  bytes.insert(bytes.end(), ip.begin(), ip.end());
   append(bytes, address.instance.data(), address.instance.size());
   return bytes;
 }

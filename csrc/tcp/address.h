@@ -24,10 +24,13 @@ struct SocketAddress {
   socklen_t length() const;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  std::span<const std::byte> ip() const;  ///< 4 or 16 bytes.
   bool is_loopback() const;
   bool is_link_local() const;
 };
 
+/// "192.0.2.2", "2001:db8::1"
+std::string ip_text(const SocketAddress& address);
 /// "192.0.2.2:41234", "[2001:db8::1]:41234"
 std::string to_string(const SocketAddress& address);
 

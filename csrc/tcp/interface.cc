@@ -1,11 +1,8 @@
 #include "tcp/interface.h"
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
-#include <netinet/in.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -14,27 +11,6 @@
 
 namespace herring::tcp {
 namespace {
-
-std::string ip_text(const SocketAddress& address) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (address.family() == AF_INET) {
-    sockaddr_in in{};
-    std::memcpy(&in, &address.storage, sizeof(in));
-    inet_ntop(AF_INET, &in.sin_addr, text.data(), text.size());
-  } else {
-    sockaddr_in6 in{};
-    std::memcpy(&in, &address.storage, sizeof(in));
-    inet_ntop(AF_INET6, &in.sin6_addr, text.data(), text.size());
-  }
-  return text.data();
-}
-
-std::span<const std::byte> ip_bytes(const SocketAddress& address) {
-  if (address.family() == AF_INET) {
-    return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr, 1));
-  }
-  return std::as_bytes(std::span(&reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr, 1));
-}
 
 std::string why_not(const Candidate& candidate, const std::string& interface) {
   if (!interface.empty()) {
@@ -103,11 +79,12 @@ int choose(std::span<const Candidate> candidates, const std::string& interface, 
   return best;
 }
 
-Candidate choose_candidate(const std::string& interface) {
-  std::vector<Candidate> candidates = find_candidates();
+namespace {
+
+Candidate choose_candidate(std::span<const Candidate> candidates, const std::string& interface) {
   std::vector<std::string> reasons;
   const int chosen = choose(candidates, interface, reasons);
-  if (chosen >= 0) return std::move(candidates[static_cast<std::size_t>(chosen)]);
+  if (chosen >= 0) return candidates[static_cast<std::size_t>(chosen)];
   std::string text = "no interface for tcp:";
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     text += "\n  " + candidates[i].name + " (" + candidates[i].text + "): " + reasons[i];
@@ -116,21 +93,24 @@ Candidate choose_candidate(const std::string& interface) {
   throw Error(Code::kUnavailable, text + "\nCheck HERRING_INTERFACE; `herring doctor` shows what is there.");
 }
 
+}  // namespace
+
 std::vector<Candidate> choose_candidates(const Options& options) {
-  if (options.interfaces.empty()) return {choose_candidate("")};
-  std::vector<Candidate> candidates;
+  const std::vector<Candidate> all = find_candidates();
+  if (options.interfaces.empty()) return {choose_candidate(all, "")};
+  std::vector<Candidate> chosen;
   const std::size_t count = options.interfaces.size();
   for (std::size_t i = 0; i < count; ++i) {
-    candidates.push_back(choose_candidate(options.interfaces[(options.number + i) % count]));
+    chosen.push_back(choose_candidate(all, options.interfaces[(options.number + i) % count]));
   }
-  return candidates;
+  return chosen;
 }
 
 bool is_in_network(const SocketAddress& address, const Candidate& candidate) {
   if (address.family() != candidate.socket.family() || candidate.mask.family() != address.family()) return false;
-  const std::span<const std::byte> its = ip_bytes(address);
-  const std::span<const std::byte> own = ip_bytes(candidate.socket);
-  const std::span<const std::byte> mask = ip_bytes(candidate.mask);
+  const std::span<const std::byte> its = address.ip();
+  const std::span<const std::byte> own = candidate.socket.ip();
+  const std::span<const std::byte> mask = candidate.mask.ip();
   for (std::size_t i = 0; i < its.size(); ++i) {
     if (((its[i] ^ own[i]) & mask[i]) != std::byte{0}) return false;
   }

@@ -25,10 +25,8 @@ std::vector<Candidate> find_candidates();
 /// Index of the best candidate, or -1. `reasons` gets one line for each: why not, or why.
 int choose(std::span<const Candidate> candidates, const std::string& interface, std::vector<std::string>& reasons);
 
+/// The candidates of Options::interfaces, that of the endpoint first; one, where none is named.
 /// Throws Error(kUnavailable) that lists what is there.
-Candidate choose_candidate(const std::string& interface);
-
-/// The candidates of Options::interfaces, that of the endpoint first; one, where none is named. Throws as above.
 std::vector<Candidate> choose_candidates(const Options& options);
 
 /// Whether the address is in the candidate's network.

@@ -100,11 +100,11 @@ void Engine::Impl::make_parts(Op& op) const {
     const std::uint32_t origin = (i + config_.self.value) % lanes;
     const ByteRange shard = plan[origin];
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+    // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none: then
+    // one of each is enough, but where nobody has anything: an owner hears from nobody else that all have come.
+    const bool meets = origin == home && chunks == 0 && (operation.owner == 0 || is_empty(operation));
+    if (owned_chunks(config_, origin, chunks, operation).count == 0 && !meets) continue;
     for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
-      // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none: then
-      // one of each is enough, but where nobody has anything: an owner hears from nobody else that all have come.
-      const bool meets = origin == home && chunks == 0 && (operation.owner == 0 || is_empty(operation));
-      if (owned_chunks(config_, origin, chunks, operation).count == 0 && !meets) continue;
       LanePart part = make_part(op, item, shard, origin == home);
       part.index = static_cast<std::uint32_t>(op.parts.size());
       op.parts.push_back(std::move(part));

@@ -95,9 +95,10 @@ struct EngineStats {
 /// Bytes of EngineConfig::bounce that this configuration wants; 0 without failover.
 std::uint64_t bounce_bytes(const EngineConfig& config);
 
-/// The bytes of a part that this owner pushes and pulls: what a host's ranks divide their local reduction by.
-std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                    std::uint64_t rails, std::uint32_t owner, std::uint32_t owner_count);
+/// By owner of a contributor: the bytes of a part that it pushes and pulls. What a host's ranks divide their local
+/// reduction by.
+std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
+                                                 std::uint64_t rails, std::uint32_t owner_count);
 
 /// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be
 /// in flight, submitted in any order on each worker.

@@ -28,9 +28,18 @@ Rail rail_among(const EngineConfig& config, std::uint32_t lane, std::uint64_t ra
   return {static_cast<std::uint32_t>(std::popcount(rails & before)), static_cast<std::uint32_t>(std::popcount(rails))};
 }
 
-std::uint32_t owners_of(const EngineConfig& config, std::uint32_t lane, const Operation& operation) {
-  const Rail rail = rail_among(config, lane, operation.rails);
-  return rail.index < operation.owner_count ? (operation.owner_count - rail.index - 1) / rail.count + 1 : 1;
+/// first, first + step, ...: so many of a contributor's processes share out a lane's shard.
+struct Owners {
+  std::uint32_t first = 0;
+  std::uint32_t step = 1;
+  std::uint32_t count = 1;
+};
+
+Owners owners_of(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails, std::uint32_t owner_count) {
+  const Rail rail = rail_among(config, lane, rails);
+  // A rail that nobody is on: somebody looks after it.
+  if (rail.index >= owner_count) return {rail.index % owner_count, rail.count, 1};
+  return {rail.index, rail.count, (owner_count - rail.index - 1) / rail.count + 1};
 }
 
 std::uint64_t hash_op(const OpKey& key) { return mix(mix(key.op + 0x9E3779B97F4A7C15ull) + key.group.value); }
@@ -74,34 +83,31 @@ std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, s
 std::uint32_t announcers_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
                             const Operation& operation) {
   if (is_empty(operation)) return operation.owner_count;
-  return std::clamp(chunks, 1u, owners_of(config, lane, operation));
+  return std::clamp(chunks, 1u, owners_of(config, lane, operation.rails, operation.owner_count).count);
 }
 
 IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
                         const Operation& operation) {
-  const Rail rail = rail_among(config, lane, operation.rails);
-  const std::uint32_t first = rail.index % operation.owner_count;  // A rail that nobody is on: somebody looks after it.
-  if (operation.owner < first || (operation.owner - first) % rail.count != 0) return {};
-  const std::uint32_t place = (operation.owner - first) / rail.count;
-  const std::uint32_t owners = owners_of(config, lane, operation);
-  return place < owners ? split_evenly(chunks, owners, place) : IndexRange{};
+  const Owners owners = owners_of(config, lane, operation.rails, operation.owner_count);
+  if (operation.owner < owners.first || (operation.owner - owners.first) % owners.step != 0) return {};
+  const std::uint32_t place = (operation.owner - owners.first) / owners.step;
+  return place < owners.count ? split_evenly(chunks, owners.count, place) : IndexRange{};
 }
 
-std::vector<ByteRange> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                    std::uint64_t rails, std::uint32_t owner, std::uint32_t owner_count) {
-  Operation operation;
-  operation.rails = rails;
-  operation.owner = owner;
-  operation.owner_count = owner_count;
-  std::vector<ByteRange> ranges;
+std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
+                                                 std::uint64_t rails, std::uint32_t owner_count) {
+  std::vector<std::vector<ByteRange>> ranges(owner_count);
   const std::vector<ByteRange> plan = plan_part(config, key, part_bytes, rails);
   for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
     const ByteRange& shard = plan[lane];
-    const IndexRange owned = owned_chunks(config, lane, chunk_count(shard.bytes, config.chunk_bytes), operation);
-    if (owned.count == 0) continue;
-    const ByteRange first = chunk_range(shard, config.chunk_bytes, owned.first);
-    const ByteRange last = chunk_range(shard, config.chunk_bytes, owned.first + owned.count - 1);
-    ranges.push_back({first.offset, last.offset + last.bytes - first.offset});
+    const std::uint32_t chunks = chunk_count(shard.bytes, config.chunk_bytes);
+    const Owners owners = owners_of(config, lane, rails, owner_count);
+    for (std::uint32_t place = 0; place < std::min(owners.count, chunks); ++place) {
+      const IndexRange owned = split_evenly(chunks, owners.count, place);
+      const ByteRange first = chunk_range(shard, config.chunk_bytes, owned.first);
+      const ByteRange last = chunk_range(shard, config.chunk_bytes, owned.first + owned.count - 1);
+      ranges[owners.first + place * owners.step].push_back({first.offset, last.offset + last.bytes - first.offset});
+    }
   }
   return ranges;
 }

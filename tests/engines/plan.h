@@ -118,11 +118,11 @@ inline void fill(TestOp& op, Random& random, const worker::EngineConfig& config)
   }
   op.memory.clear();
   op.expected.clear();
+  const auto ranges = worker::owned_ranges(config, op.key, d.part_bytes, op.rails, op.owners);
   for (std::uint32_t i = 0; i < op.ranks.size(); ++i) {
     std::vector<std::byte> before(result.size(), std::byte{0xEE});
     std::vector<std::byte> after = before;
-    for (const ByteRange& range :
-         worker::owned_ranges(config, op.key, d.part_bytes, op.rails, i % op.owners, op.owners)) {
+    for (const ByteRange& range : ranges[i % op.owners]) {
       std::memcpy(&before[range.offset], &inputs[i / op.owners][range.offset], range.bytes);
       std::memcpy(&after[range.offset], &result[range.offset], range.bytes);
     }
