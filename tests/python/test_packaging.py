@@ -75,3 +75,11 @@ def test_the_unbuilt_package_of_a_source_folder_says_what_to_do(tmp_path: Path) 
     assert done.returncode == 1
     assert f"source folder {tmp_path}" in done.stderr
     assert "start Python in another folder" in done.stderr
+
+
+def test_setup_builds_again_only_for_changed_sources() -> None:
+    """What a build leaves in the folder is no source: a second setup would install again, beside tests that run."""
+    listed = subprocess.run([ROOT / ".ci" / "setup", "--sources"], capture_output=True, text=True, check=True)
+    names = set(listed.stdout.split())
+    assert "csrc/core/types.h" in names
+    assert names <= tracked()
