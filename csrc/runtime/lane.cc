@@ -18,6 +18,25 @@ constexpr Duration kRunTime = std::chrono::microseconds(500);
 constexpr std::uint32_t kMostRunBytes = 4 << 20;
 constexpr Duration kLatenessPeriod = std::chrono::seconds(60);
 
+/// The worker in this process has taken back what it had lent: its part in the job is over.
+struct WorkerHasEnded {};
+
+/// The loan of a sum while it is carried out.
+class Borrowed {
+ public:
+  explicit Borrowed(Loan* loan) : loan_(loan) {
+    if (loan_ != nullptr && !loan_->begin()) throw WorkerHasEnded();
+  }
+  ~Borrowed() {
+    if (loan_ != nullptr) loan_->end();
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+ private:
+  Loan* const loan_;
+};
+
 memory::Buffer map_slots(memory::Domain& domain, std::size_t bytes) {
   try {
     return domain.allocate(bytes);
@@ -94,6 +113,7 @@ server::EngineConfig Lane::engine_config() const {
   result.eager_window = options_.eager_window;
   result.record_bytes = options_.record_bytes;
   result.failover = options_.failover;
+  if (options_.near_worker) result.near_worker = PeerId{*options_.near_worker};
   result.check_finite = config.check_finite == Toggle::kOn;
   result.backup_workers = options_.backup_workers;
   result.backup_grace = duration_of(config.backup_grace_s);
@@ -122,15 +142,19 @@ void Lane::open(std::span<const transport::Address> workers) {
   pump_ = std::make_unique<Pump<server::Engine>>(
       *engine_, *endpoint_, pump_options(),
       [isa = reduction_isa(options_.config)](const ReduceAction& action) {
+        const Borrowed borrowed(action.loan.get());
         server::reduce(action.spec, action.inputs, action.outputs, isa);
       },
       [](const CompleteAction&) {});
 }
 
 bool Lane::turn(Instant now) {
-  if (has_failed_) return false;
+  if (has_stopped_) return false;
   try {
     return do_turn(now);
+  } catch (const WorkerHasEnded&) {
+    stop();
+    return true;
   } catch (const std::exception& problem) {
     fail(problem);
     return true;
@@ -148,16 +172,20 @@ bool Lane::do_turn(Instant now) {
   return pump_->step(now);
 }
 
-void Lane::fail(const std::exception& problem) {
-  has_failed_ = true;
+void Lane::stop() {
+  has_stopped_ = true;
   pump_.reset();
   endpoint_->shut_down();  // What still comes must not keep anybody awake.
+}
+
+void Lane::fail(const std::exception& problem) {
+  stop();
   options_.on_failure("server lane " + std::to_string(options_.self.value) + ": " + problem.what());
 }
 
-Instant Lane::next_deadline() const { return has_failed_ ? Instant::max() : engine_->next_deadline(); }
+Instant Lane::next_deadline() const { return has_stopped_ ? Instant::max() : engine_->next_deadline(); }
 
-bool Lane::is_quiet() const { return has_failed_ || (engine_->is_idle() && !pump_->has_unsent()); }
+bool Lane::is_quiet() const { return has_stopped_ || (engine_->is_idle() && !pump_->has_unsent()); }
 
 void Lane::peer_lost(PeerId worker, const std::string& why) {
   {
@@ -199,7 +227,7 @@ void Lane::deliver_losses(Instant now) {
 }
 
 void Lane::publish(Instant now) {
-  if (has_failed_) return;
+  if (has_stopped_) return;
   log_stragglers(now);
   const server::EngineStats& known = engine_->stats();
   const std::scoped_lock lock(mutex_);

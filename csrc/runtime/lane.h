@@ -99,6 +99,7 @@ class Lane final {
   bool do_turn(Instant now);
   void deliver_losses(Instant now);
   void log_stragglers(Instant now);
+  void stop();
   void fail(const std::exception& problem);
 
   const LaneOptions options_;
@@ -106,7 +107,7 @@ class Lane final {
   memory::Buffer slots_;
   std::unique_ptr<server::Engine> engine_;
   std::unique_ptr<Pump<server::Engine>> pump_;
-  bool has_failed_ = false;
+  bool has_stopped_ = false;
   std::atomic<bool> has_news_{false};  // Of peers.
   mutable std::mutex mutex_;
   std::vector<std::pair<PeerId, std::string>> losses_;      // guarded by mutex_

@@ -34,7 +34,7 @@ void copy_across(std::array<std::span<const std::byte>, 2> from, std::array<std:
 }  // namespace
 
 /// A send whose memory the receiver reads. Whoever moves it out of kOffered has it: the receiver to copy, or the
-/// sender to take it back.
+/// sender to take it back. Where it is lent, the receiver moves it back and forth.
 struct ProcessEndpoint::Offer {
   enum class State : std::uint8_t { kOffered, kCopying, kOver };
 
@@ -56,7 +56,7 @@ struct ProcessEndpoint::Message {
   Tag tag;
   std::vector<std::byte> inside;  // All of a small one.
   std::shared_ptr<Offer> offer;   // Of a large one: where it lies.
-  std::optional<Token> sent;      // Instead: this send is over ...
+  std::shared_ptr<Offer> sent;    // Instead: this send is over ...
   Status status;                  // ... like this.
 
   std::size_t bytes() const { return offer ? offer->first.size() + offer->second.size() : inside.size(); }
@@ -130,6 +130,28 @@ class ProcessEndpoint::Inbox {
   bool is_closed_ = false;         // guarded by mutex_
 };
 
+/// An offer that the receiver keeps: what follows its first span.
+class ProcessEndpoint::OfferLoan final : public Loan {
+ public:
+  explicit OfferLoan(std::shared_ptr<Offer> offer) : offer_(std::move(offer)) {}
+  ~OfferLoan() override {
+    if (!offer_->claim(Offer::State::kOver)) return;  // It was taken back.
+    Message answer;
+    answer.sent = offer_;
+    offer_->sender->put(std::move(answer));
+  }
+
+  /// What is lent is the sender's to change, and it says who else may.
+  std::span<std::byte> memory() const override {
+    return {const_cast<std::byte*>(offer_->second.data()), offer_->second.size()};
+  }
+  bool begin() override { return offer_->claim(Offer::State::kCopying); }
+  void end() override { offer_->state.store(Offer::State::kOffered); }
+
+ private:
+  const std::shared_ptr<Offer> offer_;
+};
+
 ProcessEndpoint::ProcessEndpoint() : inbox_(std::make_shared<Inbox>()), address_(1) {}
 
 ProcessEndpoint::~ProcessEndpoint() { shut_down(); }
@@ -144,7 +166,7 @@ void ProcessEndpoint::shut_down() {
   for (Message& message : left) {
     if (!message.offer || !message.offer->claim(Offer::State::kOver)) continue;
     Message answer;
-    answer.sent = message.offer->token;
+    answer.sent = message.offer;
     answer.status = Status(Code::kPeerLost, "the peer in this process has closed its endpoint");
     message.offer->sender->put(std::move(answer));
   }
@@ -218,15 +240,22 @@ Status ProcessEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte>
 }
 
 Status ProcessEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) {
+  return post(tag, {first, second, token});
+}
+
+Status ProcessEndpoint::post_loan_receive(PeerId, Tag tag, std::span<std::byte> first, Token token) {
+  return post(tag, {first, {}, token, true});
+}
+
+Status ProcessEndpoint::post(Tag tag, const Receive& receive) {
   if (is_shut_) return Status(Code::kShutdown, "post_receive: the endpoint was shut down");
-  const Receive receive{first, second, token};
   while (std::optional<Message> message = take_unexpected(tag)) {
     if (message->offer && !message->offer->claim(Offer::State::kCopying)) continue;  // Its sender has taken it back.
     fill(receive, *message);
     return Status::ok();
   }
   posted_[tag.value].push_back(receive);
-  tag_of_.emplace(token.value, tag.value);
+  tag_of_.emplace(receive.token.value, tag.value);
   return Status::ok();
 }
 
@@ -251,9 +280,11 @@ void ProcessEndpoint::cancel_receive(Token token) {
 
 void ProcessEndpoint::take(Message& message) {
   if (message.sent) {
-    if (offers_.erase(message.sent->value) > 0) {
-      ready_.push_back({*message.sent, transport::CompletionKind::kSend, 0, message.status});
-    }
+    // Not where it was taken back meanwhile: its token may be another send's by now.
+    const auto sent = offers_.find(message.sent->token.value);
+    if (sent == offers_.end() || sent->second != message.sent) return;
+    offers_.erase(sent);
+    ready_.push_back({message.sent->token, transport::CompletionKind::kSend, 0, message.status});
     return;
   }
   const auto found = posted_.find(message.tag.value);
@@ -271,6 +302,9 @@ void ProcessEndpoint::take(Message& message) {
 
 /// The offer, where there is one, is ours.
 void ProcessEndpoint::fill(const Receive& receive, Message& message) {
+  if (receive.is_loan && message.offer && message.offer->first.size() == receive.first.size()) {
+    return lend(receive, message);
+  }
   const std::size_t room = receive.first.size() + receive.second.size();
   Offer* const offer = message.offer.get();
   if (offer != nullptr) {
@@ -285,11 +319,20 @@ void ProcessEndpoint::fill(const Receive& receive, Message& message) {
   }
   ready_.push_back({receive.token, transport::CompletionKind::kReceive, std::min(message.bytes(), room), status});
   if (offer == nullptr) return;
-  Message answer;
-  answer.sent = offer->token;
-  const std::shared_ptr<Inbox> sender = offer->sender;
   offer->state.store(Offer::State::kOver);
-  sender->put(std::move(answer));
+  Message answer;
+  answer.sent = message.offer;
+  offer->sender->put(std::move(answer));
+}
+
+void ProcessEndpoint::lend(const Receive& receive, Message& message) {
+  copy_across({message.offer->first, {}}, {receive.first, {}});
+  message.offer->state.store(Offer::State::kOffered);
+  ready_.push_back({receive.token,
+                    transport::CompletionKind::kReceive,
+                    message.bytes(),
+                    {},
+                    std::make_shared<OfferLoan>(message.offer)});
 }
 
 std::size_t ProcessEndpoint::poll(std::span<transport::Completion> completions) {

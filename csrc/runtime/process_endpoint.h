@@ -15,8 +15,8 @@
 namespace herring::runtime {
 
 /// Messages between the threads of one process, as a transport: a worker and the lanes inside it. What is large is
-/// copied once, by the thread that receives it, straight from the sender's memory into the receive's; what is small
-/// travels in the message.
+/// copied once, by the thread that receives it, straight from the sender's memory into the receive's, or lent where the
+/// receiver asks for that; what is small travels in the message.
 ///
 /// Each endpoint belongs to one thread, as every endpoint does; two that know each other may belong to two.
 class ProcessEndpoint final : public transport::Endpoint {
@@ -38,6 +38,7 @@ class ProcessEndpoint final : public transport::Endpoint {
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
+  Status post_loan_receive(PeerId from, Tag tag, std::span<std::byte> first, Token token) override;
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<transport::Completion> completions) override;
   void wait(Instant deadline, std::span<const int> also) override;
@@ -48,16 +49,20 @@ class ProcessEndpoint final : public transport::Endpoint {
  private:
   class Inbox;
   struct Offer;
+  class OfferLoan;
   struct Message;
   struct Receive {
     std::span<std::byte> first;
     std::span<std::byte> second;
     Token token;
+    bool is_loan = false;
   };
 
   void take(Message& message);
   std::optional<Message> take_unexpected(Tag tag);
+  Status post(Tag tag, const Receive& receive);
   void fill(const Receive& receive, Message& message);
+  void lend(const Receive& receive, Message& message);
   void withdraw(Offer& offer);
   void end_sleep();
 

@@ -25,6 +25,7 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
     config.lanes.push_back(lane.peer);
     config.lane_weights.push_back(lane.weight);
     config.lane_rails.push_back({lane.rail, lane.rails});
+    if (near_worker(options.config, lane) == options.rank) config.near_lanes.push_back(lane.peer);
   }
   config.chunk_bytes = placement.chunk_bytes;
   config.max_eager_bytes = placement.budget.eager_bytes;

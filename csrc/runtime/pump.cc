@@ -26,6 +26,12 @@ constexpr std::size_t kPollBatch = 64;
 constexpr std::size_t kSmallBytes = PostTable::kSmallBytes;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
 
+/// Engines that take what is lent: servers' lanes.
+template <class Engine>
+concept Borrows = requires(Engine& engine, std::shared_ptr<Loan> loan) {
+  engine.on_received(Instant{}, Token{}, Status::ok(), wire::Header{}, loan);
+};
+
 /// Engines that wait for peers; a server's lane answers only.
 template <class Engine>
 concept Waits = requires(const Engine& engine, std::vector<PeerId>& peers) {
@@ -181,7 +187,7 @@ class Pump<Engine>::Impl {
 
   bool carry_out(SendAction& action) {
     const std::size_t head = wire::kHeaderBytes + action.body.size();
-    const bool is_copied = posts_.fits(head, action.payload);
+    const bool is_copied = posts_.fits(head, action.payload) && !is_near(action.to);
     const bool is_large = head > kSmallBytes || is_copied;
     if (head > wire::kHeaderBytes + std::max(options_.max_body_bytes, kSmallBytes)) {
       engine_.on_sent(last_now_, action.token,
@@ -226,6 +232,11 @@ class Pump<Engine>::Impl {
     return take_fresh();
   }
 
+  /// Needs no registered memory, and takes what is sent where it lies.
+  bool is_near(PeerId peer) const {
+    return !options_.near.empty() && std::ranges::find(options_.near, peer, &NearPeer::peer) != options_.near.end();
+  }
+
   bool carry_out(PostReceiveAction& action) {
     const bool is_copied = posts_.fits(wire::kHeaderBytes, action.payload);
     const std::span<std::byte> landing = is_copied ? std::span<std::byte>{} : action.payload;
@@ -235,8 +246,10 @@ class Pump<Engine>::Impl {
     post.payload = landing;
     post.copy_to = is_copied ? action.payload : std::span<std::byte>{};
     const std::size_t head = wire::kHeaderBytes + post.copy_to.size();
-    const Status status =
-        endpoint_.post_receive_from(action.from, action.tag, post.buffer.first(head), landing, Token{index});
+    const std::span<std::byte> first = post.buffer.first(head);
+    const Status status = action.is_loan
+                              ? endpoint_.post_loan_receive(action.from, action.tag, first, Token{index})
+                              : endpoint_.post_receive_from(action.from, action.tag, first, landing, Token{index});
     if (status.is_ok()) {
       by_token_.emplace(action.token.value, index);
       return true;
@@ -261,6 +274,7 @@ class Pump<Engine>::Impl {
 
   bool carry_out(ReduceAction& action) {
     reduce_(action);
+    action.loan.reset();  // Not later: what follows may tell its owner that the sum is there.
     return true;
   }
 
@@ -335,7 +349,11 @@ class Pump<Engine>::Impl {
       if (header->job_id == options_.links.job_id) peer.heard = now;
       ++peer.traffic.messages;
       peer.traffic.bytes_received += header->payload_bytes;
-      engine_.on_received(now, post.token, Status::ok(), *header);
+      if constexpr (Borrows<Engine>) {
+        engine_.on_received(now, post.token, Status::ok(), *header, completion.loan);
+      } else {
+        engine_.on_received(now, post.token, Status::ok(), *header);
+      }
       return;
     }
     Status status = completion.status;

@@ -24,7 +24,8 @@ struct PumpLinks {
   std::function<void(const Unreachable&)> on_unreachable = {};  ///< Must not call the pump.
 };
 
-/// A peer whose control messages come another way than everybody's (transport::Endpoint::post_receive_from).
+/// A peer in this process, whose control messages come another way than everybody's
+/// (transport::Endpoint::post_receive_from).
 struct NearPeer {
   PeerId peer;
   std::size_t control_receives = 0;  ///< Pool of receives kept posted for it alone.

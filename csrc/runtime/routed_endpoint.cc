@@ -31,6 +31,13 @@ Status RoutedEndpoint::post_receive_from(PeerId from, Tag tag, std::span<std::by
   return status;
 }
 
+Status RoutedEndpoint::post_loan_receive(PeerId from, Tag tag, std::span<std::byte> first, Token token) {
+  if (!is_near(from)) return far_->post_loan_receive(from, tag, first, token);
+  const Status status = near_->post_loan_receive(from, tag, first, token);
+  if (status.is_ok()) near_receives_.insert(token.value);
+  return status;
+}
+
 void RoutedEndpoint::cancel_receive(Token token) {
   (near_receives_.contains(token.value) ? *near_ : *far_).cancel_receive(token);
 }

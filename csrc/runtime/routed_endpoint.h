@@ -29,6 +29,7 @@ class RoutedEndpoint final : public transport::Endpoint {
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
   Status post_receive_from(PeerId from, Tag tag, std::span<std::byte> first, std::span<std::byte> second,
                            Token token) override;
+  Status post_loan_receive(PeerId from, Tag tag, std::span<std::byte> first, Token token) override;
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<transport::Completion> completions) override;
   void wait(Instant deadline, std::span<const int> also) override;

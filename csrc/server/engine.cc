@@ -17,8 +17,9 @@ Engine::~Engine() = default;
 void Engine::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
   impl_->on_control(now, header, body);
 }
-void Engine::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
-  impl_->on_received(now, token, status, header);
+void Engine::on_received(Instant now, Token token, const Status& status, const wire::Header& header,
+                         const std::shared_ptr<Loan>& loan) {
+  impl_->on_received(now, token, status, header, loan);
 }
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
 void Engine::on_withdrawn(Instant now, Token token) { impl_->on_withdrawn(now, token); }
@@ -108,7 +109,8 @@ void Engine::Impl::follow_up(Instant now) {
   }
 }
 
-void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
+void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header,
+                               const std::shared_ptr<Loan>& loan) {
   const auto found = receives_.find(token.value);
   if (found == receives_.end() || found->second.is_withdrawn) return;
   const Receive receive = found->second;
@@ -117,11 +119,11 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   Participant& participant = op.participants[receive.participant];
   Chunk& chunk = op.in_flight.at(receive.chunk);
   Input& input = chunk.inputs[receive.input];
-  const bool good = status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kPush &&
-                    key_of(header) == op.key && header.sender == participant.peer.value &&
-                    header.tag == participant.push_tag + receive.chunk && header.chunk == receive.chunk &&
-                    header.offset == op.chunk_offset(receive.chunk) &&
-                    header.payload_bytes == op.run_bytes(receive.chunk, chunk.count);
+  const bool good =
+      status.is_ok() && is_from_job(header) && header.type == wire::MessageType::kPush && key_of(header) == op.key &&
+      header.sender == participant.peer.value && header.tag == participant.push_tag + receive.chunk &&
+      header.chunk == receive.chunk && header.offset == op.chunk_offset(receive.chunk) &&
+      header.payload_bytes == op.run_bytes(receive.chunk, chunk.count) && input.is_loan == (loan != nullptr);
   if (!good) {
     ++stats_.messages_rejected;
     Receive again = receive;
@@ -150,6 +152,8 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     return;
   }
   input.token = 0;
+  if (loan != nullptr) input.data = loan->memory();
+  input.loan = loan;
   --participant.outstanding;
   participant.pushed += chunk.count;
   workers_[participant.peer.value].granted -= chunk.count;

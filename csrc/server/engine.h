@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ struct EngineConfig {
                                        ///< workers * eager_window * max_eager_bytes.
   bool failover = false;               ///< As the workers' EngineConfig::failover (docs/adr/0005-server-failover.md).
   bool check_finite = false;           ///< NaN and infinity in what is to be reduced fail the operation (kNotFinite).
+  /// Of a worker in this process that lends what it pushes and expects the sum of an all-reduce in its place.
+  std::optional<PeerId> near_worker;
+  std::uint32_t min_loan_bytes = 16 << 10;  ///< Smaller pushes are not lent: transports copy what is small.
   std::uint32_t backup_workers =
       0;  ///< So many of an operation's contributors need not be waited for; 0: off. Never with failover.
   Duration backup_grace{};                             ///< How long they are, once the others have joined.
@@ -63,6 +67,7 @@ struct EngineStats {
   PeerId over_credit_by;          ///< and whose the last one was.
   std::uint64_t slots_in_use = 0;
   std::uint64_t slots_peak = 0;
+  std::uint64_t lent = 0;           ///< Pushes that were summed where they lay (EngineConfig::near_worker).
   std::uint64_t runs = 0;           ///< Several chunks that were summed together (EngineConfig::max_run).
   std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
   std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.
@@ -103,6 +108,7 @@ std::string straggler_text(std::span<const Lateness> now, std::span<const Latene
 /// has
 ///   come already, else the lane answers with one. tag 0, for an operation not announced here: chunk = contributor,
 ///   offset = contributor_count, count = announcers.
+/// - Result with kFlagInPlace: to EngineConfig::near_worker, the sum lies where its push lay.
 /// - Bodies of Error and Cancel: one byte of Code, then the text, at most 1024 bytes.
 class Engine final {
  public:
@@ -114,7 +120,9 @@ class Engine final {
   /// A message that arrived on kControlTag, header already decoded; `body` is borrowed for the call.
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
   /// A posted receive finished. Not ok, or a header that does not belong there: the engine rejects it and posts again.
-  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  /// `loan`: where it was posted as one, what lies in its place.
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header,
+                   const std::shared_ptr<Loan>& loan = nullptr);
   void on_sent(Instant now, Token token, const Status& status);
   void on_withdrawn(Instant now, Token token);
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now

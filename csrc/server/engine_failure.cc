@@ -181,6 +181,7 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
       }
       continue;
     }
+    input.loan.reset();
     if (chunk.sends == 0) release_slots(chunk, input);
   }
 }

@@ -127,7 +127,7 @@ std::uint32_t Engine::Impl::count_grantable(Op& op, std::uint32_t run, bool& slo
       const Participant& owner = op.participants[owner_of(op, k, number)];
       const Role role = role_of(op, k, owner, number, source);
       if (role == Role::kNothing || (role == Role::kPush && owner.eager)) continue;
-      if (role == Role::kPush) ++wanted;
+      if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
       // The chunks counted so far that this one owns.
       const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
       more = workers_[owner.peer.value].granted + mine + together <= window_.size();
@@ -186,25 +186,36 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
   if (chunk.missing == 0) finish_chunk(now, op, number);
 }
 
+/// Whether what it pushes is summed where it lies. Only where others push too, so that the sum has a slot to be sent
+/// from: whoever lends may use its memory as soon as it has its own result.
+bool Engine::Impl::lends(const Op& op, const Participant& participant, std::uint32_t bytes) const {
+  return config_.near_worker == participant.peer && bytes >= config_.min_loan_bytes && op.pushers() > 1 &&
+         !op.may_lack_some() && !config_.failover && !config_.check_finite;
+}
+
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
                              std::uint32_t bytes) {
   const Chunk& chunk = op.in_flight.at(number);
   Input& place = op.in_flight.at(number).inputs[input];
-  place.slot = pool_.take(chunk.order);
-  stats_.slots_in_use += std::uint64_t{1} << chunk.order;
-  stats_.slots_peak = std::max(stats_.slots_peak, stats_.slots_in_use);
-  place.data = slots_.subspan(std::size_t{place.slot} * config_.max_chunk_bytes, bytes);
+  place.is_loan = lends(op, op.participants[index], bytes);
+  if (!place.is_loan) {
+    place.slot = pool_.take(chunk.order);
+    stats_.slots_in_use += std::uint64_t{1} << chunk.order;
+    stats_.slots_peak = std::max(stats_.slots_peak, stats_.slots_in_use);
+    place.data = slots_.subspan(std::size_t{place.slot} * config_.max_chunk_bytes, bytes);
+  }
   ++op.participants[index].outstanding;
   post(op, {op.id, index, number, input, 0}, place.data);
 }
 
 void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
   const std::uint64_t token = next_token_++;
-  op.in_flight.at(receive.chunk).inputs[receive.input].token = token;
+  Input& input = op.in_flight.at(receive.chunk).inputs[receive.input];
+  input.token = token;
   const Participant& from = op.participants[receive.participant];
   receives_.emplace(token, receive);
-  actions_.emplace_back(
-      PostReceiveAction{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt, from.peer});
+  actions_.emplace_back(PostReceiveAction{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt,
+                                          from.peer, input.is_loan});
 }
 
 /// A Grant names consecutive chunks of one kind, in runs of one length.
@@ -242,32 +253,49 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
 /// All data of a chunk is there: reduce, and send the result to everybody who owns the chunk.
 void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
-  const std::span<std::byte> output = chunk.inputs.front().data;
+  Input& place = *std::ranges::find(chunk.inputs, false, &Input::is_loan);
+  const std::span<std::byte> output = place.data;
   if (config_.check_finite && chunk.source == kNone && reduces(op.shape.descriptor.collective)) {
     if (Status status = check_finite(op, number, chunk); !status.is_ok()) {
       not_finite_.emplace_back(op.id, std::move(status));
       return;  // Its results are never sent.
     }
   }
-  if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) {
-    ReduceAction reduce;
-    reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
-    for (const Input& input : chunk.inputs) reduce.inputs.emplace_back(input.data);
-    reduce.outputs.push_back(output);
-    actions_.emplace_back(std::move(reduce));
-    // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
-    for (std::size_t k = 1; k < chunk.inputs.size(); ++k) release_slots(chunk, chunk.inputs[k]);
-  }
+  if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) reduce_chunk(op, chunk, place);
   if (op.absentees() > 0) keep(op, number, output);
+  const bool is_lent = std::ranges::any_of(chunk.inputs, &Input::is_loan);
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
     if (op.owners[contributor].empty()) continue;  // It gets what is kept.
     Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
+    if (is_lent && config_.near_worker == owner.peer) {
+      stats_.bytes_sent += output.size();
+      send_result(op, owner, number, {}, wire::kFlagInPlace);
+      continue;
+    }
     const bool has_it = contributor == chunk.source || owner.holds(number);
     send_result(op, owner, number, has_it ? std::span<std::byte>{} : output);
   }
   if (op.any_held && chunk.source != kNone && !op.has_one_pusher()) ++stats_.chunks_copied;
   op.chunks_done += chunk.count;
   if (op.chunks_done == op.chunks) finish_op(now, op);
+}
+
+/// Into `output`, which is sent, and to where a worker in this process has its share.
+void Engine::Impl::reduce_chunk(const Op& op, Chunk& chunk, Input& output) {
+  ReduceAction reduce;
+  reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
+  reduce.outputs.push_back(output.data);
+  for (Input& input : chunk.inputs) {
+    reduce.inputs.emplace_back(input.data);
+    if (input.loan) {
+      reduce.outputs.push_back(input.data);
+      reduce.loan = std::move(input.loan);
+      ++stats_.lent;
+    }
+    // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
+    if (&input != &output) release_slots(chunk, input);
+  }
+  actions_.emplace_back(std::move(reduce));
 }
 
 Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const {
@@ -284,9 +312,9 @@ Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chun
 }
 
 void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t chunk,
-                               std::span<const std::byte> payload) {
+                               std::span<const std::byte> payload, std::uint16_t flag) {
   wire::Header header = header_to(op.key, wire::MessageType::kResult);
-  if (payload.empty()) header.flags = wire::kFlagNoPayload;
+  if (payload.empty()) header.flags = flag;
   std::uint32_t chunks = 1;
   if (chunk != kNone) {
     Chunk& sent = op.in_flight.at(chunk);

@@ -84,6 +84,8 @@ struct Input {
   std::span<std::byte> data;
   std::uint32_t slot = kNone;  // The first one.
   std::uint64_t token = 0;     // Of the posted receive; 0: the data is there.
+  bool is_loan = false;        // It has no slot: its worker lends it.
+  std::shared_ptr<Loan> loan;  // Until it is summed.
 };
 
 /// A chunk, or a run of them that travels in one message, between its grant and the completion of its Results' sends.
@@ -236,7 +238,8 @@ class Engine::Impl {
 
   // engine.cc
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
-  void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
+  void on_received(Instant now, Token token, const Status& status, const wire::Header& header,
+                   const std::shared_ptr<Loan>& loan);
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
   Instant next_deadline() const {
@@ -317,13 +320,16 @@ class Engine::Impl {
   void tell(Op& op, Participant& participant, std::uint32_t chunk, std::uint32_t run, bool pulls);
   void send_grant(Op& op, Participant& participant);
   void give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input, std::uint32_t bytes);
+  bool lends(const Op& op, const Participant& participant, std::uint32_t bytes) const;
   void grant_chunk(Instant now, Op& op, std::uint32_t number, std::uint32_t count, std::uint32_t order);
   std::uint32_t owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const;
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
   Status check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const;
-  void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload);
+  void reduce_chunk(const Op& op, Chunk& chunk, Input& output);
+  void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload,
+                   std::uint16_t flag = wire::kFlagNoPayload);
   void finish_op(Instant now, Op& op);
   void release_slots(const Chunk& chunk, Input& input);
   void retire(Participant& participant);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/loan.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/domain.h"
@@ -24,8 +25,9 @@ enum class CompletionKind : std::uint8_t { kSend, kReceive, kCancelled };
 struct Completion {
   Token token;
   CompletionKind kind = CompletionKind::kSend;
-  std::size_t bytes = 0;  ///< kReceive: bytes that arrived, over both spans.
-  Status status;          ///< Not ok: the post failed; its memory is free again either way.
+  std::size_t bytes = 0;            ///< kReceive: bytes that arrived, over both spans.
+  Status status;                    ///< Not ok: the post failed; its memory is free again either way.
+  std::shared_ptr<Loan> loan = {};  ///< post_loan_receive(): where the rest of the message lies.
 };
 
 class Endpoint {
@@ -59,6 +61,13 @@ class Endpoint {
   virtual Status post_receive_from([[maybe_unused]] PeerId from, Tag tag, std::span<std::byte> first,
                                    std::span<std::byte> second, Token token) {
     return post_receive(tag, first, second, token);
+  }
+  /// Receives one message of a peer in this process: its first first.size() bytes into `first`; the rest stays where
+  /// the sender has it, and its send completes when Completion::loan is given back. Only small messages are not lent:
+  /// they complete with a status that is not ok.
+  virtual Status post_loan_receive([[maybe_unused]] PeerId from, [[maybe_unused]] Tag tag,
+                                   [[maybe_unused]] std::span<std::byte> first, [[maybe_unused]] Token token) {
+    return Status(Code::kInvalidArgument, description() + ": peers lend no memory here");
   }
   /// Withdraws a receive. It completes once: as kCancelled, or as kReceive where the message came first.
   virtual void cancel_receive(Token token) = 0;

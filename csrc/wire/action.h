@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/loan.h"
 #include "core/operation.h"
 #include "core/roster.h"
 #include "core/status.h"
@@ -37,6 +38,7 @@ struct PostReceiveAction {
   Token token;
   std::optional<PeerId> behind = {};  ///< Not before what was asked to be sent to this peer earlier is posted.
   PeerId from = kAnyPeer;             ///< Who sends it, where that is known.
+  bool is_loan = false;               ///< `payload` is empty: the sender lends it (on_received()'s loan).
 };
 
 /// True where on_received() tells of a message that took the receive, whatever it was: the one that the receive was for
@@ -58,6 +60,7 @@ struct ReduceAction {
   ReduceSpec spec;
   std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
   std::vector<std::span<std::byte>> outputs;
+  std::shared_ptr<Loan> loan = {};  ///< What lies among these and is lent.
 };
 
 /// Copies `from` to `to`, of the same size; done before the next action is carried out.

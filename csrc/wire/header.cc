@@ -84,7 +84,7 @@ std::uint16_t flags_of(MessageType type) noexcept {
     case MessageType::kGrant:
       return kFlagPull;
     case MessageType::kResult:
-      return kFlagNoPayload;
+      return kFlagNoPayload | kFlagInPlace;
     case MessageType::kEnvelope:
       return kFlagEager;
     case MessageType::kClose:

@@ -55,6 +55,8 @@ inline constexpr std::uint16_t kFlagPull = 64;   ///< Grant: somebody has the re
 inline constexpr std::uint16_t kFlagUrgent = 128;  ///< Receipt: an operation waits for Settled.
 inline constexpr std::uint16_t kFlagJoin = 256;    ///< Announce: nothing to sum; answer with the roster.
 inline constexpr std::uint16_t kFlagRoster = 512;  ///< Announce: who is in follows the body.
+inline constexpr std::uint16_t kFlagInPlace =
+    1024;  ///< Result without payload: it lies where the push lay, which was lent.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {

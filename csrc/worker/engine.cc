@@ -41,6 +41,7 @@ Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
   for (std::uint32_t i = 0; i < config_.lanes.size(); ++i) {
     Lane lane;
     lane.peer = config_.lanes[i];
+    lane.is_near = std::ranges::find(config_.near_lanes, lane.peer) != config_.near_lanes.end();
     lane.credits = config_.announce_credits == 0 ? std::numeric_limits<std::uint32_t>::max() : config_.announce_credits;
     lane_index_.emplace(lane.peer, i);
     lanes_.push_back(std::move(lane));

@@ -29,6 +29,7 @@ struct EngineConfig {
   Epoch epoch;
   std::vector<PeerId> lanes;          ///< Endpoint of each lane, in plan order.
   std::vector<double> lane_weights;   ///< Same length; ShardPlanInput::weights.
+  std::vector<PeerId> near_lanes;     ///< In this process: pushes may be lent to them, and Results come in their place.
   std::vector<Rail> lane_rails;       ///< Same length, or empty: each lane is everybody's. Not with failover.
   std::uint32_t chunk_bytes = 0;      ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;  ///< Shards up to this travel inside the announce.

@@ -154,7 +154,9 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   const bool has_chunk = part.owned.count > 0;
   const ByteRange range = has_chunk ? run_range(part, receive.chunk, receive.run) : ByteRange{};
   const bool has_data = has_chunk && op.pulls_data() && !(config_.failover && is_held(part, receive.chunk));
-  const std::uint64_t bytes = has_data ? range.bytes : 0;
+  const bool is_in_place =
+      has_data && (header.flags & wire::kFlagInPlace) != 0 && may_be_in_place(op, part, receive.chunk);
+  const std::uint64_t bytes = has_data && !is_in_place ? range.bytes : 0;
   if (!status.is_ok() || !is_expected(op, part, receive, header, bytes)) {
     ++stats_.messages_rejected;
     const bool is_enough = status.code() == Code::kCorrupted || ++receive.retries > kMaxRetries;
@@ -179,7 +181,12 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
     stats_.came_last += (header.count & wire::kWasLast) != 0 ? 1 : 0;
     stats_.late_us += header.count & ~wire::kWasLast;
   }
-  take_result(op, part, receive, bytes);
+  take_result(op, part, receive, has_data ? range.bytes : 0);
+}
+
+/// Whether this owned chunk was lent to the lane, so that it could put the sum there.
+bool Engine::Impl::may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const {
+  return lanes_[part.lane].is_near && lands_on_input(op) && part.is_pushed[chunk - part.owned.first];
 }
 
 bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,

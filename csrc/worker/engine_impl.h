@@ -100,6 +100,7 @@ struct Grant {
 
 struct Lane {
   PeerId peer;
+  bool is_near = false;  // One of EngineConfig::near_lanes.
   bool lost = false;
   std::string why_lost;
   std::uint32_t credits = 0;
@@ -221,6 +222,7 @@ class Engine::Impl {
   void push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag);
   void post_answered(Op& op, const Send& sent);
   void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
+  bool may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const;
   bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
                    std::uint64_t bytes) const;
   void serve_queue(Lane& lane);

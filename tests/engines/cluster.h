@@ -8,11 +8,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
 #include "runtime/checked_endpoint.h"
+#include "runtime/process_endpoint.h"
 #include "runtime/pump.h"
+#include "runtime/routed_endpoint.h"
 #include "server/engine.h"
 #include "server/reduce.h"
 #include "transport/sim.h"
@@ -31,6 +34,7 @@ struct ClusterOptions {
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
   std::uint32_t max_window = 0;  ///< 0: as window.
+  bool near = false;             ///< Worker and lane of a number share a process; not with failover.
   std::uint32_t max_run = 1;     ///< Taken whenever there is room, however slow the links are.
   std::uint32_t slots = 0;       ///< Of each lane; 0: workers * window.
   std::uint32_t max_eager_bytes = 0;
@@ -67,6 +71,9 @@ class Cluster {
         endpoints_[from]->add_peer(PeerId{to}, endpoints_[to]->address());
       }
     }
+    for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
+      if (has_near(rank)) join_processes(rank);
+    }
     completions_.resize(options.workers);
     for (std::uint32_t w = 0; w < options.workers; ++w) add_worker(w);
     for (std::uint32_t lane = 0; lane < options.lanes; ++lane) add_lane(lane);
@@ -81,6 +88,7 @@ class Cluster {
     for (std::uint32_t lane = 0; lane < options_.lanes && !options_.failover; ++lane) {
       config.lane_rails.push_back({lane % options_.rails, options_.rails});
     }
+    if (has_near(rank)) config.near_lanes = {PeerId{options_.workers + rank}};
     config.chunk_bytes = options_.chunk_bytes;
     config.max_eager_bytes = options_.max_eager_bytes;
     config.eager_window = options_.eager_window;
@@ -232,6 +240,30 @@ class Cluster {
     endpoints_.back() = std::move(endpoint);
   }
 
+  /// The worker and the lane of this number share a process.
+  bool has_near(std::uint32_t number) const {
+    return options_.near && !options_.failover && number < std::min(options_.workers, options_.lanes);
+  }
+
+  void join_processes(std::uint32_t number) {
+    const std::uint32_t lane = options_.workers + number;
+    auto one = std::make_unique<runtime::ProcessEndpoint>(), other = std::make_unique<runtime::ProcessEndpoint>();
+    runtime::ProcessEndpoint::introduce(*one, PeerId{number}, *other, PeerId{lane});
+    const auto route = [this](std::unique_ptr<transport::Endpoint> near, std::uint32_t self, std::uint32_t peer) {
+      endpoints_[self] = std::make_unique<runtime::RoutedEndpoint>(std::move(near), std::set{PeerId{peer}},
+                                                                   std::move(endpoints_[self]));
+    };
+    route(std::move(one), number, lane);
+    route(std::move(other), lane, number);
+  }
+
+  /// What is lent is there for as long as the engines take.
+  static void carry_out(const ReduceAction& action) {
+    EXPECT_TRUE(!action.loan || action.loan->begin());
+    server::reduce(action.spec, action.inputs, action.outputs);
+    if (action.loan) action.loan->end();
+  }
+
   void add_worker(std::uint32_t rank) {
     worker::EngineConfig config = worker_config(rank);
     bounce_.emplace_back(worker::bounce_bytes(config));
@@ -242,6 +274,7 @@ class Cluster {
     const std::size_t receives =
         options_.worker_receives != 0 ? options_.worker_receives : options_.lanes * (most_window() + 24);
     runtime::PumpOptions pump{receives, 1100};
+    if (has_near(rank)) pump.near.push_back({PeerId{options_.workers + rank}, receives});
     pump.links.self = PeerId{rank};
     pump.links.job_id = kJob;
     pump.links.watch = {options_.dead_after, true};
@@ -254,7 +287,9 @@ class Cluster {
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
         *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
         [this, rank](const CompleteAction& action) {
-          EXPECT_FALSE(network_.is_borrowed(rank, memory_[{rank, action.key}])) << "the network still uses the memory";
+          const std::span<const std::byte> memory = memory_[{rank, action.key}];
+          EXPECT_FALSE(network_.is_borrowed(rank, memory)) << "the network still uses the memory";
+          EXPECT_FALSE(worker_pumps_[rank]->uses(memory)) << "a lane in this process still uses the memory";
           completions_[rank].push_back(action);
           if (action.status.code() != Code::kInvalidArgument) registrations_.erase({rank, action.key});
           if (on_complete_) on_complete_(rank, action);
@@ -280,6 +315,8 @@ class Cluster {
     config.stall_warning = std::chrono::seconds(1);
     config.backup_bytes = options_.backup_bytes;
     config.lanes = options_.lanes;
+    if (has_near(lane)) config.near_worker = PeerId{lane};
+    config.min_loan_bytes = 2 * runtime::ProcessEndpoint::kMaxInlineBytes;
     slots_.emplace_back(std::size_t{slots()} * options_.chunk_bytes);
     if (options_.strict) {
       own_registrations_.push_back(domains_[options_.workers + lane]->hold(slots_.back()));
@@ -291,13 +328,12 @@ class Cluster {
     const std::size_t receives = options_.lane_receives != 0 ? options_.lane_receives : announces + answers;
     runtime::PumpOptions pump{options_.workers * receives,
                               std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200)};
+    if (has_near(lane)) pump.near.push_back({PeerId{lane}, receives});
     pump.links.self = PeerId{options_.workers + lane};
     pump.links.job_id = kJob;
     for (std::uint32_t w = 0; w < options_.workers; ++w) pump.links.peers.push_back(PeerId{w});
-    lane_pumps_.push_back(std::make_unique<LanePump>(
-        *lanes_.back(), *endpoints_[options_.workers + lane], pump,
-        [](const ReduceAction& action) { server::reduce(action.spec, action.inputs, action.outputs); },
-        [](const CompleteAction&) { std::abort(); }));
+    lane_pumps_.push_back(std::make_unique<LanePump>(*lanes_.back(), *endpoints_[options_.workers + lane], pump,
+                                                     carry_out, [](const CompleteAction&) { std::abort(); }));
   }
 
   template <class Engines, class Pumps>
@@ -313,7 +349,8 @@ class Cluster {
       }
       const bool looks = pumps[i]->next_deadline() <= now;
       const bool is_due = checked_[first_peer + i] != nullptr && checked_[first_peer + i]->next_deadline() <= now;
-      if (is_due || looks || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
+      const bool is_near = has_near(i);  // The network does not know what comes from there.
+      if (is_due || looks || is_near || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
         busy |= pumps[i]->step(now) || is_due || looks;
       }
     }

@@ -11,6 +11,9 @@
 
 #include "core/status.h"
 #include "fusion_buffer/shard_plan.h"
+#include "runtime/lane.h"
+#include "runtime/progress.h"
+#include "runtime/progress_options.h"
 
 namespace herring::runtime {
 namespace {
@@ -113,6 +116,23 @@ TEST(Placement, EachWorkerOfEvenHostsHasAServer) {
   EXPECT_EQ(rails(4, {5, 4, 1, 2}), 0b110u);
   EXPECT_EQ(rails(4, {4, 1, 5}), 0b010u) << "no server of a host has workers that are not in the group";
   EXPECT_EQ(rails(4, {4, 0}), worker::kEveryRail) << "no rail is theirs";
+}
+
+TEST(Placement, AWorkerLendsToTheServerInsideItAndToNoOther) {
+  Config config;
+  const Placement placement = place(config, {"a", "a", "b", "b"});
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ProgressOptions options;
+    options.placement = &placement;
+    options.rank = rank;
+    const std::vector<PeerId> near = make_network_config(options).near_lanes;
+    ASSERT_EQ(near.size(), 1u);
+    const auto lane = std::ranges::find(placement.lanes, near[0], &LanePlace::peer);
+    EXPECT_EQ(lane->owner, rank);
+    EXPECT_EQ(lane_options(config, placement, *lane).near_worker, rank);
+    options.config.intra_node = Switch::kOff;
+    EXPECT_TRUE(make_network_config(options).near_lanes.empty());
+  }
 }
 
 TEST(Placement, NoMoreLanesThanAWorkerShouldBeConnectedToAndAllWorkersHaveTheSame) {

@@ -132,6 +132,83 @@ TEST(ProcessEndpoint, AMessageThatWasTakenBackMeetsNoReceive) {
   EXPECT_EQ(in, Bytes(100'000));
 }
 
+/// A message of a header and so many bytes that `other` takes as a loan.
+struct LoanPair : Pair {
+  explicit LoanPair(std::size_t bytes) : payload(filled(bytes, 7)) {
+    EXPECT_TRUE(other->post_loan_receive(PeerId{0}, Tag{1}, head_in, Token{1}).is_ok());
+    EXPECT_TRUE(one->post_send(PeerId{1}, Tag{1}, head, payload, Token{2}).is_ok());
+  }
+  Bytes head = filled(64, 3), head_in = Bytes(64);
+  Bytes payload;
+};
+
+TEST(ProcessEndpoint, WhatIsLentStaysWhereItIsUntilItIsGivenBack) {
+  LoanPair pair(100'000);
+  std::vector<Completion> done = poll(*pair.other);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_TRUE(done[0].status.is_ok());
+  EXPECT_EQ(done[0].bytes, 100'064u);
+  EXPECT_EQ(pair.head_in, pair.head);
+  std::shared_ptr<Loan> loan = std::move(done[0].loan);
+  ASSERT_NE(loan, nullptr);
+  EXPECT_EQ(loan->memory().data(), pair.payload.data());
+  EXPECT_EQ(loan->memory().size(), pair.payload.size());
+  EXPECT_TRUE(loan->begin());
+  loan->memory()[5] = std::byte{9};
+  loan->end();
+  EXPECT_TRUE(poll(*pair.one).empty()) << "the send is not over";
+  loan.reset();
+  done = poll(*pair.one);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_EQ(done[0].token, Token{2});
+  EXPECT_TRUE(done[0].status.is_ok());
+  EXPECT_EQ(pair.payload[5], std::byte{9});
+}
+
+TEST(ProcessEndpoint, WhatIsLentMayBeTakenBackAndThenIsNotTouched) {
+  LoanPair pair(100'000);
+  std::vector<Completion> done = poll(*pair.other);
+  ASSERT_EQ(done.size(), 1u);
+  std::shared_ptr<Loan> loan = std::move(done[0].loan);
+  pair.one->remove_peer(PeerId{1});
+  EXPECT_FALSE(loan->begin());
+  ASSERT_EQ(poll(*pair.one).size(), 1u);
+  // The token is free: another send that has it is not over because the loan ends.
+  ProcessEndpoint::introduce(*pair.one, PeerId{0}, *pair.other, PeerId{1});
+  ASSERT_TRUE(pair.one->post_send(PeerId{1}, Tag{2}, pair.head, pair.payload, Token{2}).is_ok());
+  loan.reset();
+  EXPECT_TRUE(poll(*pair.one).empty());
+}
+
+TEST(ProcessEndpoint, ALenderThatGoesWaitsForWhoIsAtIt) {
+  for (int round = 0; round < 200; ++round) {
+    LoanPair pair(1 << 20);
+    std::vector<Completion> done = poll(*pair.other);
+    ASSERT_EQ(done.size(), 1u);
+    std::shared_ptr<Loan> loan = std::move(done[0].loan);
+    done.clear();
+    std::thread receiver([&loan] {
+      if (!loan->begin()) return;
+      const std::span<std::byte> memory = loan->memory();
+      std::fill(memory.begin(), memory.end(), std::byte{1});
+      loan->end();
+    });
+    if (round % 3 == 0) std::this_thread::yield();
+    pair.one.reset();
+    Bytes().swap(pair.payload);  // Sanitizers watch who writes it now.
+    receiver.join();
+    loan.reset();
+  }
+}
+
+TEST(ProcessEndpoint, WhatIsSmallIsNotLent) {
+  LoanPair pair(100);
+  const std::vector<Completion> done = poll(*pair.other);
+  ASSERT_EQ(done.size(), 1u);
+  EXPECT_FALSE(done[0].status.is_ok());
+  EXPECT_EQ(done[0].loan, nullptr);
+}
+
 /// Rank 0 reaches 1 near and 2 far; both ways are endpoints of this process.
 struct Routes {
   Routes() {

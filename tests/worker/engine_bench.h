@@ -117,7 +117,7 @@ struct Bench {
     control(header, body);
   }
   /// The lane's Result of one chunk; false where nothing waits for it.
-  bool result(const SendAction& announce, std::uint32_t chunk, bool right = true) {
+  bool result(const SendAction& announce, std::uint32_t chunk, bool right = true, std::uint16_t flags = 0) {
     const auto body = wire::decode_announce(announce.body);
     const auto found = posted.find(announce.header.tag + chunk);
     if (found == posted.end()) return false;
@@ -127,7 +127,8 @@ struct Bench {
     header.tag = announce.header.tag + chunk;
     header.chunk = chunk;
     if (body->owned_count > 0) header.offset = body->shard_offset + std::uint64_t{chunk} * kChunk;
-    header.payload_bytes = static_cast<std::uint32_t>(receive.payload.size());
+    header.flags = flags;
+    header.payload_bytes = flags == 0 ? static_cast<std::uint32_t>(receive.payload.size()) : 0;
     if (!right) header.chunk += 1;
     engine->on_received(now, receive.token, Status::ok(), header);
     collect();

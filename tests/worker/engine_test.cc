@@ -162,6 +162,22 @@ TEST(WorkerEngine, CompletesOnceWhenAllResultsAreInAndAllSendsAreDone) {
   EXPECT_TRUE(bench.engine->is_idle());
 }
 
+TEST(WorkerEngine, ALaneInThisProcessMayPutTheResultWhereThePushLies) {
+  for (const bool is_near : {false, true}) {
+    Bench bench(2);
+    if (is_near) bench.config.near_lanes = {PeerId{kWorkers}};
+    bench.build();
+    std::vector<std::byte> memory(4 * kChunk);
+    bench.submit(bench.operation(1, memory));
+    const std::vector<SendAction> announces = bench.sends(wire::MessageType::kAnnounce);
+    const SendAction near = *std::ranges::find(announces, PeerId{kWorkers}, &SendAction::to);
+    bench.take_push(near, 2);
+    for (std::uint32_t chunk = 0; chunk < 2; ++chunk) bench.result(near, chunk, true, wire::kFlagInPlace);
+    EXPECT_EQ(bench.engine->stats().messages_rejected, is_near ? 0u : 2u);
+    EXPECT_EQ(bench.engine->stats().bytes_received, is_near ? 2u * kChunk : 0u);
+  }
+}
+
 TEST(WorkerEngine, AGrantIsAnsweredOnce) {
   Bench bench(1);
   std::vector<std::byte> memory(2 * kChunk);
