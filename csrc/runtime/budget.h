@@ -12,7 +12,7 @@ struct BudgetInput {
   std::uint32_t hosts = 1;
   std::vector<std::uint32_t> lane_windows;  ///< By lane: chunks of one worker that may be in flight to it.
   std::uint32_t lanes_of_server = 1;        ///< Config::lanes
-  std::uint32_t rails = 1;        ///< LanePlace::rails: so many workers of a host share what it has for one lane.
+  std::uint32_t rails = 1;        ///< Placement::rails: so many workers of a host share what it has for one lane.
   std::uint32_t chunk_bytes = 0;  ///< Of this job.
   std::uint32_t eager_bytes = 0;
   bool failover = false;

@@ -24,24 +24,22 @@ void add_server(Placement& placement, const Config& config, LanePlace like, std:
   }
 }
 
-/// A server in each of the first `rails` workers of every host, which share the host's weight.
-void add_embedded(Placement& placement, const Config& config, std::span<const Member> workers, double weight,
-                  std::uint32_t rails = 1) {
+/// A server in each of the first Placement::rails workers of every host, which share the host's weight.
+void add_embedded(Placement& placement, const Config& config, std::span<const Member> workers, double weight) {
   // One rail after the other: a part that goes to a few lanes goes to several hosts.
-  std::vector<std::vector<std::uint32_t>> workers_of(rails);
+  std::vector<std::vector<std::uint32_t>> workers_of(placement.rails);
   std::vector<std::uint32_t> served(placement.hosts, 0);
   for (std::uint32_t worker = 0; worker < workers.size(); ++worker) {
     const std::uint32_t rail = served[placement.host_of[worker]]++;
-    if (rail < rails) workers_of[rail].push_back(worker);
+    if (rail < placement.rails) workers_of[rail].push_back(worker);
   }
-  for (std::uint32_t rail = 0; rail < rails; ++rail) {
+  for (std::uint32_t rail = 0; rail < placement.rails; ++rail) {
     for (const std::uint32_t worker : workers_of[rail]) {
       LanePlace like;
-      like.weight = weight / rails;
+      like.weight = weight / placement.rails;
       like.embedded = true;
       like.owner = worker;
       like.rail = rail;
-      like.rails = rails;
       add_server(placement, config, like, "embedded in " + to_string(workers[worker]));
     }
   }
@@ -100,7 +98,7 @@ void set_windows(Placement& placement, const Config& config) {
   double largest = 0;
   for (const LanePlace& lane : placement.lanes) {
     total += lane.weight;
-    largest = std::max(largest, lane.weight * lane.rails);
+    largest = std::max(largest, lane.weight * placement.rails);
   }
   const double flight = static_cast<double>(config.chunk_bytes) * config.window;
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
@@ -112,7 +110,7 @@ void set_windows(Placement& placement, const Config& config) {
   }
   for (LanePlace& lane : placement.lanes) {
     // A worker has nothing for the lanes of other rails than its own.
-    const double chunks = flight * lane.weight * lane.rails / total / placement.chunk_bytes;
+    const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * kMostShares)));
@@ -124,10 +122,8 @@ void keep_within_budget(Placement& placement, const Config& config) {
   BudgetInput input;
   input.workers = placement.workers;
   input.hosts = placement.hosts;
-  for (const LanePlace& lane : placement.lanes) {
-    input.lane_windows.push_back(lane.max_window);
-    input.rails = lane.rails;
-  }
+  input.rails = placement.rails;
+  for (const LanePlace& lane : placement.lanes) input.lane_windows.push_back(lane.max_window);
   input.lanes_of_server = config.lanes;
   input.chunk_bytes = placement.chunk_bytes;
   input.eager_bytes = config.eager_bytes;
@@ -180,7 +176,8 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   if (!servers.empty()) {
     add_processes(placement, config, workers, servers);
   } else if (placement.hosts > 1) {
-    add_embedded(placement, config, workers, 1.0, rails_of(placement, config));
+    placement.rails = rails_of(placement, config);
+    add_embedded(placement, config, workers, 1.0);
   } else if ((config.intra_node == Switch::kOff || config.backup_workers > 0) && placement.workers > 1) {
     add_embedded(placement, config, workers, 1.0);
   }
@@ -208,10 +205,10 @@ namespace {
 /// GroupRoute::rails
 std::uint64_t rails_within(const Placement& placement, std::span<const std::uint32_t> ranks,
                            std::span<const std::uint32_t> hosts) {
+  if (placement.rails == 1) return worker::kEveryRail;
   std::uint64_t all = 0;
   std::uint64_t lacking = 0;
   for (const LanePlace& lane : placement.lanes) {
-    if (lane.rails == 1) return worker::kEveryRail;
     const std::uint64_t rail = std::uint64_t{1} << lane.rail;
     all |= rail;
     const bool is_near = std::ranges::find(hosts, placement.host_of[lane.owner]) != hosts.end();

@@ -24,8 +24,7 @@ struct LanePlace {
   std::uint32_t max_window = 0;  ///< and at most, where they go quickly (server/adaptive_window.h).
   bool embedded = false;         ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
-  std::uint32_t rail = 0;   ///< worker::Rail: where several workers of each host have servers.
-  std::uint32_t rails = 1;  ///< So many have.
+  std::uint32_t rail = 0;  ///< worker::EngineConfig::lane_rails; below Placement::rails.
 };
 
 /// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on
@@ -37,6 +36,7 @@ struct Placement {
   std::uint32_t hosts = 0;
   bool host_first = false;  ///< The ranks of a host reduce among themselves before the network.
   std::vector<LanePlace> lanes;
+  std::uint32_t rails = 1;           ///< So many workers of each host have a server in them, where they all are there.
   bool failover = false;             ///< A server process that dies has others to move its work to, and may.
   std::uint32_t backup_workers = 0;  ///< Config::backup_workers; then there are lanes, where there are two workers.
   std::uint32_t chunk_bytes = 0;     ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.

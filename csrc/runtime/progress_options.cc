@@ -19,19 +19,18 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
   worker::EngineConfig config;
   config.self = PeerId{options.rank};
   config.job_id = options.job_id;
-  std::uint32_t rails = 1;
   for (const LanePlace& lane : placement.lanes) {
-    rails = std::max(rails, lane.rails);
     config.lanes.push_back(lane.peer);
     config.lane_weights.push_back(lane.weight);
-    config.lane_rails.push_back({lane.rail, lane.rails});
+    config.lane_rails.push_back(lane.rail);
     if (near_worker(options.config, lane) == options.rank) config.near_lanes.push_back(lane.peer);
   }
+  config.rails = placement.rails;
   config.chunk_bytes = placement.chunk_bytes;
   config.max_eager_bytes = placement.budget.eager_bytes;
   config.eager_window = placement.budget.eager_window;
   config.announce_credits = placement.budget.announce_credits;
-  config.min_shard_bytes = std::min(placement.budget.eager_bytes, kMinShardBytes * rails);
+  config.min_shard_bytes = std::min(placement.budget.eager_bytes, kMinShardBytes * placement.rails);
   config.lane_grace = dead_after(options.config);
   config.sealed_sends = options.config.checksum == Toggle::kOn;
   config.failover = placement.failover;

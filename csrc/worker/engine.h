@@ -15,24 +15,20 @@
 
 namespace herring::worker {
 
-/// Where each rank of a host serves a lane, the ranks with the same number on all hosts form a rail: what a host has
-/// for a lane of rail `index` of `count` is owned by its owners index, index + count, ... Of one rail: by all of them.
-/// At most 64.
-struct Rail {
-  std::uint32_t index = 0;
-  std::uint32_t count = 1;
-};
-
 struct EngineConfig {
   PeerId self;  ///< This worker's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
-  std::vector<PeerId> lanes;          ///< Endpoint of each lane, in plan order.
-  std::vector<double> lane_weights;   ///< Same length; ShardPlanInput::weights.
-  std::vector<PeerId> near_lanes;     ///< In this process: pushes may be lent to them, and Results come in their place.
-  std::vector<Rail> lane_rails;       ///< Same length, or empty: each lane is everybody's. Not with failover.
-  std::uint32_t chunk_bytes = 0;      ///< A multiple of 64.
-  std::uint32_t max_eager_bytes = 0;  ///< Shards up to this travel inside the announce.
+  std::vector<PeerId> lanes;         ///< Endpoint of each lane, in plan order.
+  std::vector<double> lane_weights;  ///< Same length; ShardPlanInput::weights.
+  std::vector<PeerId> near_lanes;    ///< In this process: pushes may be lent to them, and Results come in their place.
+  /// Where each rank of a host serves a lane, the ranks with the same number on all hosts form a rail: what a host has
+  /// for a lane of rail r is owned by its owners r, r + rails, ... Of one rail: by all of them. At most 64; not with
+  /// failover.
+  std::uint32_t rails = 1;
+  std::vector<std::uint32_t> lane_rails;  ///< As `lanes`; may be empty where there is one rail.
+  std::uint32_t chunk_bytes = 0;          ///< A multiple of 64.
+  std::uint32_t max_eager_bytes = 0;      ///< Shards up to this travel inside the announce.
   std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes

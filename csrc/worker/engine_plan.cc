@@ -16,15 +16,24 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-bool takes_part(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
-  return rails == kEveryRail || (!config.lane_rails.empty() && (rails >> config.lane_rails[lane].index & 1) != 0);
+std::uint32_t rail_of(const EngineConfig& config, std::uint32_t lane) {
+  return config.lane_rails.empty() ? 0 : config.lane_rails[lane];
 }
 
-/// The lane's rail among those that take part.
-Rail rail_among(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
-  const Rail rail = config.lane_rails.empty() ? Rail{} : config.lane_rails[lane];
-  if (rails == kEveryRail || rail.count == 1) return rail;
-  const std::uint64_t before = (std::uint64_t{1} << rail.index) - 1;
+bool takes_part(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
+  return rails == kEveryRail || (rails >> rail_of(config, lane) & 1) != 0;
+}
+
+/// A rail's number among those that take part, and how many do.
+struct RailAmong {
+  std::uint32_t index = 0;
+  std::uint32_t count = 1;
+};
+
+RailAmong rail_among(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
+  const std::uint32_t rail = rail_of(config, lane);
+  if (rails == kEveryRail || config.rails == 1) return {rail, config.rails};
+  const std::uint64_t before = (std::uint64_t{1} << rail) - 1;
   return {static_cast<std::uint32_t>(std::popcount(rails & before)), static_cast<std::uint32_t>(std::popcount(rails))};
 }
 
@@ -36,7 +45,7 @@ struct Owners {
 };
 
 Owners owners_of(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails, std::uint32_t owner_count) {
-  const Rail rail = rail_among(config, lane, rails);
+  const RailAmong rail = rail_among(config, lane, rails);
   // A rail that nobody is on: somebody looks after it.
   if (rail.index >= owner_count) return {rail.index % owner_count, rail.count, 1};
   return {rail.index, rail.count, (owner_count - rail.index - 1) / rail.count + 1};
@@ -140,8 +149,10 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
       (operation.owner_count != 1 || !is_sane(operation.roster, operation.contributor_count))) {
     return wrong("a roster of contributors that do not exist");
   }
-  bool has_lane = operation.rails == kEveryRail;
-  for (const Rail& rail : config.lane_rails) has_lane = has_lane || (operation.rails >> rail.index & 1) != 0;
+  bool has_lane = false;
+  for (std::uint32_t lane = 0; lane < config.lanes.size(); ++lane) {
+    has_lane = has_lane || takes_part(config, lane, operation.rails);
+  }
   if (!has_lane) return wrong("no lane is on the rails that take part");
   const Collective collective = operation.descriptor.collective;
   if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {

@@ -85,9 +85,8 @@ class Cluster {
     config.job_id = kJob;
     for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) config.lanes.push_back(PeerId{options_.workers + lane});
     config.lane_weights = options_.weights.empty() ? std::vector<double>(options_.lanes, 1.0) : options_.weights;
-    for (std::uint32_t lane = 0; lane < options_.lanes && !options_.failover; ++lane) {
-      config.lane_rails.push_back({lane % options_.rails, options_.rails});
-    }
+    if (!options_.failover) config.rails = options_.rails;
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) config.lane_rails.push_back(lane % config.rails);
     if (has_near(rank)) config.near_lanes = {PeerId{options_.workers + rank}};
     config.chunk_bytes = options_.chunk_bytes;
     config.max_eager_bytes = options_.max_eager_bytes;

@@ -32,7 +32,8 @@ TEST(WorkerEngine, OwnedRangesCoverEveryByteOnce) {
 
 TEST(WorkerEngine, OwnersOnARailHaveTheShardsOfItsLanes) {
   Bench bench(4);
-  bench.config.lane_rails = {{0, 2}, {0, 2}, {1, 2}, {1, 2}};
+  bench.config.lane_rails = {0, 0, 1, 1};
+  bench.config.rails = 2;
   const OpKey key{GroupId{0}, 9, 0};
   for (const std::uint32_t owners : {1u, 2u, 3u, 4u}) {
     std::vector<std::vector<std::uint32_t>> owners_of_byte(40'960);
@@ -52,7 +53,8 @@ TEST(WorkerEngine, OwnersOnARailHaveTheShardsOfItsLanes) {
 
 TEST(WorkerEngine, AnOperationOfOneRailHasNothingForTheOthers) {
   Bench bench(4);
-  bench.config.lane_rails = {{0, 2}, {1, 2}, {0, 2}, {1, 2}};
+  bench.config.lane_rails = {0, 1, 0, 1};
+  bench.config.rails = 2;
   bench.config.announce_credits = 0;
   bench.build();
   std::vector<std::byte> memory(20'000);
