@@ -80,7 +80,7 @@ class Process:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._session: Session | None = None
+        self.running: Session | None = None  # as session(), where a call is too slow
         self._ended = False
         self._has_warned = False
         self._pid = os.getpid()
@@ -95,11 +95,11 @@ class Process:
 
     def session(self) -> Session | None:
         """The running session, if any."""
-        return self._session
+        return self.running
 
     def current(self) -> Session:
         """The running session. Raises ShutdownError that says why there is none."""
-        session = self._session
+        session = self.running
         if session is not None:
             return session
         self.refuse_in_child()
@@ -119,9 +119,9 @@ class Process:
         """Joins the job and connects; where that was done, checks that nothing else is asked for and returns it."""
         with self._lock:
             self.refuse_in_child()
-            if self._session is not None:
-                _check_same(self._session, settings, rank, size)
-                return self._session
+            if self.running is not None:
+                _check_same(self.running, settings, rank, size)
+                return self.running
             _refuse_second_import()
             open_standard_descriptors()
             config = read_settings(settings)
@@ -139,20 +139,20 @@ class Process:
                     job.client.report_failure(_text_of(type(error), error))
                 job.close()
                 raise
-            self._session = Session(job, runtime)
-            if self._session.elastic is not None:
-                listeners.listen_to(self._session.elastic)
+            self.running = Session(job, runtime)
+            if self.running.elastic is not None:
+                listeners.listen_to(self.running.elastic)
             self._ended = False
             self._install_hooks()
-            announce(self._session)
+            announce(self.running)
             for callback in self._starts:
                 callback()
-            return self._session
+            return self.running
 
     def stop(self) -> None:
         """Finishes what is pending and leaves the job. Idempotent; nothing in a forked child."""
         with self._lock:
-            session, self._session = self._session, None
+            session, self.running = self.running, None
             if session is None:
                 return
             self._ended = True
@@ -196,7 +196,7 @@ class Process:
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         """Tells the other processes at once that this one goes down; then everything goes on as it would have."""
-        session = self._session
+        session = self.running
         if session is not None:
             text = _text_of(kind, error)
             with contextlib.suppress(HerringError):
@@ -207,9 +207,9 @@ class Process:
 
     def _after_fork_in_child(self) -> None:
         # The native objects notice by themselves that this is another process, and let go of nothing.
-        if self._session is not None:
+        if self.running is not None:
             self._forked_from = self._pid
-            self._session = None
+            self.running = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
 

@@ -258,6 +258,13 @@ class Work:
         """Of a reduction with backup workers that has ended well: the group ranks that are in it. Empty: all."""
 
 @final
+class TensorReader:
+    """Reads tensors of exactly these classes, by the functions that those export for DLPack 1.3. Raises TypeError where
+    they export none. `veto`: their method that says that a tensor's memory is not all of it."""
+
+    def __init__(self, classes: tuple[type, ...], veto: str) -> None: ...
+
+@final
 class Fusion:
     """Small reductions by name of one group; docs/adr/0015-fusion-rounds.md. Every rank of the group makes one."""
 
@@ -273,8 +280,9 @@ class Fusion:
         cycle: float,
         timeout: float,
         series: int,
-        go_alone: Callable[[int, Any], object],
-    ) -> None: ...
+        go_alone: Callable[[int, Any, Any, str, int, float, float], object],
+    ) -> None:
+        """go_alone(ticket, tensor, output, name, op, prescale, postscale): that one travels by itself."""
     def submit(
         self,
         name: str,
@@ -285,17 +293,29 @@ class Fusion:
         shape: tuple[int, ...],
         prescale: float,
         postscale: float,
-        owner: Any,
+        tensor: Any,
+        output: Any,
         /,
     ) -> int:
-        """Starts a reduction of memory at these addresses, which `owner` holds and go_alone() gets; its ticket, from
-        1 << 60 on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
+        """Starts a reduction of memory at these addresses, which `tensor` and `output` hold; its ticket, from 1 << 60
+        on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
+    def submit_tensor(
+        self, reader: TensorReader, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float, /
+    ) -> int | None:
+        """submit() with what the reader finds; None where it cannot read them, or they differ."""
+    def __contains__(self, ticket: int) -> bool:
+        """Whether somebody has to finish it yet."""
+    def in_flight(self) -> list[tuple[int, str]]:
+        """Such tickets and their names."""
     def poll(self, ticket: int) -> bool:
         """Whether it has ended or gone alone. Its name is free then."""
     def wait(self, ticket: int, timeout: float) -> bool | None:
         """True: it has ended. False: it went alone. None: not after `timeout` seconds."""
-    def finish(self, ticket: int, timeout: float) -> bool | None:
-        """wait(); then it is forgotten, and raises how it ended, where not well."""
+    def finish(self, ticket: int, timeout: float, /) -> Any:
+        """wait(), then it is forgotten: its output. False: it went alone. None: it is not in flight. Raises how it
+        ended, where not well; then drop() it."""
+    def drop(self, ticket: int) -> str | None:
+        """Forgets one that has failed; its name."""
     def on_end(self, ticket: int, callback: Callable[[bool], object]) -> None:
         """Calls it when it has ended here, with what finish() would return."""
     def went_outside(self, name: str) -> None: ...

@@ -67,44 +67,6 @@ bool parse_format(std::string_view format, py::ssize_t item_bytes, DataType& dty
   return element_bytes(dtype) == static_cast<std::size_t>(item_bytes);
 }
 
-bool parse_dtype(dlpack::DataType from, DataType& dtype) {
-  if (from.lanes != 1) return false;
-  switch (from.code << 8 | from.bits) {
-    case dlpack::kFloat << 8 | 16:
-      dtype = DataType::kFloat16;
-      return true;
-    case dlpack::kFloat << 8 | 32:
-      dtype = DataType::kFloat32;
-      return true;
-    case dlpack::kFloat << 8 | 64:
-      dtype = DataType::kFloat64;
-      return true;
-    case dlpack::kBfloat << 8 | 16:
-      dtype = DataType::kBFloat16;
-      return true;
-    case dlpack::kInt << 8 | 8:
-      dtype = DataType::kInt8;
-      return true;
-    case dlpack::kInt << 8 | 16:
-      dtype = DataType::kInt16;
-      return true;
-    case dlpack::kInt << 8 | 32:
-      dtype = DataType::kInt32;
-      return true;
-    case dlpack::kInt << 8 | 64:
-      dtype = DataType::kInt64;
-      return true;
-    case dlpack::kUInt << 8 | 8:
-      dtype = DataType::kUInt8;
-      return true;
-    case dlpack::kBool << 8 | 8:
-      dtype = DataType::kBool;
-      return true;
-    default:
-      return false;
-  }
-}
-
 std::string describe(dlpack::DataType dtype) {
   const char* kind = dtype.code == dlpack::kInt       ? "int"
                      : dtype.code == dlpack::kUInt    ? "uint"
@@ -198,17 +160,6 @@ Buffer take_exported(py::handle object, Access access, const std::string& role) 
   return {view_of(*static_cast<const Py_buffer*>(owner.get()), object, access, role), owner};
 }
 
-bool is_contiguous(const dlpack::Tensor& tensor) {
-  if (tensor.strides == nullptr) return true;
-  std::int64_t expected = 1;
-  for (int i = tensor.dims - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return true;
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
-    expected *= tensor.shape[i];
-  }
-  return true;
-}
-
 void check_device(py::handle object, const std::string& role) {
   if (!py::hasattr(object, "__dlpack_device__")) return;
   const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
@@ -288,6 +239,55 @@ Buffer take_foreign(py::handle object, Access access, const std::string& role) {
 }
 
 }  // namespace
+
+bool parse_dtype(dlpack::DataType from, DataType& dtype) {
+  if (from.lanes != 1) return false;
+  switch (from.code << 8 | from.bits) {
+    case dlpack::kFloat << 8 | 16:
+      dtype = DataType::kFloat16;
+      return true;
+    case dlpack::kFloat << 8 | 32:
+      dtype = DataType::kFloat32;
+      return true;
+    case dlpack::kFloat << 8 | 64:
+      dtype = DataType::kFloat64;
+      return true;
+    case dlpack::kBfloat << 8 | 16:
+      dtype = DataType::kBFloat16;
+      return true;
+    case dlpack::kInt << 8 | 8:
+      dtype = DataType::kInt8;
+      return true;
+    case dlpack::kInt << 8 | 16:
+      dtype = DataType::kInt16;
+      return true;
+    case dlpack::kInt << 8 | 32:
+      dtype = DataType::kInt32;
+      return true;
+    case dlpack::kInt << 8 | 64:
+      dtype = DataType::kInt64;
+      return true;
+    case dlpack::kUInt << 8 | 8:
+      dtype = DataType::kUInt8;
+      return true;
+    case dlpack::kBool << 8 | 8:
+      dtype = DataType::kBool;
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_contiguous(const dlpack::Tensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  for (int i = tensor.dims - 1; i >= 0; --i) {
+    if (tensor.shape[i] == 0) return true;
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
 
 void Buffer::take(py::handle object, Access access, const std::string& role) {
   *this = is_exporter(object) ? take_exported(object, access, role) : take_foreign(object, access, role);

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "bindings/core/dlpack.h"
 #include "bindings/core/python.h"
 #include "core/operation.h"
 #include "core/types.h"
@@ -35,6 +36,11 @@ struct View {
   DataType dtype = DataType::kFloat32;
   Shape shape;
 };
+
+/// False for a type that Herring does not reduce.
+bool parse_dtype(dlpack::DataType from, DataType& dtype);
+/// Row-major, without gaps.
+bool is_contiguous(const dlpack::Tensor& tensor);
 
 /// Memory that is kept alive (and, for the buffer protocol, exported) until the last copy of `owner` goes, which may
 /// happen on any thread.

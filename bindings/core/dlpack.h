@@ -52,6 +52,19 @@ struct ManagedTensorVersioned {
   Tensor tensor;
 };
 
-static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80);
+/// What a class of tensors has as __dlpack_c_exchange_api__, from version 1.3 on: C functions instead of capsules. The
+/// ones that Herring does not call are pointers without a type.
+struct ExchangeApi {
+  Version version;
+  ExchangeApi* previous;  ///< Of another major version.
+  void* allocate;
+  void* export_managed;
+  void* import_managed;
+  int (*describe)(void* object, Tensor* out);  ///< Borrowed from the object. Not 0: a Python exception is set.
+  void* current_stream;
+};
+
+static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80 &&
+              sizeof(ExchangeApi) == 56);
 
 }  // namespace herring::python::dlpack

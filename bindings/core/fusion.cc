@@ -1,9 +1,14 @@
 #include "collectives/fusion.h"
 
+#include <algorithm>
+#include <array>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
+#include "bindings/core/tensor_reader.h"
 #include "core/clock.h"
 
 namespace herring::python {
@@ -44,8 +49,19 @@ class Callback final {
   std::shared_ptr<py::function> function_;
 };
 
-/// What Python says of tickets that have not been finished; touched with the interpreter's lock alone.
-using Owners = std::unordered_map<Ticket, py::object>;
+/// What a ticket that has not been finished is about.
+struct Owner {
+  py::object source;
+  py::object result;
+  py::object name;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1;
+  double postscale = 1;
+};
+
+/// Not Python's tuples, of which its garbage collector would look at thousands in each step. Touched with the
+/// interpreter's lock alone.
+using Owners = std::unordered_map<Ticket, Owner>;
 
 struct PyFusion {
   PyFusion(std::shared_ptr<Fusion> fusion, std::shared_ptr<Owners> kept)
@@ -71,7 +87,10 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
   const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket, const auto&) {
     return callback([&weak, ticket](const py::function& function) {
       const std::shared_ptr<Owners> all = weak.lock();
-      if (all) function(ticket, all->at(ticket));
+      if (!all) return;
+      const Owner owner = all->at(ticket);  // It may be finished meanwhile.
+      function(ticket, owner.source, owner.result, owner.name, static_cast<unsigned>(owner.op), owner.prescale,
+               owner.postscale);
     });
   };
   return std::make_unique<PyFusion>(std::make_shared<Fusion>(runtime.owned.get(), GroupId{group}, ranks, settings, go),
@@ -108,9 +127,28 @@ std::optional<TensorSpec> spec_of(PyObject* dtype, PyObject* op, PyObject* shape
   return spec;
 }
 
-/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, owner, /): the ticket, or 0.
-Ticket submit(PyObject* self, std::span<PyObject* const> arguments) {
-  if (arguments.size() != 9) throw py::type_error("submit() takes 9 arguments");
+PyTypeObject* fusion_type = nullptr;
+
+Ticket start(const PyFusion& fusion, const TensorSpec& spec, std::span<const std::byte> source,
+             std::span<std::byte> result, Owner owner) {
+  const std::optional<Ticket> ticket = fusion.owned.get()->submit({text_of(owner.name), spec, source, result});
+  if (!ticket) return 0;
+  fusion.owners->emplace(*ticket, std::move(owner));
+  return *ticket;
+}
+
+Owner owner_of(PyObject* source, PyObject* result, PyObject* name, const TensorSpec& spec) {
+  return {py::reinterpret_borrow<py::object>(source),
+          py::reinterpret_borrow<py::object>(result),
+          py::reinterpret_borrow<py::object>(name),
+          spec.descriptor.reduce,
+          spec.prescale,
+          spec.postscale};
+}
+
+/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, tensor, output, /): the ticket, or 0.
+std::optional<Ticket> submit(PyObject* self, std::span<PyObject* const> arguments) {
+  if (arguments.size() != 10) throw py::type_error("submit() takes 10 arguments");
   std::optional<TensorSpec> spec = spec_of(arguments[3], arguments[4], arguments[5]);
   if (!spec) return 0;
   spec->prescale = factor(arguments[6]);
@@ -119,18 +157,42 @@ Ticket submit(PyObject* self, std::span<PyObject* const> arguments) {
   const auto memory = [&](PyObject* address) {
     return std::span(reinterpret_cast<std::byte*>(number(address)), bytes);
   };
-  const auto& fusion = py::cast<const PyFusion&>(py::handle(self));
-  const std::optional<Ticket> ticket =
-      fusion.owned.get()->submit({text_of(arguments[0]), *spec, memory(arguments[1]), memory(arguments[2])});
-  if (!ticket) return 0;
-  fusion.owners->emplace(*ticket, py::reinterpret_borrow<py::object>(arguments[8]));
-  return *ticket;
+  return start(native_of<PyFusion>(self, fusion_type), *spec, memory(arguments[1]), memory(arguments[2]),
+               owner_of(arguments[8], arguments[9], arguments[0], *spec));
 }
 
-/// As the interpreter has its own methods: a tensor's whole cost is this call.
+/// Fusion.submit_tensor(reader, tensor, output, name, op, prescale, postscale, /): the ticket, or 0. None where it
+/// has to be read otherwise.
+std::optional<Ticket> submit_tensor(PyObject* self, std::span<PyObject* const> arguments) {
+  if (arguments.size() != 7) throw py::type_error("submit_tensor() takes 7 arguments");
+  const auto& reader = native_of<TensorReader>(arguments[0], tensor_reader_type());
+  View source;
+  View result;
+  if (!reader.read(arguments[1], source)) return std::nullopt;
+  if (arguments[2] == arguments[1]) {
+    result = source;
+  } else if (!reader.read(arguments[2], result) || result.dtype != source.dtype ||
+             result.bytes.size() != source.bytes.size()) {
+    return std::nullopt;
+  }
+  TensorSpec spec;
+  spec.descriptor.dtype = source.dtype;
+  spec.descriptor.reduce = static_cast<ReduceOp>(number(arguments[4]));
+  spec.descriptor.shape = source.shape.sizes;
+  spec.descriptor.dims = source.shape.dims;
+  spec.descriptor.op_bytes = source.bytes.size();
+  spec.prescale = factor(arguments[5]);
+  spec.postscale = factor(arguments[6]);
+  return start(native_of<PyFusion>(self, fusion_type), spec, source.bytes, result.bytes,
+               owner_of(arguments[1], arguments[2], arguments[3], spec));
+}
+
+/// As the interpreter has its own methods: a tensor's whole cost is these calls.
+template <std::optional<Ticket> (*Submit)(PyObject*, std::span<PyObject* const>)>
 PyObject* submit_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
   return guarded([&] {
-    return PyLong_FromUnsignedLongLong(submit(self, {arguments, static_cast<std::size_t>(count)}));
+    const std::optional<Ticket> ticket = Submit(self, {arguments, static_cast<std::size_t>(count)});
+    return ticket ? PyLong_FromUnsignedLongLong(*ticket) : py::none().release().ptr();
   });
 }
 
@@ -155,14 +217,37 @@ std::optional<bool> wait(const PyFusion& self, Ticket ticket, double timeout) {
   return state == Fusion::State::kDone;
 }
 
-/// The same; it is forgotten, and how it ended is raised where not well.
-std::optional<bool> finish(const PyFusion& self, Ticket ticket, double timeout) {
-  const std::optional<bool> ended = wait(self, ticket, timeout);
-  if (!ended) return ended;
-  const Status status = self.owned.get()->forget(ticket);
-  self.owners->erase(ticket);
-  status.or_throw();
-  return ended;
+/// Fusion.finish(ticket, timeout, /): its result, or False where it went alone. None: no ticket of a tensor that is in
+/// flight. It is forgotten then. Raises how it ended, where not well; drop() follows.
+PyObject* finish_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
+  return guarded([&]() -> PyObject* {
+    if (count != 2) throw py::type_error("finish() takes 2 arguments");
+    const auto& fusion = native_of<PyFusion>(self, fusion_type);
+    const Ticket ticket = number(arguments[0]);
+    if (!fusion.owners->contains(ticket)) return py::none().release().ptr();
+    const std::optional<bool> ended = wait(fusion, ticket, factor(arguments[1]));
+    if (!ended) {
+      throw Error(Code::kInternal, "it did not end at its deadline: this is a bug in Herring, please report it");
+    }
+    fusion.owned.get()->forget(ticket).or_throw();
+    const auto owner = fusion.owners->extract(ticket);  // Another thread may have been faster.
+    if (owner.empty()) return py::none().release().ptr();
+    return *ended ? owner.mapped().result.inc_ref().ptr() : py::bool_(false).release().ptr();
+  });
+}
+
+/// The name of one that has failed, which is forgotten.
+py::object drop(const PyFusion& self, Ticket ticket) {
+  const auto owner = self.owners->extract(ticket);
+  return owner.empty() ? py::object(py::none()) : owner.mapped().name;
+}
+
+std::vector<std::pair<Ticket, py::object>> in_flight(const PyFusion& self) {
+  std::vector<std::pair<Ticket, py::object>> found;
+  found.reserve(self.owners->size());
+  for (const auto& [ticket, owner] : *self.owners) found.emplace_back(ticket, owner.name);
+  std::ranges::sort(found, {}, &std::pair<Ticket, py::object>::first);
+  return found;
 }
 
 void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
@@ -174,10 +259,18 @@ void on_end(const PyFusion& self, Ticket ticket, const py::function& callback) {
   });
 }
 
-void bind_submit(py::class_<PyFusion>& type) {
-  static PyMethodDef definition = {
-      "submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&submit_method)), METH_FASTCALL, nullptr};
-  add_method(type, definition);
+PyCFunction as_function(PyObject* (*method)(PyObject*, PyObject* const*, Py_ssize_t) noexcept) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(method));
+}
+
+void bind_methods(py::class_<PyFusion>& type) {
+  static std::array<PyMethodDef, 3> definitions = {{
+      {"submit", as_function(&submit_method<&submit>), METH_FASTCALL, nullptr},
+      {"submit_tensor", as_function(&submit_method<&submit_tensor>), METH_FASTCALL, nullptr},
+      {"finish", as_function(&finish_method), METH_FASTCALL, nullptr},
+  }};
+  fusion_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+  for (PyMethodDef& definition : definitions) add_method(type, definition);
 }
 
 }  // namespace
@@ -190,7 +283,9 @@ void bind_fusion(py::module_& module) {
       .def("poll", [](const PyFusion& self,
                       Ticket ticket) { return self.owned.get()->poll(ticket) != Fusion::State::kPending; })
       .def("wait", &wait)
-      .def("finish", &finish)
+      .def("drop", &drop)
+      .def("in_flight", &in_flight)
+      .def("__contains__", [](const PyFusion& self, Ticket ticket) { return self.owners->contains(ticket); })
       .def("on_end", &on_end)
       .def("went_outside", [](const PyFusion& self, const std::string& name) { self.owned.get()->went_outside(name); })
       .def("came_back", [](const PyFusion& self, const std::string& name) { self.owned.get()->came_back(name); })
@@ -201,7 +296,7 @@ void bind_fusion(py::module_& module) {
         py::gil_scoped_release unlocked;
         fusion->close(deadline_after(timeout));
       });
-  bind_submit(type);
+  bind_methods(type);
 }
 
 }  // namespace herring::python

@@ -1,8 +1,9 @@
 #include "bindings/core/python.h"
 
 namespace herring::python {
-void bind_cuda(py::module_& module);  // cuda.cc
-}
+void bind_cuda(py::module_& module);           // cuda.cc
+void bind_tensor_reader(py::module_& module);  // tensor_reader.cc
+}  // namespace herring::python
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "Herring's C++ runtime. Private: use the functions of the herring package.";
@@ -12,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   herring::python::bind_fabric(module);
   herring::python::bind_cuda(module);
   herring::python::bind_runtime(module);
+  herring::python::bind_tensor_reader(module);
   herring::python::bind_fusion(module);
   herring::python::bind_arrays(module);
   herring::python::bind_elastic(module);

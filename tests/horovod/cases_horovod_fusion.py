@@ -16,6 +16,7 @@ from common import expect_error
 import herring
 import herring.horovod.torch as hvd
 from herring.horovod._engine.engine import home
+from herring.horovod.torch import _operations as operations
 
 
 def _tensors(prefix: str, count: int = 50) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -84,6 +85,42 @@ def case_types_operators_and_factors() -> None:
     for handle, (_, values, op, factor) in zip(handles, made, strict=True):
         alone = hvd.allreduce(values, op=op, prescale_factor=factor, postscale_factor=2 * factor)
         assert torch.equal(hvd.synchronize(handle), alone), (values.dtype, op)
+
+
+class _Derived(torch.Tensor):
+    pass
+
+
+def _of_all_kinds(prefix: str) -> None:
+    value, total = float(hvd.rank() + 1), float(sum(range(hvd.size() + 1)))
+    negative = torch._neg_view(torch.full((5,), value))
+    assert negative.is_neg() and negative.is_contiguous()
+    kinds = {
+        "negative": (negative, -total),
+        "derived": (torch.full((5,), value).as_subclass(_Derived), total),
+        "parameter": (torch.nn.Parameter(torch.full((5,), value)), total),
+        "with gaps": (torch.full((4, 4), value).t()[:, ::2], total),
+        "nine dimensions": (torch.full((1,) * 9, value), total),
+        "scalar": (torch.tensor(value), total),
+        "empty": (torch.empty(0), total),
+    }
+    handles = [hvd.allreduce_async_(each, name=f"{prefix}.{kind}", op=hvd.Sum) for kind, (each, _) in kinds.items()]
+    for handle, (kind, (each, wanted)) in zip(handles, kinds.items(), strict=True):
+        assert hvd.synchronize(handle) is each, kind
+        assert bool((each.detach().resolve_neg() == wanted).all()), (kind, each)
+
+
+def case_tensors_of_all_kinds() -> None:
+    _of_all_kinds("kinds")
+
+
+def case_torch_without_functions_for_dlpack() -> None:
+    """As before 2.10; on one rank only, because nobody else can tell."""
+    reader = operations._READER
+    if hvd.rank() == 1:
+        operations._READER = None
+    _of_all_kinds("old")
+    operations._READER = reader
 
 
 def case_one_rank_comes_late_with_some() -> None:

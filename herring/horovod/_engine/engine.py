@@ -326,12 +326,12 @@ class Home:
     def peek(self) -> Engine | None:
         """The engine, if there is one whose session still runs."""
         engine = self._engine
-        return engine if engine is not None and process.session() is engine.session else None
+        return engine if engine is not None and process.running is engine.session else None
 
     def current(self) -> Engine:
         """The engine. Raises InvalidArgumentError (a ValueError, as Horovod) before init() and after shutdown()."""
-        engine = self.peek()
-        if engine is None:
+        engine = self._engine  # peek(), without the call: every small tensor comes here
+        if engine is None or process.running is not engine.session:
             raise InvalidArgumentError("Horovod has not been initialized; use hvd.init().")
         return engine
 

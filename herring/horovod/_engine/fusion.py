@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from herring import _core
-from herring._errors import HerringError, InternalError
+from herring._errors import HerringError
 from herring._operation import Operation
 from herring.horovod._engine.environment import read_number
 from herring.horovod.common.exceptions import HorovodInternalError
 
 if TYPE_CHECKING:
     from herring.horovod._engine.engine import Engine
-    from herring.horovod._engine.process_sets import ProcessSet
 
 # Groups of Horovod's process sets are numbered from 0; their small tensors have groups of their own, from here.
 _FIRST_GROUP = 1 << 20
+# Tickets are from here on, and have the number of the process set above their lowest 40 bits.
+FIRST_TICKET = 1 << 60
+_MOST_SETS = 0xFFFFF
 # Past this a bucket saves no more than its copies cost.
 _MOST_TENSOR_BYTES = 1 << 20
 # What ends an operation at its deadline adds a little; past this much more it never will.
@@ -30,23 +33,9 @@ _SERIES = itertools.count()
 _OTHER = "\x1f"
 
 
-# Addresses of source and result, numbers of dtype and operator, shape, prescale and postscale.
-Tensor = tuple[int, int, int, int, tuple[int, ...], float, float]
-
-
-class Fused(NamedTuple):
-    """One tensor that travels with others. A single tuple, because Python's garbage collector looks at each of a
-    thousand of them."""
-
-    fusion: _core.Fusion
-    start_alone: Callable[[Fused], Operation]
-    source: Any
-    result: Any  # what synchronize() returns
-    name: str
-    op: int
-    prescale_factor: float
-    postscale_factor: float
-    process_set: ProcessSet
+# Starts the ordinary operation of one that goes alone: tensor, output, name, number of the operator, prescale,
+# postscale, number of the process set.
+StartAlone = Callable[[Any, Any, str, int, float, float, int], Operation]
 
 
 class Fusions:
@@ -64,73 +53,78 @@ class Fusions:
         self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
         self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
         self.by_set: dict[int | None, _core.Fusion] = {}
-        self.in_flight: dict[int, Fused] = {}  # until somebody has seen the end
+        self.start_alone: StartAlone | None = None  # of the framework whose tensors come here
+        self._all: dict[int, _core.Fusion] = {}  # by process set; those of sets that have gone, too
         self._alone: dict[int, Operation] = {}  # of those in flight that went alone
 
     def open(self, set_id: int, ranks: Sequence[int], index: int) -> None:
         """For a new process set that this rank is in; every rank of it calls this."""
         if self._bucket_bytes == 0 or len(ranks) == 1:
             return
-        self.by_set[set_id] = _core.Fusion(
+        self.by_set[set_id] = self._all[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
             bucket_bytes=self._bucket_bytes, tensor_bytes=min(self._bucket_bytes, _MOST_TENSOR_BYTES),
             cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
-            go_alone=self._go_alone,
+            go_alone=functools.partial(self._go_alone, set_id),
         )  # fmt: skip
 
-    def start(self, fused: Fused, tensor: Tensor) -> int:
-        """Starts an allreduce that travels with others: its ticket, from 1 << 60 on. 0: it has to go alone, now.
+    def watch(self, fusion: _core.Fusion, ticket: int, name: str) -> None:
+        """For the timeline: it has been submitted."""
+        timeline = self._engine.timeline
+        if timeline is not None:
+            timeline.watch(lambda callback: self._on_end(fusion, ticket, callback), "allreduce", f"allreduce.{name}")
 
-        Raises InvalidArgumentError where the name or the memory is in use.
-        """
-        ticket = fused.fusion.submit(fused.name, *tensor, fused)
-        if ticket:
-            self.in_flight[ticket] = fused
-            timeline = self._engine.timeline
-            if timeline is not None:
-                timeline.watch(lambda callback: self._on_end(ticket, callback), "allreduce", f"allreduce.{fused.name}")
-        return ticket
+    def find(self, ticket: object) -> _core.Fusion | None:
+        """Where somebody has to finish it yet; None where nobody has, or it is no ticket of this engine."""
+        if type(ticket) is not int or ticket < FIRST_TICKET:
+            return None
+        fusion = self._all.get(ticket >> 40 & _MOST_SETS)
+        return fusion if fusion is not None and ticket in fusion else None
 
-    def poll(self, ticket: int) -> bool:
-        """Whether it has ended, well or not."""
-        if not self.in_flight[ticket].fusion.poll(ticket):
+    @property
+    def in_flight(self) -> list[int]:
+        """Tickets until somebody has seen the end."""
+        return [ticket for fusion in list(self._all.values()) for ticket, _ in fusion.in_flight()]
+
+    def poll(self, ticket: int) -> bool | None:
+        """Whether it has ended, well or not; None where it is not in flight."""
+        fusion = self.find(ticket)
+        if fusion is None:
+            return None
+        if not fusion.poll(ticket):
             return False
         alone = self._alone.get(ticket)
         return alone is None or alone.poll()
 
     def finish(self, ticket: int) -> Any:
-        """Waits for its end, and forgets it; its result, or raises why there is none."""
-        fused = self.in_flight[ticket]
+        """Waits for its end, and forgets it; its result, or raises why there is none. None: it is not in flight."""
+        fusion = self._all.get(ticket >> 40 & _MOST_SETS)
+        if fusion is None:
+            return None
         try:
-            ended = fused.fusion.finish(ticket, self._longest_s)
+            result = fusion.finish(ticket, self._longest_s)
         except HerringError as error:
-            del self.in_flight[ticket]
-            raise HorovodInternalError(f"allreduce.{fused.name}: {error}") from error
-        if ended is None:
-            raise InternalError(
-                f"allreduce.{fused.name} did not end at its deadline: a bug in Herring, please report it"
-            )
-        del self.in_flight[ticket]
-        if not ended:
-            self._alone.pop(ticket).wait()
-        return fused.result
+            raise HorovodInternalError(f"allreduce.{fusion.drop(ticket)}: {error}") from error
+        return self._alone.pop(ticket).wait()[0] if result is False else result
 
     def wait_for_all(self) -> None:
         """Returns when what is in flight now has ended, well or not. It stays in flight."""
-        for ticket, fused in list(self.in_flight.items()):
-            if fused.fusion.wait(ticket, self._longest_s) is False:
-                try:
-                    self._alone[ticket].wait()
-                except HorovodInternalError:  # Belongs to who started it.
-                    continue
+        for fusion in list(self._all.values()):
+            for ticket, _ in fusion.in_flight():
+                if fusion.wait(ticket, self._longest_s) is False:
+                    try:
+                        self._alone[ticket].wait()
+                    except HorovodInternalError:  # Belongs to who started it.
+                        continue
 
     def pending(self) -> dict[tuple[int, str], int]:
         """Tickets of what has not ended, by process set and key. Those that went alone are the engine's."""
-        sets = {id(fusion): set_id for set_id, fusion in list(self.by_set.items()) if set_id is not None}
         return {
-            (sets[id(fused.fusion)], f"allreduce.{fused.name}"): ticket
-            for ticket, fused in list(self.in_flight.items())
-            if id(fused.fusion) in sets and fused.fusion.wait(ticket, 0.0) is None
+            (set_id, f"allreduce.{name}"): ticket
+            for set_id, fusion in list(self.by_set.items())
+            if set_id is not None
+            for ticket, name in fusion.in_flight()
+            if fusion.wait(ticket, 0.0) is None
         }
 
     def went_outside(self, set_id: int, kind: str, key: str, name: str | None) -> None:
@@ -170,10 +164,13 @@ class Fusions:
             if set_id is not None:
                 self.close(set_id)
 
-    def _go_alone(self, ticket: int, fused: Fused) -> None:
-        self._alone[ticket] = fused.start_alone(fused)
+    def _go_alone(
+        self, set_id: int, ticket: int, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float
+    ) -> None:
+        assert self.start_alone is not None
+        self._alone[ticket] = self.start_alone(tensor, output, name, op, prescale, postscale, set_id)
 
-    def _on_end(self, ticket: int, callback: Callable[[], object]) -> None:
+    def _on_end(self, fusion: _core.Fusion, ticket: int, callback: Callable[[], object]) -> None:
         def tell(ended: bool) -> None:
             alone = None if ended else self._alone.get(ticket)
             if alone is None:
@@ -181,7 +178,7 @@ class Fusions:
             else:
                 alone.on_done(callback)
 
-        self.in_flight[ticket].fusion.on_end(ticket, tell)
+        fusion.on_end(ticket, tell)
 
 
 def _threshold(otherwise: int) -> int:

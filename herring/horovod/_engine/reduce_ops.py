@@ -16,6 +16,7 @@ Max = 4
 """Reduction: the largest value of any rank."""
 Product = 5
 """Reduction: the product over the ranks."""
+_ALL = (Average, Sum, Adasum, Min, Max, Product)
 OPS = {Average: "average", Sum: "sum", Min: "min", Max: "max", Product: "product"}
 
 
@@ -24,7 +25,7 @@ def reduce_op(op: int | None, average: bool | None) -> int:
     if op is not None:
         if average is not None:
             raise InvalidArgumentError("The op parameter supersedes average. Please provide only one of them.")
-        if op not in (*OPS, Adasum):
+        if op not in _ALL:
             raise InvalidArgumentError(f"op is {op!r}; it must be hvd.Average, Sum, Adasum, Min, Max or Product")
         return op
     return Sum if average is False else Average

@@ -35,7 +35,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction into a new tensor. Default op: Average; `average` is the older way to say it."""
-    op = reduce_op(op, average)
+    op = Average if op is None and average is None else reduce_op(op, average)
     return operations.all_reduce_async(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -49,7 +49,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts a reduction in place."""
-    op = reduce_op(op, average)
+    op = Average if op is None and average is None else reduce_op(op, average)
     return operations.all_reduce_async(tensor, tensor, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -322,7 +322,7 @@ def poll(handle: int | SparseHandle) -> bool:
 
 def synchronize(handle: int | SparseHandle) -> Any:
     """Waits for the operation and returns its result; None for a handle that was synchronized already."""
-    return handle() if isinstance(handle, SparseHandle) else handles.synchronize(handle)
+    return handle() if type(handle) is SparseHandle else handles.synchronize(handle)  # type: ignore[arg-type]
 
 
 def join(device: int = -1) -> int:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from herring import _composed as collectives
+from herring import _core
 from herring._composed import Call
 from herring._errors import InvalidArgumentError
 from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
-from herring.horovod._engine.fusion import Fused
+from herring.horovod._engine.fusion import FIRST_TICKET
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
@@ -25,6 +26,18 @@ _DTYPE_NUMBERS = {
     torch.int32: 7, torch.int64: 8, torch.uint8: 9, torch.bool: 10,
 }  # fmt: skip
 _OP_NUMBERS = {Sum: 1, Average: 2, Min: 3, Max: 4, Product: 5}
+_OPS_OF_NUMBERS = {number: op for op, number in _OP_NUMBERS.items()}
+
+
+def _reader() -> _core.TensorReader | None:
+    """None where torch has no C functions for it: before 2.10."""
+    try:
+        return _core.TensorReader((torch.Tensor, torch.nn.Parameter), "is_neg")
+    except TypeError:
+        return None
+
+
+_READER = _reader()
 
 
 class Handles:
@@ -48,8 +61,9 @@ class Handles:
         entry = self._operations.get(handle)
         if entry is None:
             engine = home.peek()
-            if engine is not None and handle in engine.fusions.in_flight:
-                return engine.fusions.poll(handle)
+            has_ended = None if engine is None else engine.fusions.poll(handle)
+            if has_ended is not None:
+                return has_ended
             raise InvalidArgumentError(f"Handle {handle} was not created or has been cleared.")
         return entry[0].poll()
 
@@ -58,9 +72,11 @@ class Handles:
 
         Raises HorovodInternalError for one that clear() has made void: who knows whether its tensor holds the result.
         """
-        engine = home.peek()
-        if engine is not None and handle in engine.fusions.in_flight and handle not in self._void:
-            return engine.fusions.finish(handle)
+        if type(handle) is int and handle >= FIRST_TICKET and handle not in self._void:
+            engine = home.peek()
+            result = None if engine is None else engine.fusions.finish(handle)
+            if result is not None:
+                return result
         with self._lock:
             entry = self._operations.pop(handle, None)
             is_void = handle in self._void
@@ -97,6 +113,20 @@ def all_reduce(
 ) -> Operation:
     """Results: `outputs` (the tensors themselves: in place), else new tensors."""
     members = members_of(process_set)
+    return _all_reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, members, waits=waits)
+
+
+def _all_reduce(
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor] | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    members: Members,
+    *,
+    waits: bool = False,
+) -> Operation:
     sources = [_memory(each, "allreduce") for each in tensors]
     targets = [each.new_empty(each.shape) for each in sources] if outputs is None else list(outputs)
     # Where the caller's tensor is not contiguous the result lands elsewhere first.
@@ -138,30 +168,51 @@ def all_reduce_async(
     process_set: ProcessSet,
 ) -> int:
     """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
-    fusions = home.current().fusions
-    fusion = fusions.by_set.get(process_set.process_set_id)
-    if fusion is not None and name is not None and isinstance(tensor, torch.Tensor):
-        dtype, number = _DTYPE_NUMBERS.get(tensor.dtype), _OP_NUMBERS.get(op)
-        if dtype and number and _is_plain(tensor) and (output is None or output is tensor or _is_plain(output)):
-            target = torch.empty_like(tensor) if output is None else output
-            source = tensor.data_ptr()
-            result = source if output is tensor else target.data_ptr()
-            ticket = fusions.start(
-                Fused(fusion, _start_alone, tensor, target, name, op, prescale_factor, postscale_factor, process_set),
-                (source, result, dtype, number, tensor.shape, prescale_factor, postscale_factor),
-            )
-            if ticket:
-                return ticket
+    engine = home.current()
+    fusion = engine.fusions.by_set.get(process_set.process_set_id)
+    if fusion is not None and name is not None and op in _OP_NUMBERS:
+        engine.fusions.start_alone = _start_alone
+        number, ticket = _OP_NUMBERS[op], None
+        if _READER is not None and output is not None:
+            ticket = fusion.submit_tensor(_READER, tensor, output, name, number, prescale_factor, postscale_factor)
+        if ticket is None:
+            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor)
+        if ticket:
+            if engine.timeline is not None:
+                engine.fusions.watch(fusion, ticket, name)
+            return ticket
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
 
 
-def _start_alone(fused: Fused) -> Operation:
-    return all_reduce(
-        [fused.source], [fused.result], fused.name, fused.op, fused.prescale_factor, fused.postscale_factor,
-        fused.process_set,
-    )  # fmt: skip
+def _travel(
+    fusion: _core.Fusion,
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+) -> int:
+    """As Fusion.submit_tensor(), whatever the tensor; 0 also where it cannot travel."""
+    if not isinstance(tensor, torch.Tensor) or not _is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
+        return 0
+    target = torch.empty_like(tensor) if output is None else output
+    if target is not tensor and not _is_plain(target):
+        return 0
+    source = tensor.data_ptr()
+    result = source if target is tensor else target.data_ptr()
+    return fusion.submit(
+        name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target
+    )
+
+
+def _start_alone(
+    tensor: torch.Tensor, output: torch.Tensor, name: str, op: int, prescale: float, postscale: float, set_id: int
+) -> Operation:
+    members = home.current().members(set_id)
+    return _all_reduce([tensor], [output], name, _OPS_OF_NUMBERS[op], prescale, postscale, members)
 
 
 def all_reduce_in_place(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,61 +60,98 @@ class _Reduction:
     contexts: dict[torch.Tensor, Any]  # of the gradients that finish() returns, in their order
 
 
+class _Bundle:
+    """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
+    one takes a good part of the time of sending it."""
+
+    __slots__ = ("left", "name", "parameters", "reduction")
+
+    def __init__(self, parameters: Group, name: str) -> None:
+        self.parameters = parameters
+        self.name = name
+        self.left: list[int] = []
+        self.reduction: int | _Reduction | None = None  # The handle alone, where the gradient itself is on its way.
+
+
 class _Gradients:
     """Starts the reduction of each gradient as soon as backward has made it, and waits for all of them."""
 
     def __init__(self, options: _Options, backward_passes_per_step: int) -> None:
         self.options = options
         self.passes = backward_passes_per_step
-        self._left: dict[torch.Tensor, int] = {}
-        self._on_the_way: dict[Group, _Reduction] = {}
-        self._group_of = {parameter: group for group in options.groups for parameter in group}
+        self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
+        self._on_the_way: list[_Bundle] = []
+        self._is_plain = options.compression is Compression.none
         self.reset()
         if options.process_set.included():
-            for parameter in self._group_of:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for bundle in self._bundles:
+                for place, parameter in enumerate(bundle.parameters):
+                    hook = functools.partial(self._on_gradient, bundle, place)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """As before the first backward pass; what is on its way arrives first, for nothing."""
-        for reduction in self._on_the_way.values():
+        for bundle in self._on_the_way:
+            reduction, bundle.reduction = bundle.reduction, None
             with contextlib.suppress(HorovodInternalError):
-                if reduction.finish is not None:
-                    reduction.finish()
-                for handle in reduction.sparse.values():
-                    handle()
+                if isinstance(reduction, int):
+                    operations.handles.synchronize(reduction)
+                elif reduction is not None:
+                    if reduction.finish is not None:
+                        reduction.finish()
+                    for handle in reduction.sparse.values():
+                        handle()
         self._on_the_way.clear()
-        self._left = dict.fromkeys(self._group_of, self.passes)
+        for bundle in self._bundles:
+            bundle.left = [self.passes] * len(bundle.parameters)
 
     @property
     def is_reducing(self) -> bool:
         return bool(self._on_the_way)
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if self._left[parameter] <= 0:
+    def _on_gradient(self, bundle: _Bundle, place: int, parameter: torch.Tensor) -> None:
+        left = bundle.left
+        if left[place] <= 0:
             raise AssertionError(_TOO_MANY_PASSES)
-        self._left[parameter] -= 1
-        group = self._group_of[parameter]
-        if all(self._left[each] == 0 for each in group):
-            self._on_the_way[group] = self._start(group)
+        left[place] -= 1
+        if not any(left):
+            self._start(bundle)
 
     def synchronize(self) -> None:
         """Every gradient is that of all ranks afterwards; one that this rank did not compute counts as zeros."""
         if self.options.process_set.included():
-            for group in self.options.groups:
-                if group not in self._on_the_way:
-                    self._on_the_way[group] = self._start(group)
-            for group, reduction in self._on_the_way.items():
-                self._finish(group, reduction)
+            for bundle in self._bundles:
+                if bundle.reduction is None:
+                    self._start(bundle)
+            wait = operations.handles.synchronize
+            for bundle in self._on_the_way:
+                reduction = bundle.reduction
+                if isinstance(reduction, int):
+                    self._keep(bundle.parameters[0], wait(reduction))
+                elif reduction is not None:
+                    self._finish(reduction)
+                bundle.reduction = None
             self._on_the_way.clear()
         self.reset()
 
+    def _start(self, bundle: _Bundle) -> None:
+        gradient = bundle.parameters[0].grad
+        if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
+            options = self.options
+            bundle.reduction = operations.all_reduce_async(
+                gradient, gradient, bundle.name, options.op, options.prescale, options.postscale, options.process_set
+            )
+        else:
+            bundle.reduction = self._start_otherwise(bundle)
+        self._on_the_way.append(bundle)
+
     @torch.no_grad()
-    def _start(self, group: Group) -> _Reduction:
+    def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
         options = self.options
         sparse: dict[torch.Tensor, SparseHandle] = {}
         contexts: dict[torch.Tensor, Any] = {}
         sent = []
-        for parameter in group:
+        for parameter in bundle.parameters:
             gradient = parameter.grad
             if gradient is None:
                 gradient = parameter.grad = torch.zeros_like(parameter)
@@ -127,20 +165,25 @@ class _Gradients:
         finish = None
         if sent:
             finish = operations.all_reduce_in_place(
-                sent, options.names[group[0]], options.op, options.prescale, options.postscale, options.process_set
+                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
             )
         return _Reduction(finish, sparse, contexts)
 
     @torch.no_grad()
-    def _finish(self, group: Group, reduction: _Reduction) -> None:
+    def _finish(self, reduction: _Reduction) -> None:
         for parameter, handle in reduction.sparse.items():
             parameter.grad = handle()
         if reduction.finish is None:
             return
         for (parameter, context), result in zip(reduction.contexts.items(), reduction.finish(), strict=True):
-            reduced = self.options.compression.decompress(result, context)
-            gradient = parameter.grad
-            assert gradient is not None
+            self._keep(parameter, self.options.compression.decompress(result, context))
+
+    def _keep(self, parameter: torch.Tensor, reduced: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is reduced:
+            return
+        assert gradient is not None
+        with torch.no_grad():
             if gradient.is_sparse:
                 parameter.grad = reduced.to_sparse()
             elif reduced.data_ptr() != gradient.data_ptr():

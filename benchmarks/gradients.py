@@ -1,0 +1,163 @@
+"""Measures the gradients of a model reduced by name (Horovod's API) against DistributedDataParallel on the same ones.
+
+    herringrun -np 2 python benchmarks/gradients.py
+    sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
+        python benchmarks/gradients.py
+
+The model has the parameters of ResNet-50 (or another one), and computes nothing: backward writes one number into each
+gradient, the last layer's first. So a step is the communication and what stands between it and autograd. Prints the
+median milliseconds of a step of the slowest rank. The ways take turns, and every step is checked.
+
+* backward: without communication
+* ddp: Herring's DistributedDataParallel; gloo: torch's on gloo
+* optimizer: hvd.DistributedOptimizer, whose hooks start each gradient's reduction
+* by name: after backward, hvd.allreduce_async_ of each gradient in the order in which they came; any order: in another
+  order on each rank
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import herring.horovod.torch as hvd
+from herring.bench._models import MODELS
+from herring.torch.parallel import DistributedDataParallel as HerringDDP
+
+WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order")
+
+
+class Layer(torch.autograd.Function):
+    """Passes its input on; backward gives each parameter a gradient of one number."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, first: int, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.first, ctx.shapes = first, [each.shape for each in parameters]
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        numbers = range(ctx.first, ctx.first + len(ctx.shapes))
+        made = [torch.full(shape, number_of(each)) for each, shape in zip(numbers, ctx.shapes, strict=True)]
+        return (gradient, None, *made)
+
+
+def number_of(index: int) -> float:
+    return float(dist.get_rank() + index % 7)
+
+
+class Gradients(nn.Module):
+    def __init__(self, values: list[list[torch.Tensor]]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ParameterList(nn.Parameter(each) for each in layer) for layer in values)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        index = 0
+        for layer in self.layers:
+            value = Layer.apply(value, index, *layer)
+            index += len(layer)
+        return value
+
+
+class Side:
+    """A model of its own, with the values of all others, and its step."""
+
+    def __init__(self, way: str, values: list[list[torch.Tensor]], options: argparse.Namespace) -> None:
+        self.way, self.times = way, list[float]()
+        self.plain = Gradients(values)
+        self.parameters = list(self.plain.parameters())
+        self.model: nn.Module = self.plain
+        self.input = torch.zeros(1, requires_grad=True)
+        cap = options.bucket_mb
+        if way == "ddp":
+            self.model = HerringDDP(self.plain, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+        elif way == "gloo":
+            self.model = nn.parallel.DistributedDataParallel(
+                self.plain,
+                process_group=dist.new_group(backend="gloo"),
+                bucket_cap_mb=cap,
+                gradient_as_bucket_view=True,
+            )
+        self.sgd: Any = torch.optim.SGD(self.plain.parameters(), lr=0.0)
+        if way == "optimizer":
+            self.sgd = hvd.DistributedOptimizer(self.sgd, self.plain.named_parameters())
+        self.order = list(reversed(range(len(self.parameters))))
+        if way == "any order":
+            random.Random(dist.get_rank()).shuffle(self.order)
+
+    def step(self, *, steps: bool) -> None:
+        self.model(self.input).sum().backward()
+        if self.way == "optimizer" and not steps:
+            self.sgd.synchronize()
+        elif self.way in ("by name", "any order"):
+            handles = [hvd.allreduce_async_(self.parameters[i].grad, name=f"{self.way}.{i}") for i in self.order]
+            for handle in handles:
+                hvd.synchronize(handle)
+        if steps:
+            self.sgd.step()
+
+    def check(self) -> None:
+        """And the gradients go, where they are not a bucket's."""
+        others = 0.0 if self.way == "backward" else (dist.get_world_size() - 1) / 2 - dist.get_rank()
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad
+            assert gradient is not None
+            ends = gradient.view(-1)[:: max(1, gradient.numel() - 1)]
+            if not bool((ends == number_of(index) + others).all()):
+                raise SystemExit(f"{self.way}, rank {dist.get_rank()}: gradient {index} is wrong: {ends.tolist()}")
+        self.sgd.zero_grad()
+
+
+def timed(step: Callable[[], None]) -> float:
+    dist.barrier()
+    begun = time.perf_counter()
+    step()
+    seconds = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50", choices=list(MODELS), help="whose gradients (default resnet50)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated, in this order (default: all)")
+    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each way (default 11)")
+    parser.add_argument("--bucket-mb", type=float, default=25, metavar="MB", help="DDP's bucket_cap_mb (default 25)")
+    parser.add_argument("--sgd", action="store_true", help="a step of SGD belongs to each step")
+    options = parser.parse_args()
+    ways = options.ways.split(",")
+    if unknown := set(ways) - set(WAYS):
+        parser.error(f"--ways: {', '.join(sorted(unknown))}: some of {', '.join(WAYS)}")
+    torch.set_num_threads(1)
+    dist.init_process_group("herring")
+    hvd.init()
+    layers = [layer for layer in MODELS[options.model]().layers if layer.shapes and not layer.is_frozen]
+    values = [[torch.zeros(shape) for shape in layer.shapes] for layer in layers]
+    sides = [Side(way, values, options) for way in ways]
+    for number in range(options.rounds + 2):
+        for side in sides:
+            took = timed(lambda side=side: side.step(steps=options.sgd))
+            if number > 1:  # The first ones build buckets and learn names.
+                side.times.append(took * 1e3)
+            side.check()
+    if dist.get_rank() == 0:
+        count = sum(map(len, values))
+        size = sum(each.numel() for layer in values for each in layer) * 4 / 1e6
+        print(f"{options.model}: {count} gradients, {size:.0f} MB, {dist.get_world_size()} ranks, milliseconds")
+        for side in sides:
+            least, most = min(side.times), max(side.times)
+            print(f"  {side.way:<10}{statistics.median(side.times):>9.2f}  ({least:.2f} to {most:.2f})")
+    hvd.shutdown()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
