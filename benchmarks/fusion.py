@@ -1,13 +1,13 @@
-"""Measures many tensors reduced by name (Horovod's API), the same bytes fused by hand, and Herring's DDP.
+"""Measures many tensors reduced by name (Horovod's API) against the same bytes fused by hand. gradients.py has DDP.
 
     herringrun -np 2 python benchmarks/fusion.py                  # one host
     herringrun -np 2 --servers 2 python benchmarks/fusion.py
     sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
         python benchmarks/fusion.py
 
-Prints the median milliseconds of a step. The ways take turns, and every step is checked. Fused by hand means:
-torch.cat, one allreduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on 1 KB, in thousands
-of calls per second.
+Prints the median milliseconds of a step, and how many bytes each server takes in. The ways take turns, and every step is
+checked. Fused by hand means: torch.cat, one allreduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on
+1 KB, in thousands of calls per second.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import torch
 
+import herring
 import herring.horovod.torch as hvd
 from herring.bench._models import MODELS
 
@@ -92,6 +93,15 @@ def measure(case: Case, contenders: dict[str, Step], steps: int) -> dict[str, li
     return times
 
 
+def server_bytes(case: Case, steps: int = 5) -> list[float]:
+    """What each server takes in for one step by name."""
+    before = herring.server_counters()
+    for _ in range(steps):
+        case.by_name()
+    after = herring.server_counters()
+    return [(b["bytes_received"] - a["bytes_received"]) / steps for a, b in zip(before, after, strict=True)]
+
+
 def calls_per_second() -> float:
     tensors = [torch.ones(256) for _ in range(1000)]
     rates = []
@@ -128,6 +138,13 @@ def main() -> None:
             by_hand = medians["by hand"]
             text = "  ".join(f"{each} {value:.2f} ({value / by_hand:.2f}x)" for each, value in medians.items())
             print(f"{name}, {hvd.size()} ranks: {text}", flush=True)
+        loads = server_bytes(case)
+        if loads and hvd.rank() == 0:
+            spread = (max(loads) / min(loads) - 1) * 100
+            print(
+                f"  bytes to each server by name: {[round(each) for each in loads]}, apart by {spread:.4f} %",
+                flush=True,
+            )
     rate = calls_per_second()
     if hvd.rank() == 0:
         print(f"calls: {rate / 1e3:.1f} thousand a second", flush=True)

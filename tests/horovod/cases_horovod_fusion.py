@@ -94,7 +94,8 @@ class _Derived(torch.Tensor):
 def _of_all_kinds(prefix: str) -> None:
     value, total = float(hvd.rank() + 1), float(sum(range(hvd.size() + 1)))
     negative = torch._neg_view(torch.full((5,), value))
-    assert negative.is_neg() and negative.is_contiguous()
+    assert negative.is_neg()
+    assert negative.is_contiguous()
     kinds = {
         "negative": (negative, -total),
         "derived": (torch.full((5,), value).as_subclass(_Derived), total),
