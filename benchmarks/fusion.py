@@ -5,7 +5,7 @@
     sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
         python benchmarks/fusion.py
 
-Prints the median milliseconds of a step, and how many bytes each server takes in. The ways take turns, and every step is
+Prints the median milliseconds of a step, and what each server takes in (bytes). The ways take turns, every step is
 checked. Fused by hand means: torch.cat, one allreduce, copies back. `calls`: Python's share of hvd.allreduce_async_ on
 1 KB, in thousands of calls per second.
 """

@@ -14,6 +14,7 @@ import torch
 from common import expect_error
 from torch import nn
 
+import herring
 import herring.horovod.torch as hvd
 from herring import UnavailableError
 from herring.horovod.common.exceptions import HorovodInternalError
@@ -235,6 +236,34 @@ def case_bad_arguments() -> None:
         hvd.DistributedOptimizer(_sgd(model), op=hvd.Sum, gradient_predivide_factor=2.0)
     with expect_error(ValueError, "once"):
         hvd.DistributedOptimizer(_sgd(model), groups=[[model[0].weight], [model[0].weight]])
+
+
+def case_large_gradients_are_in_shared_memory() -> None:
+    """And who keeps one from a step before keeps its values: the next step's are elsewhere then."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(600, 600, bias=False), nn.Linear(600, 600, bias=False))
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    places = set()
+    for step in range(8):
+        optimizer.zero_grad(set_to_none=step != 5)
+        before = herring.stats()["zero_copy_ops"]
+        model(torch.full((2, 600), float(hvd.rank() + step + 1))).square().mean().backward()
+        optimizer.synchronize()
+        assert herring.stats()["zero_copy_ops"] >= before + 2
+        gradient = model[0].weight.grad
+        if step == 2:
+            kept.append((gradient, gradient.clone()))
+        elif step == 3:
+            kept.append((gradient.view(-1), gradient.clone().view(-1)))
+        elif step == 6:
+            kept.append((torch.from_numpy(gradient.detach().numpy()), gradient.clone()))
+        places.add(gradient.data_ptr())
+        del gradient
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert all(torch.equal(then, now) for then, now in kept)
+    assert len(places) == 4, "one for each step whose gradient was kept, and the last"
 
 
 def case_optimizer_state() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from herring._composed import Call
 from herring._errors import InvalidArgumentError
 from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
-from herring.horovod._engine.fusion import FIRST_TICKET
+from herring.horovod._engine.fusion import FIRST_TICKET, MOST_TENSOR_BYTES
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
@@ -229,6 +230,25 @@ def all_reduce_in_place(
     only = tensors[0]
     handle = all_reduce_async(only, only, name, op, prescale_factor, postscale_factor, process_set)
     return lambda: [handles.synchronize(handle)]
+
+
+def shared_memory_like(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Uninitialised memory that this host's ranks share and the network can reach, so that nothing is copied on its
+    way. None where the tensor is too small to go by itself, or there is none."""
+    session, count = home.current().session, tensor.numel() * tensor.element_size()
+    if count <= MOST_TENSOR_BYTES or session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
+        return None
+    memory = session.runtime.allocate(count)
+    if memory is None:
+        return None
+    bytes_of_it = torch.frombuffer(memoryview(memory), dtype=torch.uint8)
+    # No view of another tensor, which some calls of torch refuse.
+    return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
+
+
+def holders_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many references there are to it, and to its storage. Comparable where the caller's own are the same."""
+    return sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

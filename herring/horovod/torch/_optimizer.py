@@ -64,12 +64,16 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("left", "name", "parameters", "reduction")
+    __slots__ = ("has_asked", "holders", "left", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
         self.name = name
         self.left: list[int] = []
+        # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
+        self.memory: torch.Tensor | None = None
+        self.has_asked = False
+        self.holders = (0, 0)  # of it, where nobody else has it
         self.reduction: int | _Reduction | None = None  # The handle alone, where the gradient itself is on its way.
 
 
@@ -138,12 +142,32 @@ class _Gradients:
         gradient = bundle.parameters[0].grad
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
+            if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
+                gradient = self._move(bundle, gradient)
             bundle.reduction = operations.all_reduce_async(
                 gradient, gradient, bundle.name, options.op, options.prescale, options.postscale, options.process_set
             )
         else:
             bundle.reduction = self._start_otherwise(bundle)
         self._on_the_way.append(bundle)
+
+    def _move(self, bundle: _Bundle, gradient: torch.Tensor) -> torch.Tensor:
+        """Into the memory that there is for it, if there is. Who has kept the gradient of a step before keeps it."""
+        if gradient.requires_grad or type(gradient) is not torch.Tensor or not gradient.is_contiguous():
+            return gradient
+        memory = bundle.memory
+        if (
+            memory is None
+            or bundle.holders != operations.holders_of(memory)
+            or ((memory.shape, memory.dtype) != (gradient.shape, gradient.dtype))
+        ):
+            bundle.has_asked = True
+            memory = bundle.memory = operations.shared_memory_like(gradient)
+            if memory is None:
+                return gradient
+            bundle.holders = operations.holders_of(memory)
+        bundle.parameters[0].grad = memory.copy_(gradient)
+        return memory
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
