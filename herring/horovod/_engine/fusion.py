@@ -23,7 +23,7 @@ _FIRST_GROUP = 1 << 20
 FIRST_TICKET = 1 << 60
 _MOST_SETS = 0xFFFFF
 # Past this a bucket saves no more than its copies cost.
-MOST_TENSOR_BYTES = 1 << 20
+_MOST_TENSOR_BYTES = 1 << 20
 # What ends an operation at its deadline adds a little; past this much more it never will.
 _GRACE_S = 60.0
 _LONGEST_CLOSE_S = 30.0
@@ -63,7 +63,7 @@ class Fusions:
             return
         self.by_set[set_id] = self._all[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
-            bucket_bytes=self._bucket_bytes, tensor_bytes=min(self._bucket_bytes, MOST_TENSOR_BYTES),
+            bucket_bytes=self._bucket_bytes, tensor_bytes=min(self._bucket_bytes, _MOST_TENSOR_BYTES),
             cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
             go_alone=functools.partial(self._go_alone, set_id),
         )  # fmt: skip

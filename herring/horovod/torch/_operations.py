@@ -16,7 +16,7 @@ from herring._composed import Call
 from herring._errors import InvalidArgumentError
 from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import GLOBAL_SET, Members, home
-from herring.horovod._engine.fusion import FIRST_TICKET, MOST_TENSOR_BYTES
+from herring.horovod._engine.fusion import FIRST_TICKET
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
@@ -234,11 +234,11 @@ def all_reduce_in_place(
 
 def shared_memory_like(tensor: torch.Tensor) -> torch.Tensor | None:
     """Uninitialised memory that this host's ranks share and the network can reach, so that nothing is copied on its
-    way. None where the tensor is too small to go by itself, or there is none."""
-    session, count = home.current().session, tensor.numel() * tensor.element_size()
-    if count <= MOST_TENSOR_BYTES or session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
+    way. None where there is none."""
+    session = home.current().session
+    if session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
         return None
-    memory = session.runtime.allocate(count)
+    memory = session.runtime.allocate(tensor.nbytes)
     if memory is None:
         return None
     bytes_of_it = torch.frombuffer(memoryview(memory), dtype=torch.uint8)

@@ -36,6 +36,9 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
+# A larger gradient goes by itself, in memory where that copies nothing; a smaller one travels with others.
+_ALONE_FROM_BYTES = 256 << 10
+
 Group = tuple[torch.Tensor, ...]
 
 
@@ -64,12 +67,14 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("has_asked", "holders", "left", "memory", "name", "parameters", "reduction")
+    __slots__ = ("goes_alone", "has_asked", "holders", "left", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
         self.name = name
         self.left: list[int] = []
+        # By the parameter, which is alike on all ranks.
+        self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
         # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
         self.memory: torch.Tensor | None = None
         self.has_asked = False
@@ -142,11 +147,14 @@ class _Gradients:
         gradient = bundle.parameters[0].grad
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
-            if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
-                gradient = self._move(bundle, gradient)
-            bundle.reduction = operations.all_reduce_async(
-                gradient, gradient, bundle.name, options.op, options.prescale, options.postscale, options.process_set
-            )
+            last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
+            if bundle.goes_alone:
+                if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
+                    gradient = self._move(bundle, gradient)
+                one = [gradient]
+                bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
+            else:
+                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
         else:
             bundle.reduction = self._start_otherwise(bundle)
         self._on_the_way.append(bundle)
