@@ -10,7 +10,15 @@ import pytest
 from horovod_job import cases_of, check
 from ranks import clean_environment
 
+from herring import _core
+
 HERE = Path(__file__).resolve().parent
+
+
+def test_a_class_without_functions_for_dlpack_is_refused() -> None:
+    for classes in ((int,), (), (1,)):
+        with pytest.raises(TypeError):
+            _core.TensorReader(classes, "is_neg")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", cases_of("cases_horovod_fusion"))
