@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from herring import _kubernetes_options
 from herring._completion import offer_completion
-from herring._errors import HerringError
+from herring._errors import HerringError, InvalidArgumentError
 from herring._parser import Parser
 from herring._start_line import counted
 from herring._streams import checked_stdout, open_standard_descriptors
@@ -250,7 +250,11 @@ def _config(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from herring.bench import _run
 
-    return _run.main(args)
+    try:
+        return _run.main(args)
+    except InvalidArgumentError as error:  # As argparse ends; 1 is for results that are wrong or got worse.
+        print(f"herring bench: {error}", file=sys.stderr)
+        return 2
 
 
 _COMMANDS = {

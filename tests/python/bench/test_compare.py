@@ -82,16 +82,16 @@ def test_another_setting_is_said(compare):
 
 def test_nothing_in_common_is_an_error(compare):
     code, printed = compare(run(sizes=(8192,)), run())
-    assert code == 1
+    assert code == 2
     assert "no row of Herring in common" in printed.err
 
 
 def test_a_bad_threshold_is_named(compare):
     code, printed = compare(run(), run(), "--threshold", "-1")
-    assert code == 1
+    assert code == 2
     assert "--threshold" in printed.err
 
 
 def test_a_file_that_is_not_there_is_named(capsys):
-    assert _cli.main(["bench", "--compare", "/nonexistent/old.json", "/nonexistent/new.json"]) == 1
+    assert _cli.main(["bench", "--compare", "/nonexistent/old.json", "/nonexistent/new.json"]) == 2
     assert "/nonexistent/old.json" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_pictures_are_written(tmp_path, capsys):
 
 def test_one_size_and_one_run_is_nothing_to_draw(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    assert _cli.main(["bench", "--plot", write(tmp_path, "one.json", run()), "--out", str(tmp_path)]) == 1
+    assert _cli.main(["bench", "--plot", write(tmp_path, "one.json", run()), "--out", str(tmp_path)]) == 2
     assert "nothing to draw" in capsys.readouterr().err
 
 

@@ -119,7 +119,7 @@ def test_comparing_two_replays(tmp_path, capsys):
     assert _cli.main(["bench", "--compare", old, new]) == 1
     assert "resnet50 x 0.5 herring arena  x gloo              2 ->        1.6" in capsys.readouterr().out
     other = written(tmp_path, "other.json", allreduce_run())
-    assert _cli.main(["bench", "--compare", old, other]) == 1
+    assert _cli.main(["bench", "--compare", old, other]) == 2
     assert "one is of allreduce" in capsys.readouterr().err
 
 
@@ -175,13 +175,13 @@ def test_pictures_are_written(tmp_path):
     ],
 )
 def test_a_bad_option_is_named_before_anything_starts(bare_environment, capsys, options, names):
-    assert _cli.main(["bench", "replay", *options]) == 1
+    assert _cli.main(["bench", "replay", *options]) == 2
     assert names in capsys.readouterr().err
     assert not herring.is_initialized()
 
 
 def test_an_allreduce_refuses_what_only_a_replay_heeds(bare_environment, capsys):
-    assert _cli.main(["bench", "allreduce", "--scale", "0.1"]) == 1
+    assert _cli.main(["bench", "allreduce", "--scale", "0.1"]) == 2
     assert "--scale is for herring bench replay" in capsys.readouterr().err
 
 

@@ -199,7 +199,7 @@ def test_what_a_peer_cannot_do_is_left_out_and_said():
 def test_a_bad_option_is_named_before_anything_starts(bare_environment, capsys, options, names):
     from herring._cli import main
 
-    assert main(["bench", "allreduce", *options]) == 1
+    assert main(["bench", "allreduce", *options]) == 2
     assert names in capsys.readouterr().err
     assert not herring.is_initialized()
 
