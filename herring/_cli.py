@@ -250,11 +250,7 @@ def _config(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from herring.bench import _run
 
-    try:
-        return _run.main(args)
-    except InvalidArgumentError as error:  # As argparse ends; 1 is for results that are wrong or got worse.
-        print(f"herring bench: {error}", file=sys.stderr)
-        return 2
+    return _run.main(args)
 
 
 _COMMANDS = {
@@ -285,7 +281,7 @@ def main(argv: list[str] | None = None) -> int:
             return run(args)
     except HerringError as error:
         print(f"herring {args.command}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InvalidArgumentError) else 1  # 2: as argparse ends, and herringrun.
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

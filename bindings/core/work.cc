@@ -140,9 +140,10 @@ runtime::Request make_request(const SubmitArguments& arguments, Arrays<Array>& a
     request.descriptor.collective = collective;
     request.descriptor.dtype = DataType::kUInt8;
   } else {
-    arrays.output.take(arguments.output, Access::kWrite, "the output");
+    // The input goes first: an output that was made like it is wrong in the same way, and nobody gave that.
     const bool in_place = arguments.input.is_none() || arguments.input.is(arguments.output);
-    if (!in_place) arrays.input.take(arguments.input, Access::kRead, "the input");
+    if (!in_place) arrays.input.take(arguments.input, Access::kRead, "the array");
+    arrays.output.take(arguments.output, Access::kWrite, in_place ? "the array" : "the output");
     const View& input = in_place ? arrays.output : arrays.input;
     check_output(collective, input, arrays.output);
     request.descriptor = describe(collective, input, op, arguments.root);

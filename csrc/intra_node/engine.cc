@@ -72,7 +72,8 @@ void Engine::Impl::begin(Instant now, Exchange& exchange) {
   exchange.stage = Stage::kGathering;
   exchange.me =
       static_cast<std::uint32_t>(std::ranges::find(operation.members, config_.local_rank) - operation.members.begin());
-  exchange.deadline = operation.timeout > Instant::max() - now ? Instant::max() : now + operation.timeout;
+  const Duration patience = std::min(operation.timeout, Duration::max() - operation.grace) + operation.grace;
+  exchange.deadline = patience > Instant::max() - now ? Instant::max() : now + patience;
   exchange.begun = now;
   const bool may_stall = config_.stall_warning < operation.timeout && operation.timeout < kNoHaste;
   if (may_stall) exchange.stalls_at = now + config_.stall_warning;

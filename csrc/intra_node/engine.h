@@ -36,6 +36,8 @@ struct LocalOperation {
   bool network = false;            ///< After the local reduction: NetworkAction, then distribute its result.
   bool announced = false;          ///< A Shortcut has sent this rank's Ready (shortcut.h).
   Duration timeout{};
+  Duration
+      grace{};  ///< After the time-out, how long to wait for a verdict from the network, which knows who is missing.
 };
 
 inline constexpr std::uint32_t kEverybody = ~0u;

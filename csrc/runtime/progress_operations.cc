@@ -267,6 +267,8 @@ void Progress::submit_local(Instant now, Part& part) {
   }
   operation.announced = whole.announced;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
+  // The servers know who has not come, this host does not: their word has to be here before this host gives up.
+  if (operation.network) operation.grace = std::min<Duration>(operation.timeout / 10, std::chrono::milliseconds(200));
   part.operation->staged |= !options_.neighborhood->contains(part.memory);
   part.local = true;
   local_->submit(now, operation);
@@ -301,8 +303,6 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});
-  // The servers know who has not come, this host does not: their word has to be here before its own time is up.
-  if (part.local) operation.timeout -= std::min<Duration>(operation.timeout / 10, std::chrono::milliseconds(200));
   return operation;
 }
 

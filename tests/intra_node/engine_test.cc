@@ -242,6 +242,18 @@ TEST_F(EngineTest, WhoLetsOthersComeWhenTheyLikeDoesNotWarnForWhoDoesNot) {
   EXPECT_NE(cluster_.rank(1).warnings[0].find("has waited for rank 12 for 3 s"), std::string::npos);
 }
 
+TEST_F(EngineTest, WaitsALittleLongerForWhoKnowsMoreAndNamesTheTimeOutThatWasGiven) {
+  LocalOperation one = operation(1, b_);
+  one.grace = milliseconds(200);
+  cluster_.submit(1, one);
+  cluster_.run(random_);
+  cluster_.advance_time(milliseconds(5100));
+  cluster_.tick(1);
+  EXPECT_TRUE(completed(1).empty());
+  cluster_.run_out(random_);
+  EXPECT_NE(status(1).message().find("timed out after 5 s: "), std::string::npos) << status(1).message();
+}
+
 TEST_F(EngineTest, NamesTheRanksThatDoNotCome) {
   cluster_.submit(1, operation(1, b_));
   cluster_.run_out(random_);

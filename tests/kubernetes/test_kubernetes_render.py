@@ -167,7 +167,7 @@ def test_the_command_line_refuses_in_a_sentence():
         (printed("jobset", env="HERRING_LOG"), "--env HERRING_LOG: it must be NAME=VALUE"),
         (printed("jobset", name="a_b"), "name is 'a_b'"),
     ]:
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr.startswith("herring kubernetes: ")
         assert words in done.stderr

@@ -84,6 +84,16 @@ def test_what_cannot_be_reduced_is_refused_by_name(single, array, names):
         herring.allreduce_(array)
 
 
+def test_an_array_that_was_given_is_not_called_the_output(single):
+    """Where nobody gave an output, one is made like the input: the same is wrong with it, and the text blamed it."""
+    wrong, right = np.zeros(3, np.complex64), np.zeros(3, np.float32)
+    for call in (herring.allreduce, herring.allreduce_, herring.broadcast):
+        with pytest.raises(herring.InvalidArgumentError, match="the array has dtype complex64"):
+            call(wrong)
+    with pytest.raises(herring.InvalidArgumentError, match="the output has dtype complex64"):
+        herring.allreduce(right, out=wrong)
+
+
 def test_a_mask_is_not_dropped_in_silence(single):
     masked = np.ma.masked_array(np.ones(3), [True, False, False])
     for call in (herring.allreduce, herring.broadcast, herring.allgather, lambda x: herring.grouped_allreduce([x])):

@@ -22,6 +22,8 @@ def run(arguments, env, **more):
         (["rendezvous", "--workers", "2"], ["HERRING_RENDEZVOUS=host:port"]),
         (["server"], ["--rank"]),
         (["bench", "nothing"], ["nothing"]),
+        (["bench"], ["herring bench allreduce or replay"]),
+        (["bench", "allreduce", "--op", "band"], ["--op band", "integers"]),
         (["nothing"], ["nothing", "server"]),
         (["doctor", "--jsno"], ["--jsno; did you mean --json?"]),
         (["bench", "allreduce", "--szies=8"], ["--szies=8; did you mean --sizes?"]),
