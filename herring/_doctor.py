@@ -115,7 +115,7 @@ def _builtin(report: _core.FabricReport) -> list[Finding]:
     if report["interface"] < 0:
         return [Finding("builtin tcp", "problem", "no interface can be used; several hosts will not work")]
     return [
-        Finding("builtin tcp", "ok", f"Herring's own, without libfabric: {report['why_builtin']}"),
+        Finding("builtin tcp", "ok", f"Herring's own, without libfabric. Used because {report['why_builtin']}"),
         *_offers(report["interfaces"], report["interface"]),
     ]
 

@@ -32,7 +32,7 @@ examples:
 
 Every process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as under torchrun.
 Exit status: 0 if the job went well, else that of the first process that failed (128 + the signal if it was killed).
-herringrun reaches hosts by ssh, which must not ask for a password, and the nodes of a Slurm allocation by srun.
+Hosts are reached by ssh, which must not ask for a password; the nodes of a Slurm allocation by srun.
 More: docs/launching.md, docs/slurm.md.
 """
 # Of each process: stdout, stderr, and some moments more.
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--stdin",
         choices=("0", "none"),
         default="0",
-        help="0: rank 0 reads herringrun's stdin (default); none: no rank",
+        help="0: rank 0 reads herringrun's stdin (default); none: no rank reads it",
     )
     add("--wdir", metavar="FOLDER", help="where processes start (default: the folder that herringrun is started in)")
     add("--verbose", action="store_true", help="print which processes start, and how each ends")
@@ -110,20 +110,20 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="M",
-        help="--elastic: end the job when fewer than M workers are left (default 1)",
+        help="with --elastic: end the job when fewer than M workers are left (default 1)",
     )
     add(
         "--restart-workers",
         type=int,
         default=0,
         metavar="R",
-        help="--elastic: restart workers that die, at most R times in the whole job (default 0)",
+        help="with --elastic: restart workers that die, at most R times in the whole job (default 0)",
     )
     add(
         "--reset-limit",
         type=int,
         metavar="R",
-        help="--elastic: end the job when more than R workers have died (default: no limit)",
+        help="with --elastic: end the job when more than R workers have died (default: no limit)",
     )
     add(
         "--restart-servers",

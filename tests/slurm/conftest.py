@@ -74,11 +74,14 @@ class Cluster:
         (folder / "state").mkdir()
         names = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.hosts.here} ctl\n{names}")
+        # There is no name server: asking this machine's takes torch's store 10 s a time.
+        (folder / "resolv.conf").write_text("")
         self._start_munge()
         self._start(["unshare", "-u", "sh", "-c", "hostname ctl && exec slurmctld -D -i"], "slurmctld")
         for name, namespace in zip(NODES, self.hosts.namespaces, strict=True):
             # Not `ip netns exec`: that mounts another /sys, in which slurmd misses the control groups.
-            line = f"hostname {name} && mount --bind {folder}/hosts /etc/hosts && exec slurmd -D -N {name}"
+            mounts = " && ".join(f"mount --bind {folder}/{file} /etc/{file}" for file in ("hosts", "resolv.conf"))
+            line = f"hostname {name} && {mounts} && exec slurmd -D -N {name}"
             enter = ["nsenter", f"--net=/run/netns/{namespace}", "unshare", "-u", "-m", "sh", "-c", line]
             self._start(enter, name)
         self.await_that(lambda: self.user("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * 4, 40, "idle nodes")
