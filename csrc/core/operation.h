@@ -24,6 +24,11 @@ struct OpKey {
 inline constexpr std::uint32_t kFirstFrameworkGroup = 1u << 30;
 /// What small tensors of a group travel in together is a group too, by this much above it.
 inline constexpr std::uint32_t kFirstFusedGroup = 1u << 23;
+/// The group that a caller knows: itself, or the one whose small tensors travel in it. Both have the same members.
+constexpr GroupId callers_group(GroupId group) {
+  const bool is_fused = group.value >= kFirstFusedGroup && group.value < kFirstFrameworkGroup;
+  return is_fused ? GroupId{group.value - kFirstFusedGroup} : group;
+}
 
 /// "operation 20 of process group 1 (part 3)", "a named operation"
 std::string to_string(const OpKey& key);

@@ -61,8 +61,10 @@ std::vector<std::uint32_t> Engine::Impl::ranks_of(const Participant& participant
 /// Who stands behind each contributor of the operation; null where nobody knows yet.
 const GroupMembers* Engine::Impl::members(const Op& op) const {
   const auto fits = [&](const GroupMembers& known) { return known.size() == op.shape.contributor_count; };
-  if (op.key.op.group == GroupId{0} && fits(config_.hosts)) return &config_.hosts;
-  const auto found = groups_.find(op.key.op.group);
+  const GroupId group = callers_group(op.key.op.group);
+  if (group == GroupId{0} && fits(config_.hosts)) return &config_.hosts;
+  auto found = groups_.find(op.key.op.group);
+  if (found == groups_.end()) found = groups_.find(group);
   return found == groups_.end() || !fits(found->second) ? nullptr : &found->second;
 }
 
@@ -111,7 +113,8 @@ std::string Engine::Impl::late_mismatch_text(const Op& op, const wire::Header& h
 /// Who has not announced: by rank where that can be known, else by position in the group.
 std::string Engine::Impl::missing_text(const Op& op) const {
   const GroupMembers* known = members(op);
-  const bool one_rank_each = op.key.op.group == GroupId{0} && op.shape.contributor_count == config_.workers;
+  const bool one_rank_each =
+      callers_group(op.key.op.group) == GroupId{0} && op.shape.contributor_count == config_.workers;
   std::vector<std::uint32_t> ranks;
   std::string unknown;
   for (std::uint32_t contributor = 0; contributor < op.shape.contributor_count; ++contributor) {
@@ -141,7 +144,7 @@ std::string Engine::Impl::missing_text(const Op& op) const {
   std::string text = ranks.empty() ? "" : rank_list(std::move(ranks));
   if (!unknown.empty()) {
     text += (text.empty() ? "" : " and ") + unknown + " of the " + std::to_string(op.shape.contributor_count) +
-            " of group " + std::to_string(op.key.op.group.value);
+            " of group " + std::to_string(callers_group(op.key.op.group).value);
   }
   return text;
 }

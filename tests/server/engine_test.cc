@@ -339,6 +339,19 @@ TEST(ServerEngine, ATimeOutNamesWhoIsMissingAndWhoCame) {
       "the missing ones were doing");
 }
 
+TEST(ServerEngine, ATimeOutOfSmallTensorsNamesRanksAsWell) {
+  Bench bench(3);
+  bench.group = kFirstFusedGroup;
+  bench.send(0, bench.announce(0, 1));
+  bench.send(2, bench.announce(2, 1));
+  bench.now += 10s;
+  bench.engine->on_tick(bench.now);
+  bench.collect();
+  const auto errors = bench.sends(wire::MessageType::kError);
+  ASSERT_EQ(errors.size(), 2u);
+  EXPECT_EQ(Bench::text(errors[0]).find("after 10 s rank 1 had not called "), 0u) << Bench::text(errors[0]);
+}
+
 TEST(ServerEngine, ATimeOutNamesWhoseDataDidNotCome) {
   Bench bench(2);
   bench.send(0, bench.announce(0, 1));
