@@ -11,15 +11,16 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) { retu
 }  // namespace
 
 ArenaAllocator::ArenaAllocator(std::uint64_t arena_bytes, std::uint64_t warm_limit_bytes, Discard discard)
-    : warm_limit_(warm_limit_bytes), discard_(std::move(discard)) {
-  const std::uint64_t usable = arena_bytes / kAlignment * kAlignment;
-  if (usable > 0) insert_clean(0, usable);
+    : usable_(arena_bytes / kAlignment * kAlignment), warm_limit_(warm_limit_bytes), discard_(std::move(discard)) {
+  if (usable_ > 0) insert_clean(0, usable_);
 }
 
-std::optional<std::uint64_t> ArenaAllocator::allocate(std::uint64_t bytes) {
+std::optional<std::uint64_t> ArenaAllocator::allocate(std::uint64_t bytes, std::uint64_t leave_bytes) {
   if (bytes > UINT64_MAX - kAlignment) return std::nullopt;
   const std::uint64_t need = round_up(std::max<std::uint64_t>(bytes, 1), kAlignment);
   const std::scoped_lock lock(mutex_);
+  const std::uint64_t left = usable_ - live_total_;
+  if (leave_bytes > 0 && (need > left || left - need < leave_bytes)) return std::nullopt;
   std::optional<std::uint64_t> offset = take_warm(need);
   if (!offset) offset = take_clean(need);
   // Warm ranges of other sizes may hold what is needed once they are merged.

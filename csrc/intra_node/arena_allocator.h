@@ -28,8 +28,9 @@ class ArenaAllocator final {
 
   ArenaAllocator(std::uint64_t arena_bytes, std::uint64_t warm_limit_bytes, Discard discard);
 
-  /// Offset of a range of at least `bytes` (0 counts as 1); nothing where no range is large enough.
-  std::optional<std::uint64_t> allocate(std::uint64_t bytes);
+  /// Offset of a range of at least `bytes` (0 counts as 1); nothing where no range is large enough, or less than
+  /// `leave_bytes` of the arena would be left.
+  std::optional<std::uint64_t> allocate(std::uint64_t bytes, std::uint64_t leave_bytes = 0);
   /// `offset` came from allocate(). False, and nothing happens, where it did not or was freed already.
   bool deallocate(std::uint64_t offset);
 
@@ -50,6 +51,7 @@ class ArenaAllocator final {
   void insert_clean(std::uint64_t offset, std::uint64_t bytes);
   void erase_clean(std::map<std::uint64_t, std::uint64_t>::iterator extent);
 
+  const std::uint64_t usable_;
   const std::uint64_t warm_limit_;
   const Discard discard_;
   mutable std::mutex mutex_;                                         // guards all below

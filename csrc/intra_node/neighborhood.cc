@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kWarmLimitBytes = 256 << 20;
+constexpr std::uint64_t kLeastLeft = 4 << 20;  // Two operations have six parts of 512 KB.
 constexpr std::uint32_t kMaxLocalSize = 4096;
 constexpr std::uint32_t kMaxRingBytes = 1 << 30;
 constexpr std::uint64_t kRingHeaderStride = 256;
@@ -135,10 +136,14 @@ class Neighborhood::Impl {
     return rank == options_.local_rank ? arena_.bytes() : peers_.at(rank).arena.bytes();
   }
 
-  std::span<std::byte> allocate(std::size_t bytes) {
+  std::span<std::byte> allocate(std::size_t bytes, std::uint64_t leave_bytes = 0) {
     if (!guard_.in_owner()) return {};
-    const std::optional<std::uint64_t> offset = allocator_.allocate(bytes);
+    const std::optional<std::uint64_t> offset = allocator_.allocate(bytes, leave_bytes);
     return offset ? arena_.bytes().subspan(*offset, bytes) : std::span<std::byte>();
+  }
+
+  std::span<std::byte> allocate_to_keep(std::size_t bytes) {
+    return allocate(bytes, std::max(options_.arena_bytes / 4, kLeastLeft));
   }
 
   void deallocate(std::span<std::byte> memory) {
@@ -349,6 +354,7 @@ void Neighborhood::set_core(std::uint32_t core) { impl_->set_core(core); }
 std::uint32_t Neighborhood::core_of(std::uint32_t local_rank) const { return impl_->core_of(local_rank); }
 std::span<std::byte> Neighborhood::arena(std::uint32_t local_rank) const { return impl_->arena(local_rank); }
 std::span<std::byte> Neighborhood::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
+std::span<std::byte> Neighborhood::allocate_to_keep(std::size_t bytes) { return impl_->allocate_to_keep(bytes); }
 void Neighborhood::deallocate(std::span<std::byte> memory) { impl_->deallocate(memory); }
 bool Neighborhood::contains(std::span<const std::byte> memory) const { return impl_->contains(memory); }
 std::uint64_t Neighborhood::offset_of(std::span<const std::byte> memory) const { return impl_->offset_of(memory); }

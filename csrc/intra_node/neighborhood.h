@@ -56,6 +56,9 @@ class Neighborhood final {
   /// Memory of this rank's arena, 4096-byte aligned, on huge pages where the kernel allows; empty span where it is
   /// full. Recently freed memory is reused first (it is warm); large freed ranges go back to the system.
   std::span<std::byte> allocate(std::size_t bytes);
+  /// The same, for memory that somebody may keep for long: a quarter of the arena, at least 4 MB, is left for
+  /// allocate(), without which operations on memory elsewhere fail.
+  std::span<std::byte> allocate_to_keep(std::size_t bytes);
   void deallocate(std::span<std::byte> memory);
   /// Offset of memory inside this rank's arena, or nothing where it lies elsewhere.
   bool contains(std::span<const std::byte> memory) const;

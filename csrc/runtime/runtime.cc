@@ -524,7 +524,7 @@ std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
   if (!neighborhood) return allocate_private(*impl_->domain, bytes);
-  const std::span<std::byte> memory = neighborhood->allocate(bytes);
+  const std::span<std::byte> memory = neighborhood->allocate_to_keep(bytes);
   if (memory.empty()) return nullptr;
   std::shared_ptr<std::byte> owner(memory.data(),
                                    [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); });

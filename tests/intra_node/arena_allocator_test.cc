@@ -67,6 +67,21 @@ TEST(ArenaAllocator, RefusesWhatDoesNotFitAndWhatItDoesNotKnow) {
   EXPECT_FALSE(allocator.deallocate(*a)) << "freed twice";
 }
 
+TEST(ArenaAllocator, LeavesAsMuchAsItIsTold) {
+  Discarded discarded;
+  ArenaAllocator allocator(8 * kMiB, 8 * kMiB, discarded.function());
+  std::vector<std::uint64_t> kept;
+  while (const auto offset = allocator.allocate(kMiB, 3 * kMiB)) kept.push_back(*offset);
+  EXPECT_EQ(kept.size(), 5u);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(allocator.allocate(kMiB).has_value());
+  EXPECT_FALSE(allocator.allocate(kMiB).has_value());
+  EXPECT_TRUE(allocator.deallocate(kept[0]));
+  EXPECT_FALSE(allocator.allocate(kMiB, 1).has_value()) << "a warm range counts as one that is free";
+  EXPECT_FALSE(allocator.allocate(UINT64_MAX, 1).has_value());
+  EXPECT_FALSE(allocator.allocate(1, UINT64_MAX).has_value());
+  EXPECT_TRUE(allocator.allocate(kMiB).has_value());
+}
+
 TEST(ArenaAllocator, AlignsLargeRangesToHugePages) {
   Discarded discarded;
   ArenaAllocator allocator(64 * kMiB, 64 * kMiB, discarded.function());

@@ -228,6 +228,19 @@ def count_copies():
     return [after["staged_ops"] - before["staged_ops"], after["zero_copy_ops"] - before["zero_copy_ops"]]
 
 
+def test_results_that_a_program_keeps_leave_room_for_more(job):
+    """Of the shared memory: what is not in it is copied through it."""
+    assert job.run(keep_results, 2, env={"HERRING_ARENA_BYTES": "16MB"}) == ["kept"] * 2
+
+
+def keep_results():
+    herring.init()
+    kept = [herring.allreduce(np.full(200_000, number, np.float32), "sum") for number in range(40)]  # 32 MB
+    for number, result in enumerate(kept):
+        assert (result == 2 * number).all()
+    return "kept"
+
+
 def test_bfloat16_is_added_in_float32_and_rounded_once(job):
     pytest.importorskip("torch")
     results = job.run(reduce_bfloat16, 3)
