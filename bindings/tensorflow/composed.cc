@@ -15,6 +15,8 @@ using Shape = std::vector<std::int64_t>;
 constexpr std::size_t kDims = 12;
 /// Dtype, number of dimensions, dimensions: what ranks say of a tensor.
 constexpr std::size_t kMeta = 2 + kDims;
+/// Below this a copy costs less than a page of shared memory.
+constexpr std::size_t kSharedFromBytes = 64 << 10;
 /// Between an operation's name and a step of it; not in anybody's names.
 constexpr char kMark = '\x1f';
 
@@ -101,13 +103,22 @@ Shape with_rows(Shape shape, std::int64_t rows) {
   return shape;
 }
 
+std::size_t bytes_for(TF_DataType dtype, const Shape& shape) {
+  std::size_t bytes = dtype == TF_INT64 || dtype == TF_DOUBLE                         ? 8
+                      : dtype == TF_INT32 || dtype == TF_FLOAT                        ? 4
+                      : dtype == TF_INT16 || dtype == TF_HALF || dtype == TF_BFLOAT16 ? 2
+                                                                                      : 1;
+  for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
+  return bytes;
+}
+
 void gather_blocks(const Call& call, Pending& pending) {
   check_same_but_first(call, pending, kMeta);
   const Shape shape = shape_of(pending.input.get());
   std::vector<std::int64_t> counts(call.members.size);
   for (std::size_t member = 0; member < counts.size(); ++member) counts[member] = said_by(pending, kMeta, member)[2];
   const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  pending.outputs.push_back(allocate(TF_TensorType(pending.input.get()), with_rows(shape, total)));
+  pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), with_rows(shape, total)));
   const std::span<std::byte> output = bytes_of(pending.outputs.back());
   const std::span<const std::byte> input = bytes_of(pending.input);
   const std::size_t row = row_bytes(shape, call.dtype);
@@ -187,7 +198,7 @@ void exchange_rows(const Call& call, Pending& pending) {
   for (std::size_t i = 0; i < size; ++i) counts[i] = said_by(pending, length, i)[kMeta + call.members.index];
   const Shape shape = shape_of(pending.input.get());
   const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  pending.outputs.push_back(allocate(TF_TensorType(pending.input.get()), with_rows(shape, total)));
+  pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), with_rows(shape, total)));
   pending.outputs.push_back(received_splits(pending, counts));
   const std::span<std::byte> output = bytes_of(pending.outputs[0]);
   const std::span<const std::byte> input = bytes_of(pending.input);
@@ -219,13 +230,23 @@ void exchange_rows(const Call& call, Pending& pending) {
 }  // namespace
 
 Tensor allocate(TF_DataType dtype, const Shape& shape) {
-  std::size_t bytes = dtype == TF_INT64 || dtype == TF_DOUBLE                         ? 8
-                      : dtype == TF_INT32 || dtype == TF_FLOAT                        ? 4
-                      : dtype == TF_INT16 || dtype == TF_HALF || dtype == TF_BFLOAT16 ? 2
-                                                                                      : 1;
-  for (const std::int64_t size : shape) bytes *= static_cast<std::size_t>(size);
+  const std::size_t bytes = bytes_for(dtype, shape);
   Tensor tensor(TF_AllocateTensor(dtype, shape.data(), static_cast<int>(shape.size()), bytes));
   if (!tensor) throw NoMemory(bytes);
+  return tensor;
+}
+
+Tensor allocate_result(runtime::Communicator& job, TF_DataType dtype, const Shape& shape) {
+  const std::size_t bytes = bytes_for(dtype, shape);
+  // Alone on its host, a process has no such memory.
+  if (bytes < kSharedFromBytes || job.local_size() == 1) return allocate(dtype, shape);
+  auto memory = std::make_unique<std::shared_ptr<std::byte>>(job.allocate(bytes));
+  if (!*memory) return allocate(dtype, shape);
+  const auto free = [](void*, std::size_t, void* owner) { delete static_cast<std::shared_ptr<std::byte>*>(owner); };
+  Tensor tensor(
+      TF_NewTensor(dtype, shape.data(), static_cast<int>(shape.size()), memory->get(), bytes, free, memory.get()));
+  if (!tensor) throw NoMemory(bytes);
+  (void)memory.release();  // The tensor's.
   return tensor;
 }
 
@@ -274,7 +295,7 @@ void start_all_to_all(const Call& call, Pending& pending) {
 
 void start_reduce_scatter(const Call& call, ReduceOp reduce, Pending& pending) {
   const Shape shape = rows_of(pending, "reducescatter");
-  auto whole = std::make_shared<Tensor>(allocate(TF_TensorType(pending.input.get()), shape));
+  auto whole = std::make_shared<Tensor>(allocate_result(*call.job, TF_TensorType(pending.input.get()), shape));
   runtime::Request request = request_for(call, Collective::kReduceScatter, call.dtype, shape, "");
   request.descriptor.reduce = reduce;
   request.input = bytes_of(pending.input);

@@ -51,6 +51,10 @@ class NoMemory final : public std::exception {
 
 /// A tensor without a value yet. Throws NoMemory.
 Tensor allocate(TF_DataType dtype, const std::vector<std::int64_t>& shape);
+/// The same for what an operation writes: large ones in memory that it writes without a copy, and whose pages are
+/// there, where the job has some. TensorFlow does not write into such a tensor, and copies it where a variable is to
+/// keep it.
+Tensor allocate_result(runtime::Communicator& job, TF_DataType dtype, const std::vector<std::int64_t>& shape);
 std::vector<std::int64_t> shape_of(const TF_Tensor* tensor);
 std::span<std::byte> bytes_of(const Tensor& tensor);
 

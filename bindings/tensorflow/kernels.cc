@@ -139,7 +139,7 @@ void delete_submit(void* settings) { delete static_cast<Settings*>(settings); }
 /// One step: what goes into the input's memory comes out in an output of its shape.
 void start_simple(const Settings& settings, const Call& call, Pending& pending) {
   const std::vector<std::int64_t> shape = shape_of(pending.input.get());
-  pending.outputs.push_back(allocate(TF_TensorType(pending.input.get()), shape));
+  pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), shape));
   runtime::Request request;
   request.group = call.members.group;
   if (!call.wire_name.empty()) request.name = call.wire_name;

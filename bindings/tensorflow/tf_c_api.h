@@ -50,6 +50,8 @@ TF_Code TF_GetCode(const TF_Status* status);
 const char* TF_Message(const TF_Status* status);
 
 TF_Tensor* TF_AllocateTensor(TF_DataType dtype, const std::int64_t* sizes, int dims, std::size_t bytes);
+TF_Tensor* TF_NewTensor(TF_DataType dtype, const std::int64_t* sizes, int dims, void* data, std::size_t bytes,
+                        void (*free)(void* data, std::size_t bytes, void* argument), void* argument);
 void TF_DeleteTensor(TF_Tensor* tensor);
 TF_DataType TF_TensorType(const TF_Tensor* tensor);
 int TF_NumDims(const TF_Tensor* tensor);

@@ -297,6 +297,125 @@ def broadcasts() -> None:
     expect(herring.InvalidArgumentError, lambda: hvd.broadcast_global_variables(0), "broadcast_variables")
 
 
+def large_results_are_written_where_they_are_read() -> None:
+    """Without another copy on this rank (a job of one process counts none)."""
+    step = tf.function(lambda value: hvd.oob_allreduce(value, op="sum", name="large"))
+    value = tf.ones([300_000])
+    for call in (step, lambda each: hvd.broadcast(each, 0)):
+        before = herring.stats()
+        for _ in range(5):
+            call(value)
+        after = herring.stats()
+        wanted = 5 if hvd.local_size() > 1 else 0
+        assert after["zero_copy_ops"] - before["zero_copy_ops"] == wanted
+        assert after["staged_ops"] == before["staged_ops"]
+
+
+def large_results_belong_to_who_has_them() -> None:
+    """Nothing writes into one, later operations neither, and no operation into what it reads."""
+    rank, size = hvd.rank(), hvd.size()
+    total, length = sum(range(1, size + 1)), 200_000
+    constant, variable = tf.fill([length], rank + 1.0), tf.Variable(tf.fill([length], rank + 1.0))
+
+    @tf.function
+    def step(number: tf.Tensor) -> list[tf.Tensor]:
+        made = tf.fill([length], (rank + 1.0) * number)  # Nobody but the reduction has it, at first.
+        reduced = hvd.oob_allreduce(made, op="sum", name="made")
+        again = hvd.oob_allreduce(reduced, op="average", name="again")  # Of a result, which others read as well.
+        of_variable = hvd.oob_allreduce(variable, op="sum", name="variable")
+        of_constant = hvd.oob_allreduce(constant, op="sum", name="constant")
+        changed = tf.identity(reduced) * 0.0 - 1.0
+        return [made, reduced, again, of_variable, of_constant, changed]
+
+    kept = []
+    for number in range(12):
+        results = step(tf.constant(float(number)))
+        kept.append((number, results))
+        copy = tf.Variable(results[1])
+        copy.assign(results[2])
+        copy.assign_add(tf.ones([length]))
+        copy.assign_sub(results[1])
+        assert (copy.numpy() == 1).all()
+        eager = hvd.oob_allreduce(results[1], op="max")
+        assert (eager.numpy() == total * number).all()
+        del eager
+    for number, results in kept:
+        values = [(rank + 1) * number, total * number, total * number, total, total, -1]
+        for place, (result, value) in enumerate(zip(results, values, strict=True)):
+            assert (result.numpy() == value).all(), (number, place, result)
+    assert (variable.numpy() == rank + 1).all()
+    assert (constant.numpy() == rank + 1).all()
+    for dtype in (tf.float16, tf.bfloat16, tf.float64, tf.int8, tf.int32, tf.int64):
+        for shape in ([65_536], [3, 50_001], [1, 70_000, 1]):
+            result = hvd.oob_allreduce(tf.cast(tf.fill(shape, rank + 1), dtype), op="sum")
+            assert (result.dtype, result.shape) == (dtype, shape)
+            assert (tf.cast(result, tf.int64).numpy() == total).all()
+    gathered = hvd.allgather(tf.fill([30_000 + rank, 2], rank))
+    assert gathered.numpy()[:, 0].tolist() == [each for each in range(size) for _ in range(30_000 + each)]
+
+
+def large_gradients() -> None:
+    """Of a variable that the same step changes, and is read after; an optimizer, a scaled loss, and a gradient of one."""
+    rank, size = hvd.rank(), hvd.size()
+    weight = tf.Variable(tf.ones([100_000]))
+    optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.5)
+
+    @tf.function
+    def step() -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as recorded:
+            loss = tf.reduce_sum(weight * (rank + 1.0))
+        gradient = hvd.DistributedGradientTape(recorded, op="sum").gradient(loss, weight)
+        optimizer.apply_gradients([(gradient, weight)])
+        return gradient, weight.read_value()
+
+    total, velocity, value, kept = size * (size + 1) / 2, 0.0, 1.0, []
+    for _ in range(6):
+        velocity = 0.5 * velocity - 0.5 * total
+        value += velocity
+        gradient, after = step()
+        kept.append(gradient)
+        close(after, np.full(100_000, value))
+    for gradient in kept:
+        close(gradient, np.full(100_000, total))
+    with tf.GradientTape() as recorded:
+        reduced = hvd.oob_allreduce(weight * 1.0, op="sum", name="loss")
+        loss = tf.reduce_sum(reduced * reduced)
+    close(recorded.gradient(loss, weight), np.full(100_000, 2 * value * size * size), 1e-5)
+
+
+def a_large_result_after_an_error() -> None:
+    """And what was reduced before it is as it was."""
+    rank, size = hvd.rank(), hvd.size()
+    step = tf.function(lambda value: hvd.oob_allreduce(value, op="sum", name="retried"))
+    before = step(tf.fill([100_000], 1.0))
+    for number in range(3):
+        wrong = tf.fill([100_000 + 4096 * rank], 7.0)
+        expect(tf.errors.FailedPreconditionError, lambda wrong=wrong: step(wrong), "retried", "rank 0")
+        assert (wrong.numpy() == 7).all()
+        right = tf.fill([100_000], float(number))
+        assert (step(right).numpy() == size * number).all()
+        assert (right.numpy() == number).all()
+    assert (before.numpy() == size).all()
+    assert library().pending() == 0
+
+
+def full_arena() -> None:
+    """HERRING_ARENA_BYTES: results that do not fit are in ordinary memory, and right."""
+    size = hvd.size()
+    results = [hvd.oob_allreduce(tf.fill([200_000], float(number)), op="sum") for number in range(30)]  # 24 MB
+    for number, result in enumerate(results):
+        assert (result.numpy() == number * size).all()
+    hvd.shutdown()
+    assert (results[7].numpy() == 7 * size).all()  # They outlive the job.
+    results = results[8:]
+    hvd.init()
+    again = [hvd.oob_allreduce(tf.fill([200_000], float(number)), op="sum") for number in range(30)]
+    for number, result in enumerate(results, 8):
+        assert (result.numpy() == number * size).all()
+    for number, result in enumerate(again):
+        assert (result.numpy() == number * size).all()
+
+
 def tensorflow_1_session() -> None:
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("weight", initializer=float(hvd.rank()))

@@ -32,6 +32,10 @@ CASES = [
     "keras_fit",
     "custom_loop",
     "broadcasts",
+    "large_results_are_written_where_they_are_read",
+    "large_results_belong_to_who_has_them",
+    "large_gradients",
+    "a_large_result_after_an_error",
     "tensorflow_1_session",
     "mismatches_are_named_on_all_ranks",
     "compiled_by_xla",
@@ -123,6 +127,13 @@ def test_one_inter_op_thread_is_enough(tmp_path: Path) -> None:
     launch = Launch(tmp_path, 2, "one_thread")
     launch.check("one_thread")
     assert launch.codes == [0], launch.output[-8000:]
+
+
+@pytest.mark.parametrize("arena", ["4MB", "12MB"])
+def test_results_for_which_there_is_no_shared_memory(tmp_path: Path, arena: str) -> None:
+    launch = LaunchByHand(tmp_path, 2, "full_arena", settings={"HERRING_ARENA_BYTES": arena})
+    launch.check("full_arena")
+    assert launch.codes == [0, 0], launch.output[-8000:]
 
 
 def test_tf_config_alone_makes_a_job(tmp_path: Path) -> None:
