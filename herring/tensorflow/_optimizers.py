@@ -168,7 +168,7 @@ def _keras_2(kind: Any) -> dict[str, Any]:
 def distributed_class(kind: Any) -> Any:
     """A subclass of an optimizer's class, of the same name: Keras writes that into saved models, which so load without
     Herring. Raises InvalidArgumentError where it is no optimizer of Keras."""
-    if not hasattr(kind, "from_config"):
+    if not (hasattr(kind, "from_config") and hasattr(kind, "apply_gradients")):  # Layers and models have the first.
         raise InvalidArgumentError(f"optimizer is {kind.__name__}; it must be an optimizer of Keras 3 or tf_keras")
     methods = _keras_3(kind) if callable(getattr(kind, "apply", None)) else _keras_2(kind)
     return type(kind.__name__, (kind,), {**_horovods(kind), **methods, "__module__": kind.__module__})
@@ -188,6 +188,10 @@ def distributed(
 
     `passes`: so many times gradients add up before they are reduced and applied, divided by it where `averages_passes`.
     """
+    if is_distributed(optimizer):
+        raise InvalidArgumentError(
+            f"this {type(optimizer).__name__} is already distributed; pass the one it was made of"
+        )
     kind = distributed_class(type(optimizer))
     settings = optimizer.get_config()
     if name is not None:

@@ -264,6 +264,15 @@ def keras_fit() -> None:
     expect(herring.InvalidArgumentError, lambda: hvd.DistributedOptimizer("sgd"), "optimizer of Keras 3")
 
 
+def what_is_no_optimizer_is_refused() -> None:
+    for wrong in (model(1), tf.keras.layers.Dense(1), "sgd", tf.keras.optimizers.SGD):
+        expect(
+            herring.InvalidArgumentError, lambda wrong=wrong: hvd.DistributedOptimizer(wrong), "must be an optimizer"
+        )
+    once = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op="sum")
+    expect(herring.InvalidArgumentError, lambda: hvd.DistributedOptimizer(once, op="sum"), "SGD", "already")
+
+
 def custom_loop() -> None:
     rank, size = hvd.rank(), hvd.size()
     inputs, labels = data(32)
@@ -355,7 +364,7 @@ def large_results_belong_to_who_has_them() -> None:
 
 
 def large_gradients() -> None:
-    """Of a variable that the same step changes, and is read after; an optimizer, a scaled loss, and a gradient of one."""
+    """Of a variable that the same step changes and reads; with an optimizer; and through a reduction."""
     rank, size = hvd.rank(), hvd.size()
     weight = tf.Variable(tf.ones([100_000]))
     optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.5)

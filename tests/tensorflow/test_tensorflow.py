@@ -30,6 +30,7 @@ CASES = [
     "tape",
     "many_gradients",
     "keras_fit",
+    "what_is_no_optimizer_is_refused",
     "custom_loop",
     "broadcasts",
     "large_results_are_written_where_they_are_read",
