@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -62,32 +63,40 @@ CopyStreams CopyStreams::of(c10::Device device) {
   return streams;
 }
 
-Mirror::Mirror(c10::Device device, const char* call) : device_(device), call_(call), streams_(CopyStreams::of(device)) {
+Mirror::Mirror(c10::Device device, std::string call)
+    : device_(device), call_(std::move(call)), streams_(CopyStreams::of(device)), ready_(device.type()) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::Stream current = guard.getStream(device);
   TORCH_CHECK(
-      !is_capturing(guard, current), call,
+      !is_capturing(guard, current), call_,
       ": the current stream is being captured into a graph, which Herring's collectives cannot be part of: they "
       "go through the host. Call them outside of the capture");
-  c10::Event ready(device.type());
-  ready.record(current);
-  ready.block(streams_.out);
+  ready_.record(current);
+  ready_.block(streams_.out);
 }
 
-at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
+void Mirror::check(const at::Tensor& tensor) const {
   TORCH_CHECK_VALUE(tensor.defined(), call_, ": got an undefined tensor");
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, call_, ": takes dense tensors on ", device_,
                               ", got layout ", tensor.layout(), "; pass tensor.to_dense() or tensor.cpu()");
   TORCH_CHECK_VALUE(tensor.device() == device_, call_, ": all tensors of a call must be on one device, got ", device_,
                     " and ", tensor.device());
-  const at::TensorOptions options = at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU);
-  if (!device_.is_cuda()) return at::empty(tensor.sizes(), options);
+}
+
+at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
+  check(tensor);
+  return host_memory(tensor.sizes(), tensor.scalar_type());
+}
+
+at::Tensor Mirror::host_memory(at::IntArrayRef sizes, at::ScalarType type) const {
+  const at::TensorOptions options = at::TensorOptions().dtype(type).device(at::kCPU);
+  if (!device_.is_cuda()) return at::empty(sizes, options);
   try {
-    return at::empty(tensor.sizes(), options.pinned_memory(true));
+    return at::empty(sizes, options.pinned_memory(true));
   } catch (const c10::Error&) {
     TORCH_WARN_ONCE("herring: the system cannot pin more memory, so copies from and to ", device_,
                     " are slower; raise the limit (ulimit -l)");
-    return at::empty(tensor.sizes(), options);
+    return at::empty(sizes, options);
   }
 }
 
@@ -105,6 +114,11 @@ at::Tensor Mirror::update(const at::Tensor& tensor) {
   at::Tensor host = read(tensor);
   writes_.push_back({reads_.back().device, host});
   return host;
+}
+
+void Mirror::write_from(const at::Tensor& tensor, const at::Tensor& host) {
+  check(tensor);
+  writes_.push_back({tensor.detach(), host});
 }
 
 std::vector<at::Tensor> Mirror::read(const std::vector<at::Tensor>& tensors) {
@@ -138,6 +152,8 @@ void Mirror::seal() {
 
 void Mirror::write_back() {
   if (writes_.empty()) return;
+  // Where something was read, this is known to be over.
+  if (reads_.empty()) ready_.block(streams_.back);
   const c10::StreamGuard on_stream(streams_.back);
   for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
   written_.emplace(device_.type());
@@ -272,14 +288,33 @@ Stager::~Stager() {
   thread_.join();
 }
 
-void Stager::add(c10::intrusive_ptr<StagedWork> work) {
+void Stager::add(std::shared_ptr<Staged> call) {
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
       thread_ = start_thread("herring-stager", [this] { run(); });
     }
-    waiting_.push_back(std::move(work));
+    waiting_.push_back(std::move(call));
     unstarted_.fetch_add(1);
+  }
+  changed_.notify_all();
+}
+
+void Stager::add(c10::intrusive_ptr<StagedWork> work) {
+  /// c10d's works are counted in their own way.
+  struct Held final : Staged {
+    explicit Held(c10::intrusive_ptr<StagedWork> staged) : work(std::move(staged)) {}
+    bool try_start(Clock::time_point now) override { return work->try_start(now); }
+    bool is_over() override { return work->is_over(); }
+    const c10::intrusive_ptr<StagedWork> work;
+  };
+  add(std::make_shared<Held>(std::move(work)));
+}
+
+void Stager::keep(std::shared_ptr<Staged> call) {
+  {
+    const std::lock_guard lock(mutex_);
+    kept_.push_back(std::move(call));
   }
   changed_.notify_all();
 }
@@ -292,17 +327,19 @@ void Stager::wait_until_started() {
 }
 
 void Stager::run() {
-  std::deque<c10::intrusive_ptr<StagedWork>> started;
+  std::vector<std::shared_ptr<Staged>> started;
   auto nap = kShortNap;
   std::unique_lock lock(mutex_);
   while (!is_stopping_ || !waiting_.empty()) {
-    if (waiting_.empty() && started.empty()) {
-      changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty(); });
+    if (waiting_.empty() && started.empty() && kept_.empty()) {
+      changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty() || !kept_.empty(); });
       continue;
     }
-    const c10::intrusive_ptr<StagedWork> first = waiting_.empty() ? nullptr : waiting_.front();
+    std::move(kept_.begin(), kept_.end(), std::back_inserter(started));
+    kept_.clear();
+    const std::shared_ptr<Staged> first = waiting_.empty() ? nullptr : waiting_.front();
     lock.unlock();
-    bool moved = std::erase_if(started, [](const auto& work) { return work->is_over(); }) > 0;
+    bool moved = std::erase_if(started, [](const auto& call) { return call->is_over(); }) > 0;
     const bool is_started = first && first->try_start(Clock::now());
     lock.lock();
     if (is_started) {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
@@ -33,12 +34,12 @@ struct CopyStreams {
   static CopyStreams of(c10::Device device);
 };
 
-/// A call on device tensors, while it is put together: which host tensor stands for which device tensor. All copies go
-/// on the `out` stream, after what the caller's current stream has now.
+/// A call on device tensors, while it is put together: which host tensor stands for which device tensor. All copies,
+/// out and back, come after what the caller's current stream has now.
 class Mirror final {
  public:
-  /// Throws where the caller's current stream is being captured into a graph.
-  Mirror(c10::Device device, const char* call);
+  /// Throws where the caller's current stream is being captured into a graph. `call` stands in messages.
+  Mirror(c10::Device device, std::string call);
 
   /// A host copy of what `tensor` holds.
   at::Tensor read(const at::Tensor& tensor);
@@ -49,6 +50,10 @@ class Mirror final {
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> write(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> update(const std::vector<at::Tensor>& tensors);
+  /// `tensor` is to hold what `host`, of its shape and type, holds in the end.
+  void write_from(const at::Tensor& tensor, const at::Tensor& host);
+  /// Memory that copies from and to the device are fast with, where it can be had.
+  at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type) const;
 
   /// All reads are in the out stream: from here on the mirror changes no more.
   void seal();
@@ -70,16 +75,32 @@ class Mirror final {
     at::Tensor device;
     at::Tensor host;
   };
+  void check(const at::Tensor& tensor) const;
   at::Tensor host_like(const at::Tensor& tensor) const;
 
   const c10::Device device_;
-  const char* const call_;
+  const std::string call_;
   const CopyStreams streams_;
+  c10::Event ready_;  ///< What the caller's stream had at the call.
   std::vector<Pair> reads_;
   std::vector<Pair> writes_;
   std::optional<c10::Event> read_;
   std::optional<c10::Event> written_;
   std::size_t bytes_read_ = 0;
+};
+
+/// What the stager looks after.
+class Staged {
+ public:
+  Staged() = default;
+  virtual ~Staged() = default;
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+
+  /// True where what comes after the copies out has been started, or has failed: nothing is to be waited for any more.
+  virtual bool try_start(std::chrono::steady_clock::time_point now) = 0;
+  /// It need not be kept alive any longer.
+  virtual bool is_over() = 0;
 };
 
 /// A collective on device tensors: copies out, the operation on host tensors, copies back. As c10d asks of a backend
@@ -102,8 +123,7 @@ class StagedWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override;
 
-  // For the stager:
-  /// True where the operation has been started, or has failed: nothing is to be waited for any more.
+  // As Staged has it:
   bool try_start(std::chrono::steady_clock::time_point now);
   /// Nothing touches the device tensors any more.
   bool is_over();
@@ -132,7 +152,10 @@ class Stager final {
   Stager(const Stager&) = delete;
   Stager& operator=(const Stager&) = delete;
 
+  void add(std::shared_ptr<Staged> call);
   void add(c10::intrusive_ptr<StagedWork> work);
+  /// Holds it until it is over; what is to be started has been.
+  void keep(std::shared_ptr<Staged> call);
   /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
   void wait_until_started();
 
@@ -141,7 +164,8 @@ class Stager final {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<c10::intrusive_ptr<StagedWork>> waiting_;
+  std::deque<std::shared_ptr<Staged>> waiting_;
+  std::vector<std::shared_ptr<Staged>> kept_;
   std::atomic<std::size_t> unstarted_{0};
   bool is_stopping_ = false;
   std::thread thread_;

@@ -3,6 +3,7 @@
 // while another stream still uses it is written down. Built by accelerator.py; loaded with ctypes.
 #include <ATen/Functions.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -127,6 +128,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+
+/// Autograd asks whether there is a device before it takes a backward pass to its streams.
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+};
+
+const bool has_hooks = [] {
+  c10::register_privateuse1_backend("privateuseone");
+  at::RegisterPrivateUse1HooksInterface(new Hooks());
+  return true;
+}();
 
 /// As torch's caching allocator: memory is free again once the stream that it was allocated on has got so far. What
 /// other streams do with it is not waited for.

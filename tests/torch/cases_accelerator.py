@@ -192,3 +192,20 @@ def a_kernel_that_never_ends() -> None:
             dist.all_reduce(x)
         gpu.fake_stall(0)
         gpu.fake_run_all()
+
+
+def what_is_only_written_waits_too() -> None:
+    """A copy back comes after what the caller's stream had before the call, also where nothing is copied out."""
+    with job() as (gpu, rank, size):
+        gpu.fake_set_stream(gpu.fake_new_stream())
+        for step in range(10):
+            tensor = torch.full((20_000,), 100 + step, dtype=torch.uint8).to(DEVICE)
+            if rank != 1:
+                _late(gpu, tensor, 7)
+            dist.broadcast(tensor, 1)
+            assert tensor.cpu().unique().tolist() == [100 + step], "broadcast"
+            mine = torch.zeros(20_000, dtype=torch.uint8).to(DEVICE)
+            _late(gpu, mine, 7)
+            parts = [torch.full((20_000,), step + i, dtype=torch.uint8).to(DEVICE) for i in range(size)]
+            dist.scatter(mine, parts if rank == 1 else None, src=1)
+            assert mine.cpu().unique().tolist() == [step + rank], "scatter"

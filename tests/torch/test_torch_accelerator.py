@@ -30,6 +30,11 @@ def test_streams_wait_for_what_they_must(seed: int) -> None:
     run_ranks(2, "cases_accelerator:streams", env={"HERRING_TEST_SEED": str(seed)}, timeout=120)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_is_only_written_waits_for_earlier_kernels_too(seed: int) -> None:
+    run_ranks(2, "cases_accelerator:what_is_only_written_waits_too", env={"HERRING_TEST_SEED": str(seed)}, timeout=120)
+
+
 def test_calls_on_cpu_tensors_keep_their_place() -> None:
     run_ranks(2, "cases_accelerator:order_with_cpu_tensors", timeout=120)
 
