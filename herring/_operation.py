@@ -5,20 +5,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from herring import _core
 from herring._errors import HerringError, InternalError
+
+
+class Started(Protocol):
+    """What a step waits for: work of the runtime (_core.Work, which says what these do), or what acts as such."""
+
+    def done(self) -> bool: ...
+    def wait(self, timeout: float, *, blocks: bool = False) -> bool: ...
+    def check(self) -> None: ...
+    def on_done(self, callback: Callable[[], object]) -> None: ...
+
 
 # Yields what was started; is resumed when all of it has ended, with the error where not well; returns the operation's
 # result.
-Steps = Generator[Sequence[_core.Work], None, Any]
+Steps = Generator[Sequence[Started], None, Any]
 
 # Work ends by itself at its deadline, and what reports it adds a little; past this much more it never will.
 _GRACE_S = 60.0
 
 
-def _first_error(works: Sequence[_core.Work]) -> HerringError | None:
+def _first_error(works: Sequence[Started]) -> HerringError | None:
     """Of works that have all ended."""
     for work in works:
         try:
@@ -38,7 +47,7 @@ class Operation:
         self._explain = explain
         self._lock = threading.RLock()
         self._watched = False
-        self._works: Sequence[_core.Work] = ()  # of the current step; guarded by _lock
+        self._works: Sequence[Started] = ()  # of the current step; guarded by _lock
         self._step = 0  # guarded by _lock
         self._done = False
         self._result: Any = None

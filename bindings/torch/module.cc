@@ -1,11 +1,13 @@
 // The binding's one translation unit: torch's headers cost most of the compile time, so they are read once.
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
 #include "backend.cc"
 #include "composed.cc"
 #include "device.cc"
+#include "handed.cc"
 #include "messages.cc"
 #include "monitored.cc"
 #include "sparse.cc"
@@ -45,7 +47,7 @@ std::function<void()> on_any_thread(py::function function) {
     try {
       (*shared)();
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("herring: while a process group was being destroyed");
+      error.discard_as_unraisable("herring: in a callback");
     }
   };
 }
@@ -65,6 +67,57 @@ c10::intrusive_ptr<c10d::Backend> create_backend(std::shared_ptr<Process> proces
   return c10::make_intrusive<Backend>(std::move(process), std::move(options));
 }
 
+/// As Process keeps one: a forked child has the memory, but not the thread that a destructor would wait for.
+std::shared_ptr<Stager> make_stager() {
+  return {new Stager(), [pid = getpid()](Stager* stager) {
+            if (getpid() == pid) delete stager;
+          }};
+}
+
+std::shared_ptr<Handed> hand(std::shared_ptr<Stager> stager, at::Device device, const std::string& call,
+                             double timeout_s) {
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1e3));
+  return std::make_shared<Handed>(std::move(stager), device, call, timeout);
+}
+
+/// For herring.horovod.torch, whose operations are put together in Python. Torch's errors become Python's.
+void define_handed(py::module_& m) {
+  using torch::wrap_pybind_function;
+  using torch::wrap_pybind_function_no_gil;
+  py::class_<Stager, std::shared_ptr<Stager>>(m, "Stager")
+      .def(py::init(&make_stager))
+      .def("wait_until_started", &Stager::wait_until_started, py::call_guard<py::gil_scoped_release>());
+  py::class_<Handed, std::shared_ptr<Handed>>(m, "Handed")
+      .def("read",
+           wrap_pybind_function_no_gil([](Handed& self, const at::Tensor& tensor) { return self.read(tensor); }))
+      .def("write", wrap_pybind_function([](Handed& self, const at::Tensor& tensor) { return self.write(tensor); }))
+      .def("write_from", wrap_pybind_function([](Handed& self, const at::Tensor& tensor, const at::Tensor& host) {
+             self.write_from(tensor, host);
+           }))
+      .def("host_like", wrap_pybind_function([](Handed& self, const at::Tensor& like, std::vector<std::int64_t> sizes) {
+             return self.host_memory(sizes, like.scalar_type());
+           }))
+      .def("start", wrap_pybind_function_no_gil([](Handed& self) { self.start(); }))
+      .def("is_read", &Handed::is_read)
+      .def(
+          "wait", [](Handed& self, double limit_s) { return self.wait(std::chrono::duration<double>(limit_s)); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("on_read", [](Handed& self, py::function then) { self.on_read(on_any_thread(std::move(then))); })
+      .def("failure",
+           [](Handed& self) -> std::optional<std::pair<std::string, bool>> {
+             const auto failure = self.failure();
+             if (!failure) return std::nullopt;
+             return std::pair(failure->text, failure->is_timeout);
+           })
+      .def("write_back", wrap_pybind_function_no_gil([](Handed& self) { self.write_back(); }))
+      .def("is_written", wrap_pybind_function([](Handed& self) { return self.is_written(); }))
+      .def("block_current_stream", wrap_pybind_function([](Handed& self) { self.block_current_stream(); }))
+      .def("place", wrap_pybind_function_no_gil([](Handed& self, const at::Tensor& host) { return self.place(host); }));
+  m.def("hand", wrap_pybind_function(&hand));
+  py::class_<Moment, std::shared_ptr<Moment>>(m, "Moment").def("block_current_stream", &Moment::block_current_stream);
+  m.def("moment", wrap_pybind_function([](at::Device device) { return std::make_shared<Moment>(device); }));
+}
+
 }  // namespace
 }  // namespace herring::torch_binding
 
@@ -78,4 +131,5 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
       .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"));
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),
         py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("is_world"), py::arg("released"));
+  binding::define_handed(m);
 }

@@ -47,6 +47,15 @@ class Binding(Protocol):
     ) -> Any:
         """A torch.distributed Backend; calls released() once, when it is destroyed."""
 
+    def Stager(self) -> Any:  # noqa: N802
+        """What looks after the copies of hand()."""
+
+    def hand(self, stager: Any, device: torch.device, call: str, timeout_s: float) -> Any:
+        """Copies between tensors on a device and host tensors (bindings/torch/handed.h)."""
+
+    def moment(self, device: torch.device) -> Any:
+        """What the current stream has now, for other streams to wait for."""
+
 
 def load() -> Binding:
     """The binding for this torch; builds it where there is none yet, which takes a minute and says so on stderr.

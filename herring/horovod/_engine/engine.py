@@ -45,6 +45,8 @@ class Engine:
         self.rank, self.size = session.job.rank, session.job.size
         self.timeline: Timeline | None = None
         self.outside: Outside | None = None  # Operations that start elsewhere; for join().
+        # Waits until operations whose data is still on its way (from a GPU) have started.
+        self.late: Callable[[], None] | None = None
         self._owns_session = owns_session
         self._lock = threading.RLock()
         self._sets = {GLOBAL_SET: Members(GLOBAL_SET, tuple(range(self.size)), self.rank)}
@@ -136,6 +138,11 @@ class Engine:
             operation = self._track(announcement.kind, announcement.key, announcement, steps(call), until_seen=False)
             operation.begin(watched=True)
 
+    def settle(self) -> None:
+        """Returns when all that was called has started. Call without locks."""
+        if self.late is not None:
+            self.late()
+
     def in_flight(self) -> list[tuple[Operation, Announcement]]:
         """What has not ended. Call with the lock held where nothing may start meanwhile."""
         with self._lock:
@@ -222,6 +229,7 @@ class Engine:
     def remove_set(self, set_id: int) -> None:
         """Collective, as add_set()."""
         members = self.members(set_id)
+        self.settle()
         self._agree("remove_process_set", [set_id])
         self.fusions.close(set_id)
         with self._lock:
@@ -267,6 +275,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the session too, where init() has begun it."""
+        self.settle()
         if self.timeline is not None:
             self.timeline.close()
             self.timeline = None

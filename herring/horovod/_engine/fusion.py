@@ -45,13 +45,14 @@ class Fusions:
         self._engine = engine
         config = engine.session.config
         # A round may begin late in a tensor's time, and has a time of its own.
-        self._longest_s = 2 * config.timeout_s + _GRACE_S
+        self.longest_s = 2 * config.timeout_s + _GRACE_S
         self._timeout_s = config.timeout_s
         # Elastic jobs have a journal of their operations by name, and a job of one has nothing to send.
         is_off = engine.session.elastic is not None or engine.size == 1
         self._series = next(_SERIES)
         self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
         self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
+        self.tensor_bytes = min(self._bucket_bytes, _MOST_TENSOR_BYTES)  # what is larger goes alone
         self.by_set: dict[int | None, _core.Fusion] = {}
         self.start_alone: StartAlone | None = None  # of the framework whose tensors come here
         self._all: dict[int, _core.Fusion] = {}  # by process set; those of sets that have gone, too
@@ -63,7 +64,7 @@ class Fusions:
             return
         self.by_set[set_id] = self._all[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
-            bucket_bytes=self._bucket_bytes, tensor_bytes=min(self._bucket_bytes, _MOST_TENSOR_BYTES),
+            bucket_bytes=self._bucket_bytes, tensor_bytes=self.tensor_bytes,
             cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
             go_alone=functools.partial(self._go_alone, set_id),
         )  # fmt: skip
@@ -72,7 +73,7 @@ class Fusions:
         """For the timeline: it has been submitted."""
         timeline = self._engine.timeline
         if timeline is not None:
-            timeline.watch(lambda callback: self._on_end(fusion, ticket, callback), "allreduce", f"allreduce.{name}")
+            timeline.watch(lambda callback: self.on_end(fusion, ticket, callback), "allreduce", f"allreduce.{name}")
 
     def find(self, ticket: object) -> _core.Fusion | None:
         """Where somebody has to finish it yet; None where nobody has, or it is no ticket of this engine."""
@@ -102,7 +103,7 @@ class Fusions:
         if fusion is None:
             return None
         try:
-            result = fusion.finish(ticket, self._longest_s)
+            result = fusion.finish(ticket, self.longest_s)
         except HerringError as error:
             raise HorovodInternalError(f"allreduce.{fusion.drop(ticket)}: {error}") from error
         return self._alone.pop(ticket).wait()[0] if result is False else result
@@ -111,7 +112,7 @@ class Fusions:
         """Returns when what is in flight now has ended, well or not. It stays in flight."""
         for fusion in list(self._all.values()):
             for ticket, _ in fusion.in_flight():
-                if fusion.wait(ticket, self._longest_s) is False:
+                if fusion.wait(ticket, self.longest_s) is False:
                     try:
                         self._alone[ticket].wait()
                     except HorovodInternalError:  # Belongs to who started it.
@@ -170,7 +171,24 @@ class Fusions:
         assert self.start_alone is not None
         self._alone[ticket] = self.start_alone(tensor, output, name, op, prescale, postscale, set_id)
 
-    def _on_end(self, fusion: _core.Fusion, ticket: int, callback: Callable[[], object]) -> None:
+    def is_done(self, fusion: _core.Fusion, ticket: int) -> bool:
+        """poll() for who is not its owner; also of one that is not in flight any more."""
+        if not fusion.poll(ticket):
+            return False
+        alone = self._alone.get(ticket)
+        return alone is None or alone.is_done()
+
+    def wait_for(self, fusion: _core.Fusion, ticket: int, limit_s: float) -> bool:
+        """Blocks until that is so, but no longer than that; whether it is."""
+        ended = fusion.wait(ticket, limit_s)
+        if ended is None:
+            return False
+        alone = None if ended else self._alone.get(ticket)
+        return alone is None or alone.wait_for(limit_s)
+
+    def on_end(self, fusion: _core.Fusion, ticket: int, callback: Callable[[], object]) -> None:
+        """Calls it when that is so, or when somebody asks an operation that went alone; while it is in flight."""
+
         def tell(ended: bool) -> None:
             alone = None if ended else self._alone.get(ticket)
             if alone is None:

@@ -103,6 +103,7 @@ class Joins:
             )
         if engine.size == 1:
             return 0
+        engine.settle()
         with engine.lock:
             if engine.outside is not None:
                 engine.learn(engine.outside.uses())

@@ -1,4 +1,4 @@
-"""Horovod's torch API on Herring, for CPU tensors: `import herring.horovod.torch as hvd`.
+"""Horovod's torch API on Herring, for tensors on CPUs and GPUs: `import herring.horovod.torch as hvd`.
 
 >>> hvd.init()                                     # under herringrun, torchrun or mpirun; alone, a job of one
 >>> optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())

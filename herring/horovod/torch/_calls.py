@@ -1,4 +1,5 @@
-"""Horovod's calls. Each takes CPU tensors of the dtypes of herring.allreduce(), contiguous or not.
+"""Horovod's calls. Each takes tensors of the dtypes of herring.allreduce(), contiguous or not, all of
+a call on the CPU or all on one GPU (docs/gpu.md): results are then for the current stream of the thread that waits.
 
 Without a name, calls match in the order they are made on each rank; with one, in any order. `_async` calls return a
 handle for poll() and synchronize(). All raise HorovodInternalError where ranks disagree, one is lost or a timeout
@@ -157,6 +158,11 @@ class SparseHandle:
             raise ValueError("sparse_allreduce_async takes a sparse COO tensor; use allreduce_async for a dense one")
         if op not in (Average, Sum):
             raise ValueError("sparse_allreduce_async: op must be hvd.Average or hvd.Sum")
+        if not tensor.is_cpu:
+            raise ValueError(
+                f"sparse_allreduce_async: the tensor is on {tensor.device}; sparse tensors work on the CPU: use "
+                "sparse_as_dense=True, tensor.to_dense() or tensor.cpu()"
+            )
         # As it is, not coalesced: entries of one place are added wherever the result is used.
         tensor = tensor.detach()
         self._like, self._op, self._process_set = tensor, op, process_set

@@ -19,6 +19,7 @@ from herring.horovod._engine import objects
 from herring.horovod._engine.engine import home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set
 from herring.horovod.torch import _operations as operations
+from herring.horovod.torch._device import is_served
 
 
 def broadcast_parameters(
@@ -64,8 +65,9 @@ def broadcast_optimizer_state(
 
 
 def broadcast_with_tensors(value: Any, root_rank: int, name: str, process_set: ProcessSet = global_process_set) -> Any:
-    """Rank `root_rank`'s `value`, on every rank; there the very one. Dense CPU tensors in its dicts, lists and tuples
-    travel as tensors, into memory of their own; what is left is pickled."""
+    """Rank `root_rank`'s `value`, on every rank; there the very one. Dense tensors in its dicts, lists and tuples
+    travel as tensors, into memory of their own: on this rank's current GPU where they were on one; what is left is
+    pickled."""
     is_root = home.current().rank == root_rank
     tensors: list[torch.Tensor] = []
     skeleton = _without_tensors(value, tensors) if is_root else None
@@ -88,18 +90,19 @@ class _Place:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    device: str  # its kind
 
 
 def _travels(tensor: torch.Tensor) -> bool:
-    is_dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    is_dense = tensor.layout == torch.strided and (tensor.is_cpu or is_served(tensor)) and not tensor.is_quantized
     return is_dense and tensor.is_leaf and str(tensor.dtype).removeprefix("torch.") in DTYPES
 
 
 def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The same structure, its dense CPU tensors in `tensors`."""
+    """The same structure, its dense tensors in `tensors`."""
     if type(value) is torch.Tensor and _travels(value):
         tensors.append(value.detach())
-        return _Place(tuple(value.shape), value.dtype, value.requires_grad)
+        return _Place(tuple(value.shape), value.dtype, value.requires_grad, value.device.type)
     if type(value) in (dict, OrderedDict):
         return {key: _without_tensors(each, tensors) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -110,7 +113,8 @@ def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
 def _with_empty_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """The other way round; the tensors made are in `tensors`, in the same order."""
     if isinstance(value, _Place):
-        tensor = torch.empty(value.shape, dtype=value.dtype)
+        device = value.device if value.device != "cuda" or torch.cuda.is_available() else "cpu"
+        tensor = torch.empty(value.shape, dtype=value.dtype, device=device)
         tensors.append(tensor.detach())
         return tensor.requires_grad_(value.requires_grad)
     if type(value) is dict:

@@ -20,6 +20,7 @@ from herring.horovod._engine.fusion import FIRST_TICKET
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
+from herring.horovod.torch._device import OnDevice, Stage, is_on_device
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -40,6 +41,8 @@ def _reader() -> _core.TensorReader | None:
 
 _READER = _reader()
 
+Started = Operation | OnDevice
+
 
 class Handles:
     """Operations by number, from the call to synchronize()."""
@@ -47,10 +50,10 @@ class Handles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._operations: dict[int, tuple[Operation, bool]] = {}
+        self._operations: dict[int, tuple[Started, bool]] = {}
         self._void: set[int] = set()
 
-    def add(self, operation: Operation, *, is_one: bool = False) -> int:
+    def add(self, operation: Started, *, is_one: bool = False) -> int:
         """The operation's number from now on; `is_one`: the result is a list of one, and the one is wanted."""
         with self._lock:
             number = next(self._numbers)
@@ -111,9 +114,11 @@ def all_reduce(
     process_set: ProcessSet,
     *,
     waits: bool = False,
-) -> Operation:
+) -> Started:
     """Results: `outputs` (the tensors themselves: in place), else new tensors."""
     members = members_of(process_set)
+    if is_on_device(tensors):
+        return _all_reduce_on_device(tensors, outputs, name, op, prescale_factor, postscale_factor, members, waits)
     return _all_reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, members, waits=waits)
 
 
@@ -133,6 +138,27 @@ def _all_reduce(
     # Where the caller's tensor is not contiguous the result lands elsewhere first.
     is_in_place = outputs is tensors
     results = sources if is_in_place else [_memory(each, "allreduce") for each in targets]
+    steps = _reduction(members, sources, results, targets, op, prescale_factor, postscale_factor)
+    return home.current().start(
+        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum and len(sources) == 1,
+        shadow=_shadow(sources, op), op=OPS.get(op, "sum"),
+    )  # fmt: skip
+
+
+def _shadow(tensors: Sequence[torch.Tensor], op: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((collectives.dtype_name(each), tuple(each.shape)) for each in tensors) if op != Adasum else ()
+
+
+def _reduction(
+    members: Members,
+    sources: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Callable[[Call], Steps]:
+    """The steps for CPU tensors, contiguous ones, which are scaled now."""
     scaled = [_scaled(each, prescale_factor) for each in sources]
     if op == Adasum:
         _check_adasum(members, scaled)
@@ -152,11 +178,34 @@ def _all_reduce(
                 target.detach().copy_(result)
         return targets
 
-    shadow = tuple((collectives.dtype_name(each), tuple(each.shape)) for each in scaled) if op != Adasum else ()
-    return home.current().start(
-        "allreduce", name, members.set_id, steps, waits=waits, single_step=op != Adasum and len(scaled) == 1,
-        shadow=shadow, op=OPS.get(op, "sum"),
-    )  # fmt: skip
+    return steps
+
+
+def _all_reduce_on_device(
+    tensors: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor] | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    members: Members,
+    waits: bool,
+) -> OnDevice:
+    if op == Adasum:
+        _check_adasum(members, tensors)
+    targets = [each.detach().new_empty(each.shape) for each in tensors] if outputs is None else list(outputs)
+    stage = Stage(tensors[0], "allreduce")
+    hosts = [stage.read(each) for each in tensors]
+    for target, host in zip(targets, hosts, strict=True):
+        stage.write_from(target, host)
+
+    def steps(call: Call) -> Steps:
+        yield from _reduction(members, hosts, hosts, hosts, op, prescale_factor, postscale_factor)(call)
+        return targets
+
+    return stage.start(
+        "allreduce", name, members.set_id, steps, waits=waits, shadow=_shadow(hosts, op), op=OPS.get(op, "sum")
+    )
 
 
 def all_reduce_async(
@@ -182,6 +231,10 @@ def all_reduce_async(
             if engine.timeline is not None:
                 engine.fusions.watch(fusion, ticket, name)
             return ticket
+        if is_on_device([tensor]) and _travels(tensor, engine.fusions.tensor_bytes):
+            return handles.add(
+                _travel_from_device(fusion, tensor, output, name, op, prescale_factor, postscale_factor, process_set)
+            )
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
@@ -207,6 +260,34 @@ def _travel(
     return fusion.submit(
         name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target
     )
+
+
+def _travels(tensor: torch.Tensor, most_bytes: int) -> bool:
+    return tensor.dtype in _DTYPE_NUMBERS and tensor.layout is torch.strided and tensor.nbytes <= most_bytes
+
+
+def _travel_from_device(
+    fusion: _core.Fusion,
+    tensor: torch.Tensor,
+    output: torch.Tensor | None,
+    name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> OnDevice:
+    """The same, once it is in host memory."""
+    target = tensor.detach().new_empty(tensor.shape) if output is None else output
+    stage = Stage(tensor, "allreduce")
+    host = stage.read(tensor)
+    stage.write_from(target, host)
+    members = members_of(process_set)
+    return stage.start_travel(
+        fusion, name, members.set_id,
+        lambda: _travel(fusion, host, host, name, _OP_NUMBERS[op], prescale, postscale),
+        lambda: _all_reduce([host], [host], name, op, prescale, postscale, members),
+        target,
+    )  # fmt: skip
 
 
 def _start_alone(
@@ -258,8 +339,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def all_gather(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, waits: bool = False
-) -> Operation:
+) -> Started:
     """Results: new tensors."""
+    if is_on_device(tensors):
+        stage = Stage(tensors[0], "allgather")
+        hosts = [stage.read(each.reshape(1) if each.dim() == 0 else each) for each in tensors]
+        return stage.start(
+            "allgather", name, members_of(process_set).set_id,
+            lambda call: collectives.all_gather(call, hosts, stage.host_like), waits=waits,
+            finish=lambda results: [stage.place(each) for each in results],
+        )  # fmt: skip
     sources = [_memory(each, "allgather") for each in tensors]
     sources = [each.reshape(1) if each.dim() == 0 else each for each in sources]
 
@@ -277,24 +366,45 @@ def broadcast(
     process_set: ProcessSet,
     *,
     waits: bool = False,
-) -> Operation:
+) -> Started:
     """`root_rank` is a rank of the job, also with process sets. Result: `output`, which may be `tensor`."""
     members = members_of(process_set)
     if root_rank not in members.ranks:
         raise InvalidArgumentError(
             f"broadcast: root rank {root_rank} is not among ranks {list(members.ranks)} of process set {members.set_id}"
         )
+    root = members.ranks.index(root_rank)
+    if is_on_device([tensor]):
+        return _broadcast_on_device(tensor, output, root, name, members, waits)
     source, result = _memory(tensor, "broadcast"), _memory(output, "broadcast")
     if tensor is output:
         source = result
 
     def steps(call: Call) -> Steps:
-        yield from collectives.broadcast(call, source, result, members.ranks.index(root_rank))
+        yield from collectives.broadcast(call, source, result, root)
         if result.data_ptr() != output.data_ptr():
             output.detach().copy_(result)
         return output
 
     return home.current().start("broadcast", name, members.set_id, steps, waits=waits, single_step=True)
+
+
+def _broadcast_on_device(
+    tensor: torch.Tensor, output: torch.Tensor, root: int, name: str | None, members: Members, waits: bool
+) -> OnDevice:
+    stage = Stage(tensor, "broadcast")
+    if root == members.index:
+        host = stage.read(tensor)
+        if output is not tensor:
+            stage.write_from(output, host)
+    else:
+        host = stage.write(output)
+
+    def steps(call: Call) -> Steps:
+        yield from collectives.broadcast(call, host, host, root)
+        return output
+
+    return stage.start("broadcast", name, members.set_id, steps, waits=waits)
 
 
 def all_to_all(
@@ -304,10 +414,11 @@ def all_to_all(
     process_set: ProcessSet,
     *,
     waits: bool = False,
-) -> Operation:
+) -> Started:
     """Result: (rows that came, how many from each rank); the numbers are of the dtype of `splits`, else int32."""
     members = members_of(process_set)
-    source = _memory(tensor, "alltoall")
+    stage = Stage(tensor, "alltoall") if is_on_device([tensor]) else None
+    source = _memory(tensor, "alltoall") if stage is None else tensor
     if source.dim() == 0:
         raise InvalidArgumentError("alltoall: the tensor is a scalar; it takes at least one dimension")
     dtype = torch.int32
@@ -325,11 +436,17 @@ def all_to_all(
     else:
         collectives.checked_splits(counts, source.shape[0], size)
 
+    host, new = (source, _new) if stage is None else (stage.read(source), stage.host_like)
+
     def steps(call: Call) -> Steps:
-        result, received = yield from collectives.all_to_all(call, source, counts, _new)
+        result, received = yield from collectives.all_to_all(call, host, counts, new)
         return result, torch.tensor(received, dtype=dtype)
 
-    return home.current().start("alltoall", name, members.set_id, steps, waits=waits)
+    if stage is None:
+        return home.current().start("alltoall", name, members.set_id, steps, waits=waits)
+    return stage.start(
+        "alltoall", name, members.set_id, steps, waits=waits, finish=lambda told: (stage.place(told[0]), told[1])
+    )
 
 
 def reduce_scatter(
@@ -341,14 +458,15 @@ def reduce_scatter(
     process_set: ProcessSet,
     *,
     waits: bool = False,
-) -> Operation:
+) -> Started:
     """Results: new tensors."""
     members = members_of(process_set)
     if op not in OPS:
         raise InvalidArgumentError("reducescatter: op must be hvd.Average, Sum, Min, Max or Product")
+    if is_on_device(tensors):
+        return _reduce_scatter_on_device(tensors, name, op, prescale_factor, postscale_factor, members, waits)
     sources = [_scaled(_memory(each, "reducescatter"), prescale_factor) for each in tensors]
-    if any(each.dim() == 0 for each in sources):
-        raise InvalidArgumentError("reducescatter: a tensor is a scalar; it takes at least one dimension")
+    _check_rows(sources)
     whole = [each.new_empty(each.shape) for each in sources]
 
     def steps(call: Call) -> Steps:
@@ -361,6 +479,41 @@ def reduce_scatter(
     return home.current().start("reducescatter", name, members.set_id, steps, waits=waits, single_step=True)
 
 
+def _check_rows(tensors: Sequence[torch.Tensor]) -> None:
+    if any(each.dim() == 0 for each in tensors):
+        raise InvalidArgumentError("reducescatter: a tensor is a scalar; it takes at least one dimension")
+
+
+def _reduce_scatter_on_device(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    members: Members,
+    waits: bool,
+) -> OnDevice:
+    _check_rows(tensors)
+    rows = [collectives.rows_of(each.shape[0], len(members.ranks), members.index or 0) for each in tensors]
+    targets = [
+        each.detach().new_empty((last - first, *each.shape[1:]))
+        for each, (first, last) in zip(tensors, rows, strict=True)
+    ]
+    stage = Stage(tensors[0], "reducescatter")
+    hosts = [stage.read(each) for each in tensors]
+    for target, host, (first, last) in zip(targets, hosts, rows, strict=True):
+        stage.write_from(target, host[first:last])
+
+    def steps(call: Call) -> Steps:
+        scaled = [_scaled(each, prescale_factor) for each in hosts]
+        parts = yield from collectives.reduce_scatter(call, scaled, hosts, OPS[op])
+        for part in parts:
+            _scale_(part, postscale_factor)
+        return targets
+
+    return stage.start("reducescatter", name, members.set_id, steps, waits=waits)
+
+
 def barrier(process_set: ProcessSet) -> None:
     """Returns when every rank of the set has come."""
     home.current().run("barrier", None, members_of(process_set).set_id, collectives.barrier)
@@ -371,7 +524,9 @@ def _memory(tensor: torch.Tensor, what: str) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(f"{what} takes torch tensors, not {type(tensor).__name__}")
     if tensor.device.type != "cpu":
-        raise InvalidArgumentError(f"{what}: the tensor is on {tensor.device}; only CPU tensors work: use tensor.cpu()")
+        raise InvalidArgumentError(
+            f"{what}: all tensors of a call must be on one device, got the CPU and {tensor.device}"
+        )
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
             f"{what}: the tensor is sparse ({tensor.layout}); use hvd.sparse_allreduce_async or tensor.to_dense()"

@@ -21,6 +21,7 @@ from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
+from herring.horovod.torch._device import moment
 
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -67,12 +68,13 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("goes_alone", "has_asked", "holders", "left", "memory", "name", "parameters", "reduction")
+    __slots__ = ("goes_alone", "has_asked", "holders", "left", "made", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
         self.name = name
         self.left: list[int] = []
+        self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
         # By the parameter, which is alike on all ranks.
         self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
         # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
@@ -113,6 +115,7 @@ class _Gradients:
         self._on_the_way.clear()
         for bundle in self._bundles:
             bundle.left = [self.passes] * len(bundle.parameters)
+            bundle.made.clear()
 
     @property
     def is_reducing(self) -> bool:
@@ -123,6 +126,8 @@ class _Gradients:
         if left[place] <= 0:
             raise AssertionError(_TOO_MANY_PASSES)
         left[place] -= 1
+        if len(left) > 1 and not parameter.is_cpu:
+            bundle.made.append(moment(parameter.device))
         if not any(left):
             self._start(bundle)
 
@@ -180,6 +185,9 @@ class _Gradients:
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
         options = self.options
+        for made in bundle.made:
+            made.block_current_stream()
+        bundle.made.clear()
         sparse: dict[torch.Tensor, SparseHandle] = {}
         contexts: dict[torch.Tensor, Any] = {}
         sent = []

@@ -1,0 +1,118 @@
+#include "handed.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace herring::torch_binding {
+
+Handed::Handed(std::shared_ptr<Stager> stager, c10::Device device, const std::string& call,
+               std::chrono::milliseconds timeout)
+    : stager_(std::move(stager)),
+      timeout_(timeout),
+      deadline_(std::chrono::steady_clock::now() + timeout),
+      mirror_(device, call) {}
+
+void Handed::start() {
+  mirror_.seal();
+  stager_->add(shared_from_this());
+}
+
+bool Handed::is_read() const {
+  const std::lock_guard lock(mutex_);
+  return is_read_;
+}
+
+bool Handed::wait(std::chrono::duration<double> limit) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, limit, [this] { return is_read_; });
+}
+
+void Handed::on_read(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_read_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+std::optional<Handed::Failure> Handed::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool Handed::try_start(std::chrono::steady_clock::time_point now) {
+  std::optional<Failure> failure;
+  try {
+    if (!mirror_.is_read()) {
+      if (now < deadline_) return false;
+      failure = Failure{c10::str("the tensors were not ready on ", mirror_.device(), " within ", timeout_.count(),
+                                 " ms: a kernel that writes them has not ended"),
+                        true};
+    }
+  } catch (const std::exception& error) {
+    failure = Failure{c10::str("the copy from ", mirror_.device(), " failed: ", error.what()), false};
+  }
+  // An unfinished copy still writes to host memory, which has to be there.
+  if (failure && failure->is_timeout) stager_->keep(shared_from_this());
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    is_read_ = true;
+    failure_ = std::move(failure);
+    callbacks.swap(callbacks_);
+  }
+  changed_.notify_all();
+  for (const auto& callback : callbacks) callback();
+  return true;
+}
+
+void Handed::write_back() {
+  {
+    const std::lock_guard lock(mutex_);
+    mirror_.write_back();
+    has_left_ = true;
+  }
+  stager_->keep(shared_from_this());
+}
+
+bool Handed::is_written() const {
+  const std::lock_guard lock(mutex_);
+  return has_left_ && mirror_.is_written();
+}
+
+at::Tensor Handed::place(const at::Tensor& host) {
+  at::Tensor tensor = at::empty(host.sizes(), host.options().device(mirror_.device()).pinned_memory(false));
+  {
+    const std::lock_guard lock(mutex_);
+    tensor.copy_(host, true);
+    placed_from_.push_back(host);
+    placed_.emplace(mirror_.device().type());
+    placed_->record(c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
+  }
+  stager_->keep(shared_from_this());
+  return tensor;
+}
+
+bool Handed::is_over() {
+  const std::lock_guard lock(mutex_);
+  try {
+    return mirror_.is_read() && mirror_.is_written() && (!placed_ || placed_->query());
+  } catch (...) {
+    return true;  // The device failed: nothing is copied any more.
+  }
+}
+
+Moment::Moment(c10::Device device) : device_(device), event_(device.type()) {
+  event_.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+void Moment::block_current_stream() const {
+  event_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+}
+
+}  // namespace herring::torch_binding
