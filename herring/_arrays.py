@@ -36,6 +36,16 @@ def is_foreign(array: Any) -> bool:
     )
 
 
+def refuse_gpu(array: Any) -> None:
+    """Raises InvalidArgumentError where `array` is in a GPU's memory."""
+    if hasattr(array, "__cuda_array_interface__"):
+        raise InvalidArgumentError(
+            f"the {type(array).__name__} is on a CUDA device; herring's functions on arrays take CPU memory: copy it "
+            "to the CPU first (.cpu() of torch, .get() of CuPy), or use herring.torch or herring.horovod.torch, which "
+            "take torch's CUDA tensors"
+        )
+
+
 def as_input(array: Any) -> Any:
     """`array` as the runtime can read it: row-major, copied where it was not; numbers and lists become numpy arrays."""
     numpy = sys.modules.get("numpy")
@@ -44,6 +54,7 @@ def as_input(array: Any) -> Any:
     if is_foreign(array):
         contiguous = getattr(array, "contiguous", None)
         return array if contiguous is None else contiguous()
+    refuse_gpu(array)
     import numpy as np
 
     masked = sys.modules.get("numpy.ma")
@@ -92,6 +103,7 @@ def new_result(runtime: _core.Runtime, array: Any, shape: Sequence[int] | None =
     try:
         dtype = np.from_dlpack(array).dtype
     except (BufferError, RuntimeError, TypeError) as error:
+        refuse_gpu(array)
         raise InvalidArgumentError(
             f"cannot make a result like this {type(array).__name__} ({error}); pass out=, or use the in-place call"
         ) from error

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 from herring import _composed, _core
-from herring._arrays import TensorT, as_input, is_foreign, new_result
+from herring._arrays import TensorT, as_input, is_foreign, new_result, refuse_gpu
 from herring._context import Session, process
 from herring._errors import HerringError, InvalidArgumentError
 from herring._group import Group, number_of
@@ -101,9 +101,12 @@ def as_sliced(array: Any) -> Any:
         try:
             source = np.from_dlpack(source)
         except (BufferError, RuntimeError, TypeError) as error:
+            refuse_gpu(array)
             raise InvalidArgumentError(
                 f"this {type(array).__name__} cannot be read as a numpy array ({error})"
             ) from error
+    if getattr(source, "is_cuda", False):
+        refuse_gpu(source)
     _check_no_gradient(source)
     _composed.dtype_name(source)
     return source
@@ -400,10 +403,13 @@ def _check_in_place(array: Any, place: int) -> None:
             return
         why = "is read-only" if array.flags.c_contiguous else "is not contiguous (row-major)"
     elif hasattr(array, "new_empty"):
+        if getattr(array, "is_cuda", False):
+            refuse_gpu(array)
         if array.is_contiguous():
             return
         why = "is not contiguous (row-major)"
     else:
+        refuse_gpu(array)
         why = f"is a {type(array).__name__}; it must be a numpy array or a torch tensor"
     raise InvalidArgumentError(
         f"grouped_allreduce_: array {place} of the list {why}, but the result is written into it"

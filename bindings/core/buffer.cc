@@ -160,13 +160,21 @@ Buffer take_exported(py::handle object, Access access, const std::string& role) 
   return {view_of(*static_cast<const Py_buffer*>(owner.get()), object, access, role), owner};
 }
 
+[[noreturn]] void refuse_cuda(const std::string& role) {
+  refuse(
+      role,
+      "is on a CUDA device; herring's functions on arrays take CPU memory: copy it to the CPU first (.cpu() of torch, "
+      ".get() of CuPy), or use herring.torch or herring.horovod.torch, which take torch's CUDA tensors");
+}
+
 void check_device(py::handle object, const std::string& role) {
   if (!py::hasattr(object, "__dlpack_device__")) return;
   const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
   const auto type = py::int_(device[0]).cast<int>();
   if (type == dlpack::kCpu || type == dlpack::kCudaHost) return;
-  const std::string name = type == 2 ? "a CUDA device" : "a device of DLPack type " + std::to_string(type);
-  refuse(role, "is on " + name + "; herring's functions take CPU memory: copy it to the CPU first");
+  if (type == dlpack::kCuda || type == dlpack::kCudaManaged) refuse_cuda(role);
+  refuse(role, "is on a device of DLPack type " + std::to_string(type) +
+                   "; herring's functions take CPU memory: copy it to the CPU first");
 }
 
 py::object call_dlpack(py::handle object, const std::string& role) {
@@ -235,6 +243,7 @@ bool is_exporter(py::handle object) { return PyObject_CheckBuffer(object.ptr()) 
 
 Buffer take_foreign(py::handle object, Access access, const std::string& role) {
   if (py::hasattr(object, "__dlpack__")) return take_dlpack(object, access, role);
+  if (py::hasattr(object, "__cuda_array_interface__")) refuse_cuda(role);
   refuse(role, "is a " + type_name(object) + "; it must be a numpy array, or have the buffer protocol or __dlpack__");
 }
 

@@ -6,7 +6,7 @@
 /// fixed by that specification.
 namespace herring::python::dlpack {
 
-enum DeviceType : std::int32_t { kCpu = 1, kCudaHost = 3 };
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
 enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6 };
 
 struct Device {

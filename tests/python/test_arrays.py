@@ -225,6 +225,45 @@ def test_tensors_elsewhere_are_refused_by_name(single):
         herring.allreduce_(Tensor(np.zeros((4, 4)).T))
 
 
+class OnGpu:
+    """A GPU's array of a library that gives it away in no other way (CuPy: __dlpack__ refuses; Numba: the interface
+    alone)."""
+
+    def __init__(self, *, has_dlpack):
+        self.shape, self.dtype = (3,), np.dtype("float32")
+        self.__cuda_array_interface__ = {"shape": (3,), "typestr": "<f4", "data": (0xDEAD0000, False), "version": 3}
+        if has_dlpack:
+            self.__dlpack__ = self._refuse
+            self.__dlpack_device__ = lambda: (2, 0)
+
+    def _refuse(self, **_arguments):
+        raise BufferError("CUDA arrays cannot be exported to the CPU")
+
+    def __array__(self, *_arguments, **_more):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+
+@pytest.mark.parametrize("has_dlpack", [True, False])
+def test_arrays_on_gpus_are_refused_with_what_to_do(single, has_dlpack):
+    """A user of CuPy or Numba learns what to call, whatever call he has made."""
+    array = OnGpu(has_dlpack=has_dlpack)
+    calls = [
+        lambda: herring.allreduce_(array),
+        lambda: herring.allreduce(array),
+        lambda: herring.grouped_allreduce([array]),
+        lambda: herring.grouped_allreduce_([array]),
+        lambda: herring.allgather(array),
+        lambda: herring.broadcast(array, 0),
+        lambda: herring.alltoall(array),
+        lambda: herring.reduce_scatter(array),
+    ]
+    for call in calls:
+        with pytest.raises(
+            herring.InvalidArgumentError, match=r"CUDA device.*copy it to the CPU first.*herring\.torch"
+        ):
+            call()
+
+
 def test_torch_tensors(single):
     torch = pytest.importorskip("torch")
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.int64, torch.bool):
