@@ -115,7 +115,8 @@ class CMakeBuild(build_ext):
     @staticmethod
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
-        for header in [*ROOT.glob("csrc/core/*.h"), ROOT / "csrc" / "runtime" / "communicator.h"]:
+        runtime = ROOT / "csrc" / "runtime"
+        for header in [*ROOT.glob("csrc/core/*.h"), runtime / "communicator.h", runtime / "device_parts.h"]:
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)

@@ -34,6 +34,7 @@ EVERYTHING = {
     "transport",
     "tcp",
     "efa",
+    "staging",
     "server",
     "worker",
     "point_to_point",

@@ -233,6 +233,11 @@ std::string Backend::describe_rank(int member) const {
 Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   if (!tensors.empty() && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, options);
   if (const auto device = accelerator_of(tensors)) return staged_allreduce(*device, tensors, options);
+  return allreduce_on_host(tensors, options, nullptr);
+}
+
+Backend::WorkPtr Backend::allreduce_on_host(const Tensors& tensors, const c10d::AllreduceOptions& options,
+                                            std::shared_ptr<runtime::LateMemory> late) {
   WorkInfo info = open(c10d::OpType::ALLREDUCE, "herring:all_reduce", options);
   check_tensors(tensors, 0, info.title);
   std::vector<Dense> dense;
@@ -251,6 +256,7 @@ Backend::WorkPtr Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   info.outputs = tensors;
   Step step;
   step.requests.push_back(all_reduce_request(info, memory, options.reduceOp));
+  step.requests.back().late = std::move(late);
   append(step, [dense = std::move(dense)] {
     for (const Dense& each : dense) {
       if (&each != &dense.front()) each.memory.copy_(dense.front().memory);

@@ -178,7 +178,15 @@ class Backend final : public c10d::Backend {
   void add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step);
   /// Held until an operation's end: shutdown() waits for it.
   std::shared_ptr<void> take_ticket();
+  /// `late`: of the one tensor, whose memory is the request's.
+  WorkPtr allreduce_on_host(const Tensors& tensors, const c10d::AllreduceOptions& options,
+                            std::shared_ptr<runtime::LateMemory> late);
   /// staged.cc: the same calls on tensors of `device`.
+  void check_accelerator(c10::Device device, const char* title) const;
+  StagedWork::HostCall on_this_group(const char* title, std::function<WorkPtr(Backend&)> call);
+  WorkPtr hand_to_stager(c10::intrusive_ptr<StagedWork> work);
+  /// In parts, where it is worth it (docs/adr/0021-device-parts.md); null: it is not.
+  WorkPtr parted_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
   template <class Prepare>
   WorkPtr stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout, Tensors outputs,
                 Prepare prepare);

@@ -13,6 +13,8 @@
 
 #include "core/thread.h"
 #include "gil.h"
+#include "parted.h"
+#include "work.h"
 
 namespace herring::torch_binding {
 namespace {
@@ -156,6 +158,10 @@ void Mirror::write_back() {
   if (reads_.empty()) ready_.block(streams_.back);
   const c10::StreamGuard on_stream(streams_.back);
   for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
+  note_written();
+}
+
+void Mirror::note_written() {
   written_.emplace(device_.type());
   written_->record(streams_.back);
 }
@@ -167,20 +173,27 @@ void Mirror::block_current_stream() const {
 
 StagedWork::StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
                        std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
-                       std::shared_ptr<void> ticket)
+                       std::shared_ptr<void> ticket, std::shared_ptr<PartedCopies> parted)
     : c10d::Work(rank, type, title, outputs),
       mirror_(std::move(mirror)),
       outputs_(std::move(outputs)),
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
+      title_(title),
       call_(std::move(call)),
       ticket_(std::move(ticket)),
+      parted_(std::move(parted)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                        std::vector<c10::Device>{mirror_->device()})) {}
 
 bool StagedWork::try_start(Clock::time_point now) {
   try {
-    if (!mirror_->is_read()) {
+    if (parted_) {
+      parted_->turn(now);
+      if (const Status status = parted_->status(); !status.is_ok())
+        std::rethrow_exception(to_exception(title_, status));
+      if (!parted_->has_begun()) return false;
+    } else if (!mirror_->is_read()) {
       if (now < deadline_) return false;
       TORCH_CHECK(false, "timeout: the tensors were not ready on ", mirror_->device(), " within ", timeout_.count(),
                   " ms: a kernel that writes them has not ended");
@@ -194,8 +207,28 @@ bool StagedWork::try_start(Clock::time_point now) {
                                        c10::ivalue::Future&) { self->on_host_done(); });
   } catch (...) {
     call_ = nullptr;
+    if (parted_) parted_->host_ended({Code::kCancelled, "the operation was not started"});
     finish_with(std::current_exception());
   }
+  return true;
+}
+
+bool StagedWork::turn(Clock::time_point now) {
+  if (!parted_ || parted_->is_released()) return false;
+  const bool has_moved = parted_->turn(now);
+  if (!parted_->has_ended()) return has_moved;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_submitted_) return has_moved;
+  }
+  std::exception_ptr error;
+  try {
+    const Status status = parted_->status();
+    status.is_ok() ? mirror_->note_written() : std::rethrow_exception(to_exception(title_, status));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  finish_with(std::move(error));
   return true;
 }
 
@@ -206,7 +239,10 @@ void StagedWork::on_host_done() {
     host = host_;
   }
   std::exception_ptr error = host->exception();
-  if (!error) {
+  if (parted_) {
+    parted_->host_ended(error ? Status(Code::kCancelled, "the operation has failed") : Status::ok());
+    if (!error) return;  // What is left of the copies back is not in its stream yet: turn().
+  } else if (!error) {
     try {
       mirror_->write_back();
     } catch (...) {
@@ -217,9 +253,11 @@ void StagedWork::on_host_done() {
 }
 
 void StagedWork::finish_with(std::exception_ptr error) {
-  const std::shared_ptr<void> ticket = std::move(ticket_);
+  std::shared_ptr<void> ticket;
   {
     const std::lock_guard lock(mutex_);
+    if (is_submitted_) return;  // In parts it may fail here and there.
+    ticket = std::move(ticket_);
     is_submitted_ = true;
     completed_ = true;
     exception_ = error;
@@ -239,6 +277,7 @@ bool StagedWork::is_over() {
     const std::lock_guard lock(mutex_);
     if (!is_submitted_) return false;
   }
+  if (parted_) return parted_->is_released();
   try {
     return mirror_->is_read() && mirror_->is_written();
   } catch (...) {
@@ -305,6 +344,7 @@ void Stager::add(c10::intrusive_ptr<StagedWork> work) {
   struct Held final : Staged {
     explicit Held(c10::intrusive_ptr<StagedWork> staged) : work(std::move(staged)) {}
     bool try_start(Clock::time_point now) override { return work->try_start(now); }
+    bool turn(Clock::time_point now) override { return work->turn(now); }
     bool is_over() override { return work->is_over(); }
     const c10::intrusive_ptr<StagedWork> work;
   };
@@ -339,8 +379,11 @@ void Stager::run() {
     kept_.clear();
     const std::shared_ptr<Staged> first = waiting_.empty() ? nullptr : waiting_.front();
     lock.unlock();
-    bool moved = std::erase_if(started, [](const auto& call) { return call->is_over(); }) > 0;
-    const bool is_started = first && first->try_start(Clock::now());
+    const Clock::time_point now = Clock::now();
+    bool moved = false;
+    for (const auto& call : started) moved |= call->turn(now);
+    moved |= std::erase_if(started, [](const auto& call) { return call->is_over(); }) > 0;
+    const bool is_started = first && first->try_start(now);
     lock.lock();
     if (is_started) {
       started.push_back(first);

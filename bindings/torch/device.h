@@ -61,6 +61,8 @@ class Mirror final {
   bool is_read() const { return !read_.has_value() || read_->query(); }
   /// Puts the copies back on the back stream, and an event after them. On any thread.
   void write_back();
+  /// Others have put copies back on the back stream: what comes later waits for them.
+  void note_written();
   /// The device tensors are as they will be.
   bool is_written() const { return !written_.has_value() || written_->query(); }
   /// The caller's current stream goes on after the copies back.
@@ -89,6 +91,8 @@ class Mirror final {
   std::size_t bytes_read_ = 0;
 };
 
+class PartedCopies;
+
 /// What the stager looks after.
 class Staged {
  public:
@@ -99,6 +103,8 @@ class Staged {
 
   /// True where what comes after the copies out has been started, or has failed: nothing is to be waited for any more.
   virtual bool try_start(std::chrono::steady_clock::time_point now) = 0;
+  /// Looks at what goes on after the start; true where anything happened.
+  virtual bool turn([[maybe_unused]] std::chrono::steady_clock::time_point now) { return false; }
   /// It need not be kept alive any longer.
   virtual bool is_over() = 0;
 };
@@ -113,7 +119,7 @@ class StagedWork final : public c10d::Work {
   /// `call` starts the operation on host tensors, when they have been read. `ticket` goes when nothing is left to do.
   StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
              std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
-             std::shared_ptr<void> ticket);
+             std::shared_ptr<void> ticket, std::shared_ptr<PartedCopies> parted = nullptr);
 
   /// The copies back are done.
   bool isCompleted() override;
@@ -125,6 +131,7 @@ class StagedWork final : public c10d::Work {
 
   // As Staged has it:
   bool try_start(std::chrono::steady_clock::time_point now);
+  bool turn(std::chrono::steady_clock::time_point now);
   /// Nothing touches the device tensors any more.
   bool is_over();
 
@@ -136,10 +143,12 @@ class StagedWork final : public c10d::Work {
   const std::vector<at::Tensor> outputs_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
+  const char* const title_;
   HostCall call_;
   std::shared_ptr<void> ticket_;
-  c10::intrusive_ptr<c10d::Work> host_;  ///< Guarded by mutex_.
-  bool is_submitted_ = false;            ///< The copies back are in their stream. Guarded by mutex_.
+  const std::shared_ptr<PartedCopies> parted_;  ///< Where the tensor goes in parts: does the mirror's copies.
+  c10::intrusive_ptr<c10d::Work> host_;         ///< Guarded by mutex_.
+  bool is_submitted_ = false;                   ///< The copies back are in their stream. Guarded by mutex_.
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -10,6 +10,7 @@
 #include "handed.cc"
 #include "messages.cc"
 #include "monitored.cc"
+#include "parted.cc"
 #include "sparse.cc"
 #include "staged.cc"
 #include "tensors.cc"

@@ -6,28 +6,39 @@
 
 #include "backend.h"
 #include "device.h"
+#include "parted.h"
 
 namespace herring::torch_binding {
 
-template <class Prepare>
-Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout,
-                                Tensors outputs, Prepare prepare) {
+void Backend::check_accelerator(c10::Device device, const char* title) const {
   check_open(title);
   TORCH_CHECK_NOT_IMPLEMENTED(process_->takes_accelerators, title, ": the tensor is on ", device,
                               ", and HERRING_CUDA=off: pass tensor.cpu(), or start the job with HERRING_CUDA=auto");
-  auto mirror = std::make_unique<Mirror>(device, title);
-  std::function<WorkPtr(Backend&)> call = prepare(*mirror);
-  mirror->seal();
-  // The group may be destroyed before its tensors are ready.
+}
+
+/// The group may be destroyed before its tensors are ready.
+StagedWork::HostCall Backend::on_this_group(const char* title, std::function<WorkPtr(Backend&)> call) {
   const c10::weak_intrusive_ptr<Backend> group(c10::intrusive_ptr<Backend>::unsafe_reclaim_from_nonowning(this));
-  StagedWork::HostCall start = [group, call = std::move(call), title] {
+  return [group, call = std::move(call), title] {
     const c10::intrusive_ptr<Backend> self = group.lock();
     TORCH_CHECK(self, title, ": the process group was destroyed before the tensors were ready");
     return call(*self);
   };
-  const auto work = c10::make_intrusive<StagedWork>(rank_, type, title, std::move(mirror), std::move(outputs),
-                                                    timeout.count() > 0 ? timeout : Millis(timeout_ms_.load()),
-                                                    std::move(start), take_ticket());
+}
+
+template <class Prepare>
+Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout,
+                                Tensors outputs, Prepare prepare) {
+  check_accelerator(device, title);
+  auto mirror = std::make_unique<Mirror>(device, title);
+  std::function<WorkPtr(Backend&)> call = prepare(*mirror);
+  mirror->seal();
+  return hand_to_stager(c10::make_intrusive<StagedWork>(rank_, type, title, std::move(mirror), std::move(outputs),
+                                                        timeout.count() > 0 ? timeout : Millis(timeout_ms_.load()),
+                                                        on_this_group(title, std::move(call)), take_ticket()));
+}
+
+Backend::WorkPtr Backend::hand_to_stager(c10::intrusive_ptr<StagedWork> work) {
   process_->stager->add(work);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalescing_->push_back(work);
@@ -53,11 +64,29 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists
 
 Backend::WorkPtr Backend::staged_allreduce(c10::Device device, const Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
+  if (WorkPtr parted = parted_allreduce(device, tensors, options)) return parted;
   return stage(device, c10d::OpType::ALLREDUCE, "herring:all_reduce", options.timeout, tensors, [&](Mirror& mirror) {
     return [host = mirror.update(tensors), own = in_background(options)](Backend& group) mutable {
       return group.allreduce(host, own);
     };
   });
+}
+
+Backend::WorkPtr Backend::parted_allreduce(c10::Device device, const Tensors& tensors,
+                                           const c10d::AllreduceOptions& options) {
+  constexpr const char* kTitle = "herring:all_reduce";
+  check_accelerator(device, kTitle);
+  if (tensors.size() != 1 || !is_reduced_as_it_is(tensors[0], options.reduceOp)) return nullptr;
+  const std::uint64_t part_bytes = process_->runtime->late_part_bytes(options_.id);
+  if (part_bytes == 0 || tensors[0].nbytes() <= part_bytes) return nullptr;
+  const Millis timeout = options.timeout.count() > 0 ? options.timeout : Millis(timeout_ms_.load());
+  auto mirror = std::make_unique<Mirror>(device, kTitle);
+  auto copies = std::make_shared<PartedCopies>(process_->runtime, *mirror, tensors[0], part_bytes, timeout);
+  auto call = on_this_group(kTitle, [copies, own = in_background(options)](Backend& group) {
+    return group.allreduce_on_host({copies->host()}, own, copies->late());
+  });
+  return hand_to_stager(c10::make_intrusive<StagedWork>(rank_, c10d::OpType::ALLREDUCE, kTitle, std::move(mirror),
+                                                        tensors, timeout, std::move(call), take_ticket(), copies));
 }
 
 Backend::WorkPtr Backend::staged_allreduce_coalesced(c10::Device device, const Tensors& tensors,

@@ -130,6 +130,11 @@ Dense dense_for_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op, co
   return dense;
 }
 
+bool is_reduced_as_it_is(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_neg() &&
+         wire_type(tensor.scalar_type()).has_value() && op.op_ != c10d::ReduceOp::PREMUL_SUM;
+}
+
 at::Tensor wire_view(const at::Tensor& contiguous, const char* call) {
   if (wire_type(contiguous.scalar_type())) return contiguous;
   if (contiguous.is_complex()) return at::view_as_real(contiguous);

@@ -34,6 +34,8 @@ void part_overlaps(std::vector<Dense>& list);
 bool share_memory(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
 /// Contiguous memory for reductions: complex as pairs of reals, where `op` allows it. Refuses what `op` cannot reduce.
 Dense dense_for_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op, const char* call);
+/// Whether the runtime works on the tensor's own elements and nothing is computed before: its bytes may come late.
+bool is_reduced_as_it_is(const at::Tensor& tensor, const c10d::ReduceOp& op);
 /// Contiguous memory for moves; dtypes that the wire has no name for go as bytes.
 Dense dense_for_move(const at::Tensor& tensor, const char* call);
 /// A contiguous tensor as the wire moves it (same memory).

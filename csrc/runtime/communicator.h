@@ -69,6 +69,20 @@ class BackgroundCaller {
   virtual Outlook outlook() const = 0;
 };
 
+/// Memory of an all-reduce that is filled while the operation is under way, and read where a part of it is over: copies
+/// from a device and back (device_parts.h).
+class LateMemory {
+ public:
+  virtual ~LateMemory() = default;
+  // On the thread that moves data, which none of these may hold up:
+  /// How many bytes, from the start on, are this rank's argument by now. All that no result has come for stay so.
+  virtual std::uint64_t bytes_there() const = 0;
+  /// Not ok: no more of them come, and the operation ends with this.
+  virtual Status status() const = 0;
+  /// These bytes are the result.
+  virtual void on_result(std::uint64_t offset, std::uint64_t bytes) = 0;
+};
+
 /// One collective call, framework-free. Spans are borrowed until the Work is done.
 struct Request {
   GroupId group;
@@ -85,6 +99,8 @@ struct Request {
   /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
   /// in. Where the setting is 0, nothing.
   bool has_backup = false;
+  /// Of an all-reduce in place, where the communicator takes it (late_part_bytes()): what its memory is.
+  std::shared_ptr<LateMemory> late = {};
 };
 
 /// A collective that is made of messages, as this rank calls it. A rank that has waited in one for long tells the
@@ -216,6 +232,12 @@ class Communicator {
   /// submit() for a caller that waits at once: may move the data itself, for about as long as a waiting caller polls.
   /// Null where the operation is over, with how in `status`.
   virtual std::shared_ptr<Work> run(const Request& request, [[maybe_unused]] Status& status) { return submit(request); }
+
+  /// Late memory is waited for in parts of so many bytes, as the group's operations are cut on all ranks. 0: this
+  /// communicator, or this group, takes no late memory.
+  virtual std::uint64_t late_part_bytes([[maybe_unused]] GroupId group) const { return 0; }
+  /// Late memory has something new to say. From any thread.
+  virtual void look_at_late_memory() {}
 
   /// The number in its group of a collective that is made of messages, counted with the operations that have no name.
   /// None where they are not counted together (elastic jobs).

@@ -194,6 +194,14 @@ void Progress::cancel_unmatched_receives(GroupId group) {
   wake_up(true);
 }
 
+void Progress::look_at_late_memory() {
+  {
+    const std::scoped_lock lock(mutex_);
+    message_commands_.has_late_memory = true;
+  }
+  wake_up(false);  // An operation is pending: somebody drives, or will.
+}
+
 void Progress::wake_up(bool needs_thread) {
   if (needs_thread) seat_->unpark();
   if (asleep_.exchange(false)) ring();
@@ -282,6 +290,7 @@ bool Progress::take_commands(Instant now) {
 }
 
 void Progress::carry_out(Instant now, const MessageCommands& commands) {
+  if (commands.has_late_memory) start_late_parts(now);
   start_all(now, commands.submitted);
   for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
   for (const GroupId group : commands.left_groups) {

@@ -74,13 +74,14 @@ struct PendingOperation {
   std::span<std::byte> output;
   Instant deadline;
   std::shared_ptr<PendingWork> work;
-  bool is_waited_for = false;  ///< As Request's.
-  bool announced = false;      ///< As intra_node::LocalOperation's.
-  std::string name;            ///< As Request's; may be empty.
-  bool has_backup = false;     ///< As Request's, where the job has backup workers.
-  bool is_counted = false;     ///< Its number is the group's own count of calls.
-  bool is_declared = false;    ///< Stands for a collective that is made of messages; no caller waits for it.
-  Roster roster;               ///< Who is in, once that is known.
+  bool is_waited_for = false;        ///< As Request's.
+  bool announced = false;            ///< As intra_node::LocalOperation's.
+  std::string name;                  ///< As Request's; may be empty.
+  bool has_backup = false;           ///< As Request's, where the job has backup workers.
+  bool is_counted = false;           ///< Its number is the group's own count of calls.
+  bool is_declared = false;          ///< Stands for a collective that is made of messages; no caller waits for it.
+  Roster roster;                     ///< Who is in, once that is known.
+  std::shared_ptr<LateMemory> late;  ///< As Request's; mostly null.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -148,6 +149,7 @@ struct SmallOperation {
   std::span<std::byte> output;
   Status status;  ///< Where it is over.
 };
+SmallOperation small_operation(const Request& request, std::uint64_t op, const GroupRoute& route);
 enum class Shortcut : std::uint8_t {
   kNotTaken,   ///< Nothing has been done.
   kAnnounced,  ///< This rank's message to the others is out; the rest is to be submitted.
@@ -187,6 +189,10 @@ class Progress final : public Driver {
   void cancel_unmatched_receives();
   /// Any thread: those of a group, but for collectives', end with kCancelled.
   void cancel_unmatched_receives(GroupId group);
+  /// Any thread: late memory has something new to say.
+  void look_at_late_memory();
+  /// Any thread: into parts of so many bytes the group's reductions are cut.
+  std::uint64_t part_bytes(GroupRoute::Path path) const;
   /// Any thread: everything pending and everything later fails with this.
   void fail(const Status& status);
   /// The status everything fails with by now, or Ok.
@@ -216,9 +222,10 @@ class Progress final : public Driver {
     std::vector<ClosingGroup> closed_groups;
     std::vector<GroupId> left_groups;
     bool cancel_receives = false;
+    bool has_late_memory = false;  ///< That has something new to say.
 
     bool is_empty() const {
-      return submitted.empty() && closed_groups.empty() && left_groups.empty() && !cancel_receives;
+      return submitted.empty() && closed_groups.empty() && left_groups.empty() && !cancel_receives && !has_late_memory;
     }
   };
   struct Departed {
@@ -285,6 +292,7 @@ class Progress final : public Driver {
   void start_join(Instant now, const std::shared_ptr<PendingOperation>& operation);
   void take_roster(PendingOperation& operation, const Roster& roster);
   void start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation);
+  void start_late_parts(Instant now);
   void start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t part);
   void add_part(std::unique_ptr<Part> part);
   void submit_local(Instant now, Part& part);

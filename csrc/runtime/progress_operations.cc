@@ -60,6 +60,13 @@ std::span<std::byte> registered_block(const PendingOperation& operation, std::ui
   return operation.output.subspan(first, last - first);
 }
 
+/// Of the next part.
+bool is_there(const PendingOperation& operation) {
+  if (operation.late == nullptr) return true;
+  const std::uint64_t end = (std::uint64_t{operation.next_part} + 1) * operation.part_bytes;
+  return std::min(end, std::uint64_t{operation.output.size()}) <= operation.late->bytes_there();
+}
+
 /// Servers know the parts of an operation alone.
 Status locate(const PendingOperation& operation, std::uint32_t part, const Status& status) {
   std::string text = operation.name.empty() ? "" : "'" + operation.name + "': ";
@@ -157,6 +164,14 @@ Status Progress::check_departed(const PendingOperation& operation) const {
   return Status::ok();
 }
 
+std::uint64_t Progress::part_bytes(GroupRoute::Path path) const {
+  const std::uint64_t bytes =
+      path == GroupRoute::Path::kLocal
+          ? config_.local_part_bytes
+          : balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), network_config_.chunk_bytes);
+  return std::max(bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
+}
+
 void Progress::plan_parts(PendingOperation& operation) const {
   const GroupRoute& route = operation.group->route;
   operation.path = route.path;
@@ -167,13 +182,7 @@ void Progress::plan_parts(PendingOperation& operation) const {
   const bool gathers = operation.descriptor.collective == Collective::kAllGather;
   const std::uint64_t blocks = gathers ? route.ranks.size() : 1;
   operation.block_bytes = operation.output.size() / blocks;
-  if (operation.path == GroupRoute::Path::kLocal) {
-    operation.part_bytes = config_.local_part_bytes;
-  } else {
-    operation.part_bytes =
-        balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), network_config_.chunk_bytes);
-  }
-  operation.part_bytes = std::max(operation.part_bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
+  operation.part_bytes = part_bytes(operation.path);
   const std::uint64_t parts = (operation.block_bytes + operation.part_bytes - 1) / operation.part_bytes;
   operation.parts_per_block = static_cast<std::uint32_t>(std::max<std::uint64_t>(parts, 1));
   operation.parts = operation.parts_per_block * static_cast<std::uint32_t>(blocks);
@@ -208,9 +217,23 @@ void Progress::take_roster(PendingOperation& operation, const Roster& roster) {
 
 void Progress::start_parts(Instant now, const std::shared_ptr<PendingOperation>& operation) {
   while (operation->failure.is_ok() && operation->next_part < operation->parts &&
-         operation->in_flight < window_of(*operation)) {
+         operation->in_flight < window_of(*operation) && is_there(*operation)) {
     start_part(now, operation, operation->next_part++);
   }
+}
+
+void Progress::start_late_parts(Instant now) {
+  const std::vector<std::shared_ptr<PendingOperation>> operations = operations_;
+  for (const auto& operation : operations) {
+    if (operation->late == nullptr || !operation->failure.is_ok()) continue;
+    const Status status = operation->late->status();
+    if (status.is_ok()) {
+      start_parts(now, operation);
+    } else {
+      give_up(now, operation, status, status);
+    }
+  }
+  run_local_actions(now);
 }
 
 void Progress::start_part(Instant now, const std::shared_ptr<PendingOperation>& operation, std::uint32_t number) {
@@ -417,8 +440,12 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
     }
     abort_parts(now, *operation, status);
   }
+  if (operation->late != nullptr && status.is_ok()) {
+    operation->late->on_result(key.part * operation->part_bytes, part->descriptor.part_bytes);
+  }
   start_parts(now, operation);
   if (operation->in_flight > 0) return;
+  if (operation->failure.is_ok() && operation->next_part < operation->parts) return;  // The rest is late.
   std::erase(operations_, operation);
   for (memory::Hold& held : std::exchange(operation->holds, {})) release(operation->output, std::move(held));
   if (!operation->is_declared) ++(operation->staged ? counters_.staged_ops : counters_.zero_copy_ops);

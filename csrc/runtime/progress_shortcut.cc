@@ -20,6 +20,12 @@ std::uint32_t divisor(const SmallOperation& operation) {
 
 }  // namespace
 
+SmallOperation small_operation(const Request& request, std::uint64_t op, const GroupRoute& route) {
+  SmallOperation small{{request.group, op, 0}, request.descriptor, &route, request.input, request.output, Status::ok()};
+  small.descriptor.op_bytes = small.descriptor.part_bytes = request.output.size();
+  return small;
+}
+
 bool Progress::is_small(const SmallOperation& operation) const {
   if (options_.neighborhood == nullptr) return false;
   const Collective collective = operation.descriptor.collective;

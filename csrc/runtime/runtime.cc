@@ -220,9 +220,9 @@ class Runtime::Impl {
         status = finish_alone(request);
         return nullptr;
       }
-      small = small_operation(request, admitted);
+      small = small_operation(request, admitted.op, admitted.group->route);
       // Under the same lock as its number: else two threads with one name could enter against the order of its uses.
-      if (has_backup(request) || !progress->is_small(small)) return submit(request, admitted, false);
+      if (has_backup(request) || request.late || !progress->is_small(small)) return submit(request, admitted, false);
       driver = progress.get();
     }
     Shortcut shortcut = Shortcut::kNotTaken;
@@ -273,6 +273,7 @@ class Runtime::Impl {
     operation->output = request.output;
     operation->name = request.name.value_or("");
     operation->has_backup = has_backup(request);
+    operation->late = request.late;
     operation->call = OperationOrder::call_of(request, admitted.group->route.index);
     operation->call.group = request.group;
     operation->call.use = admitted.use;
@@ -299,17 +300,6 @@ class Runtime::Impl {
   Status finish_alone(const Request& request) const {
     if (!request.input.empty()) copy_bytes(request.input, request.output);
     return progress->failure();
-  }
-
-  static SmallOperation small_operation(const Request& request, const Admitted& admitted) {
-    SmallOperation small{{request.group, admitted.op, 0},
-                         request.descriptor,
-                         &admitted.group->route,
-                         request.input,
-                         request.output,
-                         Status::ok()};
-    small.descriptor.op_bytes = small.descriptor.part_bytes = request.output.size();
-    return small;
   }
 
   static Status shut_down() { return Status(Code::kShutdown, "herring has been shut down"); }
@@ -501,6 +491,14 @@ void Runtime::set_background_caller(GroupId id, std::weak_ptr<const BackgroundCa
 std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->submit(request); }
 
 std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { return impl_->run(request, status); }
+
+std::uint64_t Runtime::late_part_bytes(GroupId id) const {
+  const std::scoped_lock lock(impl_->mutex);
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  return group && group->route.path != GroupRoute::Path::kAlone ? impl_->progress->part_bytes(group->route.path) : 0;
+}
+
+void Runtime::look_at_late_memory() { impl_->progress->look_at_late_memory(); }
 
 std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
   const std::scoped_lock lock(impl_->mutex);

@@ -64,6 +64,8 @@ class Runtime final : public Communicator {
   void set_background_caller(GroupId id, std::weak_ptr<const BackgroundCaller> caller) override;
   std::shared_ptr<Work> submit(const Request& request) override;
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
+  std::uint64_t late_part_bytes(GroupId group) const override;
+  void look_at_late_memory() override;
   std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;

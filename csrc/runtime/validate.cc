@@ -34,6 +34,9 @@ Status validate(const Request& request, const GroupRoute& route) {
   const bool may_lack_some = reduces(descriptor.collective) &&
                              (descriptor.reduce == ReduceOp::kSum || descriptor.reduce == ReduceOp::kAverage);
   if (request.has_backup && !may_lack_some) return bad(request, "only sums and averages can have backup workers");
+  const bool takes_late = descriptor.collective == Collective::kAllReduce && !request.has_backup &&
+                          route.path != GroupRoute::Path::kAlone && request.input.data() == request.output.data();
+  if (request.late && !takes_late) return bad(request, "late memory is for all-reduces in place of several ranks");
   switch (descriptor.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce:  // The root is for the caller to check: in an elastic job that rank may be gone.

@@ -62,7 +62,8 @@ class Sources:
     def files(self) -> list[Path]:
         """All that a build reads of Herring, in an order that does not depend on where it lies."""
         own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
-        return [*own, self.headers / "runtime" / "communicator.h", *sorted((self.headers / "core").glob("*.h"))]
+        ours = [self.headers / "runtime" / name for name in ("communicator.h", "device_parts.h")]
+        return [*own, *ours, *sorted((self.headers / "core").glob("*.h"))]
 
     def digest(self) -> str:
         """Changes with the sources (16 hex digits)."""

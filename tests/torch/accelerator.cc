@@ -34,6 +34,7 @@ struct World {
   FakeGpu gpu;
   std::map<c10::StreamId, std::uint64_t> streams;
   c10::StreamId last_stream = 0;
+  std::int64_t copies = 0;  ///< Between host and device, so far.
   bool is_capturing = false;
 };
 
@@ -211,6 +212,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   {
     LOCKED;
     stream = current();
+    ++world().copies;
     const bool is_plain = from.is_contiguous() && to.is_contiguous() && from.scalar_type() == to.scalar_type() &&
                           from.sizes() == to.sizes();
     if (is_plain && from.numel() > 0) {
@@ -264,6 +266,10 @@ void fake_stall(int on) {
   on != 0 ? world().gpu.stall(current()) : world().gpu.unstall(current());
 }
 void fake_capture(int on) { world().is_capturing = on != 0; }
+std::int64_t fake_copies() {
+  LOCKED;
+  return world().copies;
+}
 void fake_break() {
   LOCKED;
   world().gpu.fail();

@@ -50,6 +50,7 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(build()))
     library.fake_fault.restype = ctypes.c_char_p
     library.fake_allocated.restype = ctypes.c_uint64
+    library.fake_copies.restype = ctypes.c_int64
     library.fake_new_stream.restype = ctypes.c_int64
     library.fake_set_stream.restype = ctypes.c_int64
     library.fake_set_stream.argtypes = [ctypes.c_int64]

@@ -209,3 +209,114 @@ def what_is_only_written_waits_too() -> None:
             parts = [torch.full((20_000,), step + i, dtype=torch.uint8).to(DEVICE) for i in range(size)]
             dist.scatter(mine, parts if rank == 1 else None, src=1)
             assert mine.cpu().unique().tolist() == [step + rank], "scatter"
+
+
+def parts() -> None:
+    """HERRING_LOCAL_PART_BYTES is 4096 here: copies out, sums and copies back of one tensor overlap."""
+    with job() as (gpu, rank, _size):
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8):
+            for elements in (1024, 4097, 30_011):
+                for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
+                    x = data(rank, (elements,), dtype)
+                    on_both(lambda t, op=op: dist.all_reduce(t[0], op=op), [x], f"{dtype} {elements} {op}")
+        x = data(rank, (40, 500), torch.float32).to(DEVICE)
+        before = gpu.fake_copies()
+        dist.all_reduce(x)
+        assert gpu.fake_copies() - before == 2 * -(-x.nbytes // 4096), "not in parts"
+        # What is no plain memory of numbers goes as a whole, with the same result.
+        columns = data(rank, (60, 1000), torch.float32)
+        wanted = columns[:, ::2].clone()
+        strided = columns.to(DEVICE)[:, ::2]
+        dist.all_reduce(wanted)
+        dist.all_reduce(strided)
+        assert strided.cpu().equal(wanted)
+
+
+def parts_of_late_tensors() -> None:
+    with job() as (gpu, rank, _size):
+        gpu.fake_set_stream(gpu.fake_new_stream())
+        for step in range(10):
+            many = [torch.zeros(50_000 + index, dtype=torch.uint8).to(DEVICE) for index in range(3)]
+            for index, tensor in enumerate(many):
+                _late(gpu, tensor, 10 * index + rank + step)
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in many]
+            here = torch.full((5,), float(rank))
+            dist.broadcast(here, 1)
+            assert here.tolist() == [1.0] * 5
+            for index in (1, 2, 0):
+                works[index].wait()
+                assert many[index].cpu().unique().tolist() == [20 * index + 1 + 2 * step]
+            seen = dist.all_reduce(many[0], async_op=True).get_future().then(lambda done: done.value()[0] + 1).wait()
+            assert seen.cpu().unique().tolist() == [2 * (1 + 2 * step) + 1]
+
+
+def parts_of_ranks_with_and_without_a_gpu() -> None:
+    with job() as (_gpu, rank, _size):
+        for elements in (5_000, 100_001):
+            x = data(rank, (elements,), torch.float32)
+            mine = x.to(DEVICE) if rank == 0 else x.clone()
+            dist.all_reduce(mine)
+            same_everywhere(mine.cpu(), "CPU and GPU")
+            dist.all_reduce(x)
+            assert mine.cpu().equal(x)
+
+
+def parts_are_dropped() -> None:
+    with job() as (gpu, _rank, _size):
+        before = gpu.fake_allocated()
+        for _ in range(10):
+            dist.all_reduce(torch.ones(40_000).to(DEVICE), async_op=True)
+        dist.barrier()
+        last = torch.ones(40_000).to(DEVICE)
+        dist.all_reduce(last)
+        assert last.cpu().unique().tolist() == [2.0]
+        del last
+        dist.barrier()
+        for _ in range(1000):
+            if gpu.fake_allocated() <= before:
+                break
+            torch.ones(10).sum()
+        assert gpu.fake_allocated() <= before, "tensors are kept for ever"
+
+
+def a_part_that_never_comes() -> None:
+    """Of a tensor whose kernel does not end: a time-out, and the job goes on."""
+    gpu = load()
+    with world(seconds=2) as (_rank, _size):
+        x = torch.ones(40_000).to(DEVICE)
+        gpu.fake_stall(1)
+        with expect_error(RuntimeError, "timeout", "has not ended"):
+            dist.all_reduce(x)
+        gpu.fake_stall(0)
+        gpu.fake_run_all()
+        y = torch.ones(40_000).to(DEVICE)
+        dist.all_reduce(y)
+        assert y.cpu().unique().tolist() == [2.0]
+
+
+def parts_that_others_disagree_about() -> None:
+    with job() as (_gpu, rank, _size):
+        with expect_error(RuntimeError, "herring:all_reduce"):
+            dist.all_reduce(torch.ones(40_000 + 4 * rank).to(DEVICE))
+        y = torch.ones(40_000).to(DEVICE)
+        dist.all_reduce(y)
+        assert y.cpu().unique().tolist() == [2.0], "the group goes on"
+
+
+def training_in_parts() -> None:
+    with job() as (_gpu, rank, _size):
+        trained = []
+        for place in ("cpu", DEVICE):
+            torch.manual_seed(1)
+            model = torch.nn.Sequential(torch.nn.Linear(60, 80), torch.nn.Tanh(), torch.nn.Linear(80, 40)).to(place)
+            ddp = torch.nn.parallel.DistributedDataParallel(model)
+            for step in range(3):
+                ddp(data(rank, (4, 60), torch.float32, step).to(place)).square().mean().backward()
+                with torch.no_grad():
+                    for each in model.parameters():
+                        assert each.grad is not None
+                        each -= 0.1 * each.grad
+                        each.grad = None
+            trained.append([each.detach() for each in model.parameters()])
+        for here, there in zip(*trained, strict=True):
+            assert there.cpu().equal(here), "other bits than on the CPU"

@@ -60,6 +60,33 @@ def test_a_kernel_that_never_ends_is_a_time_out() -> None:
     run_ranks(2, "cases_accelerator:a_kernel_that_never_ends", timeout=120)
 
 
+PARTS = {"HERRING_LOCAL_PART_BYTES": "4096"}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_parts_have_the_bits_of_the_cpu(seed: int) -> None:
+    run_ranks(2, "cases_accelerator:parts", env={**PARTS, "HERRING_TEST_SEED": str(seed)}, timeout=120)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_parts_wait_for_what_they_must(seed: int) -> None:
+    run_ranks(2, "cases_accelerator:parts_of_late_tensors", env={**PARTS, "HERRING_TEST_SEED": str(seed)}, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "parts_of_ranks_with_and_without_a_gpu",
+        "parts_are_dropped",
+        "a_part_that_never_comes",
+        "parts_that_others_disagree_about",
+        "training_in_parts",
+    ],
+)
+def test_parts(case: str) -> None:
+    run_ranks(2, f"cases_accelerator:{case}", env=PARTS, timeout=120)
+
+
 def test_the_backend_serves_both_devices_and_changes_nobodys_default() -> None:
     import herring.torch  # noqa: F401
 

@@ -137,7 +137,8 @@ def broken_copy(folder: Path, *damages: str) -> None:
             (package / "_torch_src" / "module.cc").write_text("#error out of luck\n")
             shutil.copytree(PACKAGE.parent / "csrc" / "core", package / "include" / "core", dirs_exist_ok=True)
             (package / "include" / "runtime").mkdir(exist_ok=True)
-            shutil.copy2(PACKAGE.parent / "csrc" / "runtime" / "communicator.h", package / "include" / "runtime")
+            for header in ("communicator.h", "device_parts.h"):
+                shutil.copy2(PACKAGE.parent / "csrc" / "runtime" / header, package / "include" / "runtime")
 
 
 @pytest.mark.parametrize(
