@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,29 @@ def _refuse_another(strategy: Any) -> None:
     if current is not strategy:
         raise InvalidArgumentError(
             f"this process is in the scope of {type(current).__name__}: leave that scope before you use HerringStrategy"
+        )
+
+
+def gpu_of_process(gpus: Sequence[Any], visible: Sequence[Any], local_rank: int) -> Any | None:
+    """The GPU that a process of a host with several has for itself. None where the script, or CUDA_VISIBLE_DEVICES, has
+    chosen already."""
+    if len(gpus) < 2 or list(visible) != list(gpus):
+        return None
+    return gpus[local_rank % len(gpus)]
+
+
+def _take_own_gpu() -> None:
+    gpu = gpu_of_process(
+        tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU"), herring.local_rank()
+    )
+    if gpu is None:
+        return
+    try:
+        tf.config.set_visible_devices(gpu, "GPU")
+    except RuntimeError:
+        logging.getLogger("herring").warning(
+            "TensorFlow has used its GPUs before HerringStrategy() was made, so all processes of this host share the "
+            "first one. Make HerringStrategy() first, or set CUDA_VISIBLE_DEVICES for each process"
         )
 
 
@@ -221,7 +245,8 @@ class HerringStrategy(tf.distribute.Strategy):  # type: ignore[misc]
 
     Variables that are created in scope() begin on all processes with the values of rank 0. A batch is that of all
     processes together; each takes its share of the rows. Gradients are summed, an epoch's metrics are those of all
-    data. docs/tensorflow.md says what differs from training in one process.
+    data. On a host with several GPUs a process uses that of its local rank, where the script has not chosen. What
+    differs from training in one process: docs/tensorflow.md.
 
     Args:
         settings: As herring.init() takes them. Without a job, this joins it.
@@ -236,6 +261,7 @@ class HerringStrategy(tf.distribute.Strategy):  # type: ignore[misc]
                 f"herring is initialized already; {', '.join(sorted(settings))} cannot be set now: give them to init()"
             )
         library().attach()
+        _take_own_gpu()
         super().__init__(_Extended(self))
 
     def scope(self) -> Any:

@@ -446,6 +446,16 @@ def ranks_without_rows() -> None:
     assert np.isfinite(history.history["val_loss"]).all()
 
 
+def each_process_of_a_host_has_a_gpu() -> None:
+    from herring.tensorflow._strategy import gpu_of_process
+
+    gpus = ["GPU:0", "GPU:1", "GPU:2"]
+    assert [gpu_of_process(gpus, gpus, rank) for rank in range(4)] == ["GPU:0", "GPU:1", "GPU:2", "GPU:0"]
+    assert gpu_of_process(gpus, gpus[1:2], 0) is None, "the script has chosen"
+    assert gpu_of_process(gpus[:1], gpus[:1], 1) is None
+    assert gpu_of_process([], [], 0) is None
+
+
 def one_thread() -> None:
     """With one inter-op thread."""
     same_as_alone(lambda: keras.optimizers.SGD(0.1, momentum=0.9))
