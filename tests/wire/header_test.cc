@@ -143,7 +143,7 @@ TEST(Header, AFlagIsAcceptedOnlyWhereItMeansSomething) {
       case MessageType::kGrant:
         return kFlagPull;
       case MessageType::kResult:
-        return kFlagNoPayload;
+        return kFlagNoPayload | kFlagInPlace;
       case MessageType::kEnvelope:
         return kFlagEager;
       case MessageType::kClose:
