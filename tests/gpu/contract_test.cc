@@ -1,4 +1,4 @@
-// The device contract on a real GPU. Built by build_contract.sh, outside of the ordinary tests.
+// The device contract on a real GPU. Built by build_tool.sh, outside of the ordinary tests.
 #include <gtest/gtest.h>
 
 #include "cuda/device.h"

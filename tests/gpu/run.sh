@@ -1,20 +1,24 @@
 #!/bin/bash
 # What Herring does on a real GPU: at most 10 minutes on a machine with torch (CUDA), a driver and a compiler; downloads nothing.
-#   OUT=folder tests/gpu/run.sh
-# Writes $OUT/summary.txt and what each step printed. A step that fails does not end the others; the exit code tells.
-# It was written without a GPU: expect to mend it the first time.
+#   OUT=folder tests/gpu/run.sh [STEP...]
+# Writes $OUT/summary.txt, and what each step printed into $OUT/STEP.txt. Without STEP all steps run. A step that fails
+# does not end the others; the exit code tells. GPU_TEST_TOOLS: a folder with the programs `contract` and `speed`, built
+# elsewhere (build_tool.sh); the first needs GoogleTest, which is not everywhere.
 set -u
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-gpu-results}
 PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
+tools=${GPU_TEST_TOOLS:-$OUT/tools}
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:$PWD/tests/gpu${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
+wanted=" $* "
 : >"$OUT/summary.txt"
 
 step() { # step NAME SECONDS COMMAND...
   local name=$1 limit=$2 start code
   shift 2
+  [[ $wanted = "  " || $wanted = *" $name "* ]] || return 0
   start=$(date +%s)
   timeout --kill-after=5 "$limit" "$@" >"$OUT/$name.txt" 2>&1
   code=$?
@@ -32,12 +36,22 @@ if [ ! -e herring/lib/libherring.so ]; then
   step build 240 $PYTHON -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
 fi
 step doctor 60 $PYTHON -m herring._cli doctor
+for tool in contract speed; do
+  if [ ! -x "$tools/$tool" ]; then
+    mkdir -p "$tools"
+    step "${tool}_build" 120 tests/gpu/build_tool.sh "$tool" "$tools/$tool"
+  fi
+done
 # The same suite that the doubles pass, and the kernels against their twins, on the driver itself.
-step contract_build 120 tests/gpu/build_contract.sh "$OUT/contract"
-[ ! -x "$OUT/contract" ] || step contract 60 "$OUT/contract"
-rm -f "$OUT/contract"
+[ ! -x "$tools/contract" ] || step contract 60 "$tools/contract"
+# The tests of tensors on an accelerator, with a GPU in the place of the fake.
+step cases 240 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider tests/torch/test_torch_accelerator.py \
+  tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
+[ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"
 step bench 150 $PYTHON tests/gpu/bench.py
+step undisturbed 90 $PYTHON tests/gpu/undisturbed.py
+step training 150 $PYTHON tests/gpu/training.py
 cat "$OUT/summary.txt"
 exit $failed

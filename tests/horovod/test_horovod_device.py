@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from accelerator import build
+from accelerator import prepare
 from horovod_job import cases_of, check
 
 
@@ -14,7 +14,7 @@ from horovod_job import cases_of, check
 def accelerator() -> None:
     """Compiled before ranks with a time limit want it."""
     try:
-        build()
+        prepare()
     except subprocess.CalledProcessError as error:
         pytest.fail(f"the fake accelerator does not compile: {error}")
 

@@ -1,4 +1,7 @@
-"""A GPU for torch where there is none (accelerator.cc): builds it once for the installed torch, and loads it."""
+"""A GPU for torch where there is none (accelerator.cc): builds it once for the installed torch, and loads it.
+
+With GPU_TEST_ACCELERATOR=cuda the same tests run on a real GPU (real_gpu.py).
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,29 @@ import os
 import subprocess
 import types
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.utils import cpp_extension
 
+if TYPE_CHECKING:
+    from real_gpu import RealGpu
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-DEVICE = "privateuseone"
+IS_REAL = os.environ.get("GPU_TEST_ACCELERATOR") == "cuda"
+DEVICE = "cuda" if IS_REAL else "privateuseone"
+
+
+def prepare() -> None:
+    """What takes long, before ranks with a time limit want it. Raises CalledProcessError with what the compiler said."""
+    if not IS_REAL:
+        build()
 
 
 def build() -> Path:
-    """The library, compiled where it is not there yet. Raises CalledProcessError with what the compiler said."""
+    """The fake's library, compiled where it is not there yet."""
     sources = [HERE / "accelerator.cc", ROOT / "tests" / "device" / "fake_gpu.h"]
     content = hashlib.sha256(torch.__version__.encode())
     for source in sources:
@@ -45,8 +59,12 @@ def build() -> Path:
     return target
 
 
-def load() -> ctypes.CDLL:
+def load() -> ctypes.CDLL | RealGpu:
     """Makes torch know the device, and backend herring take its tensors."""
+    if IS_REAL:
+        from real_gpu import RealGpu
+
+        return RealGpu()
     library = ctypes.CDLL(str(build()))
     library.fake_fault.restype = ctypes.c_char_p
     library.fake_allocated.restype = ctypes.c_uint64

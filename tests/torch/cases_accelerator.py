@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from accelerator import DEVICE, load
+from accelerator import DEVICE, IS_REAL, load
 from common import data, expect_error, same_everywhere, world
 
 import herring
@@ -220,9 +220,10 @@ def parts() -> None:
                     x = data(rank, (elements,), dtype)
                     on_both(lambda t, op=op: dist.all_reduce(t[0], op=op), [x], f"{dtype} {elements} {op}")
         x = data(rank, (40, 500), torch.float32).to(DEVICE)
-        before = gpu.fake_copies()
+        before = 0 if IS_REAL else gpu.fake_copies()
         dist.all_reduce(x)
-        assert gpu.fake_copies() - before == 2 * -(-x.nbytes // 4096), "not in parts"
+        if not IS_REAL:  # CUDA does not count them.
+            assert gpu.fake_copies() - before == 2 * -(-x.nbytes // 4096), "not in parts"
         # What is no plain memory of numbers goes as a whole, with the same result.
         columns = data(rank, (60, 1000), torch.float32)
         wanted = columns[:, ::2].clone()
@@ -319,4 +320,8 @@ def training_in_parts() -> None:
                         each.grad = None
             trained.append([each.detach() for each in model.parameters()])
         for here, there in zip(*trained, strict=True):
-            assert there.cpu().equal(here), "other bits than on the CPU"
+            same_everywhere(there.cpu(), "the ranks have drifted apart")
+            if IS_REAL:  # The model's own products have other bits there.
+                torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+            else:
+                assert there.cpu().equal(here), "other bits than on the CPU"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from accelerator import build
+from accelerator import prepare
 from ranks import run_ranks
 
 
@@ -16,7 +16,7 @@ from ranks import run_ranks
 def accelerator() -> None:
     """Compiled before ranks with a time limit want it."""
     try:
-        build()
+        prepare()
     except subprocess.CalledProcessError as error:
         pytest.fail(f"the fake accelerator does not compile: {error}")
 

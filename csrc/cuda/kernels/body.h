@@ -151,6 +151,31 @@ HERRING_BODY std::uint32_t head_of(std::uint64_t address, std::uint32_t elements
 
 // --- Pack ---
 
+/// to[i] = convert(from[i]). Several loads are under way at once: what one thread waits for is the memory's latency.
+template <class From, class To, class Convert>
+HERRING_BODY void stream(const From* from, To* to, std::uint32_t count, const Position& position, Convert convert) {
+  constexpr std::uint32_t kAtOnce = 4;
+  const std::uint32_t step = position.threads;
+  std::uint32_t i = position.thread;
+  for (; i + (kAtOnce - 1) * step < count; i += kAtOnce * step) {
+    From loaded[kAtOnce];
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) loaded[k] = from[i + k * step];
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+#endif
+    for (std::uint32_t k = 0; k < kAtOnce; ++k) to[i + k * step] = convert(loaded[k]);
+  }
+  for (; i < count; i += step) to[i] = convert(from[i]);
+}
+
+template <class T>
+HERRING_BODY void stream(const T* from, T* to, std::uint32_t count, const Position& position) {
+  stream(from, to, count, position, [](const T& loaded) { return loaded; });
+}
+
 /// Scales and casts one tile. Gives whether all that this thread saw was finite.
 template <class From, class To>
 HERRING_BODY bool convert_tile(const Tile& tile, typename From::Value scale, bool look, const Position& position) {
@@ -168,10 +193,7 @@ HERRING_BODY bool convert_tile(const Tile& tile, typename From::Value scale, boo
   if ((tile.source + head * sizeof(Source)) % alignof(Four<Source>) != 0) head = tile.elements;
   for (std::uint32_t i = position.thread; i < head; i += position.threads) one(i);
   const std::uint32_t fours = (tile.elements - head) / 4;
-  const Four<Source>* const from = at<const Four<Source>>(tile.source + head * sizeof(Source));
-  Four<Target>* const to = at<Four<Target>>(tile.target + head * sizeof(Target));
-  for (std::uint32_t i = position.thread; i < fours; i += position.threads) {
-    const Four<Source> loaded = from[i];
+  const auto convert = [&](const Four<Source>& loaded) {
     Four<Target> stored;
 #if defined(__CUDA_ARCH__)
 #pragma unroll
@@ -181,8 +203,10 @@ HERRING_BODY bool convert_tile(const Tile& tile, typename From::Value scale, boo
       if (look) fine = fine && is_finite(value);
       stored.element[k] = To::store(value * scale);
     }
-    to[i] = stored;
-  }
+    return stored;
+  };
+  stream(at<const Four<Source>>(tile.source + head * sizeof(Source)),
+         at<Four<Target>>(tile.target + head * sizeof(Target)), fours, position, convert);
   for (std::uint32_t i = head + fours * 4 + position.thread; i < tile.elements; i += position.threads) one(i);
   return fine;
 }
@@ -212,16 +236,12 @@ HERRING_BODY void move_tile(const Tile& tile, std::uint32_t element_bytes, const
     if (first > bytes) first = bytes;
     const std::uint32_t words = (bytes - first) / 4;
     for (std::uint32_t i = position.thread; i < first; i += position.threads) target[i] = source[i];
-    for (std::uint32_t i = position.thread; i < words; i += position.threads) {
-      at<std::uint32_t>(tile.target + first)[i] = at<const std::uint32_t>(tile.source + first)[i];
-    }
+    stream(at<const std::uint32_t>(tile.source + first), at<std::uint32_t>(tile.target + first), words, position);
     for (std::uint32_t i = first + words * 4 + position.thread; i < bytes; i += position.threads) target[i] = source[i];
     return;
   }
   for (std::uint32_t i = position.thread; i < head; i += position.threads) target[i] = source[i];
-  for (std::uint32_t i = position.thread; i < wide; i += position.threads) {
-    at<Sixteen>(tile.target + head)[i] = at<const Sixteen>(tile.source + head)[i];
-  }
+  stream(at<const Sixteen>(tile.source + head), at<Sixteen>(tile.target + head), wide, position);
   for (std::uint32_t i = head + wide * 16 + position.thread; i < bytes; i += position.threads) target[i] = source[i];
 }
 

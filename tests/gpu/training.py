@@ -1,0 +1,106 @@
+"""Training steps of two ranks on one GPU: DistributedDataParallel on herring and on gloo, Horovod's optimizer on herring.
+
+Medians; a line of JSON each. The ranks share the GPU, so only the ratios count. `--model resnet50` needs torchvision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import ranks
+import torch
+import torch.distributed as dist
+
+WARM_UP = 4
+STEPS = 12
+
+
+def make_model(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == "resnet50":
+        import torchvision
+
+        return torchvision.models.resnet50().cuda(), torch.randn(16, 3, 224, 224, device="cuda")
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
+    return torch.nn.Sequential(*layers).cuda(), torch.randn(64, 1024, device="cuda")
+
+
+def median_step(step: Callable[[], None], barrier: Callable[[], object]) -> float:
+    """Milliseconds."""
+    taken = []
+    for _ in range(WARM_UP + STEPS):
+        torch.cuda.synchronize()
+        barrier()
+        begun = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        taken.append((time.perf_counter() - begun) * 1e3)
+    return statistics.median(taken[WARM_UP:])
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+def ddp(rank: int) -> None:
+    name = os.environ["GPU_TEST_MODEL"]
+    model, batch = make_model(name)
+    bare = torch.optim.SGD(model.parameters(), lr=1e-4)
+    alone = median_step(lambda: train(model, bare, batch), dist.barrier)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
+    together = median_step(lambda: train(wrapped, optimizer, batch), dist.barrier)
+    report(rank, f"DDP on {os.environ['GPU_TEST_BACKEND']}", name, alone, together)
+
+
+def horovod(rank: int) -> None:
+    import herring.horovod.torch as hvd
+
+    hvd.init()
+    name = os.environ["GPU_TEST_MODEL"]
+    model, batch = make_model(name)
+    bare = torch.optim.SGD(model.parameters(), lr=1e-4)
+    alone = median_step(lambda: train(model, bare, batch), hvd.barrier)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-4), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    together = median_step(lambda: train(model, optimizer, batch), hvd.barrier)
+    report(rank, "Horovod's optimizer on herring", name, alone, together)
+
+
+def report(rank: int, what: str, model: str, alone: float, together: float) -> None:
+    if rank == 0:
+        row = {"what": what, "model": model, "without_averaging_ms": round(alone, 2), "step_ms": round(together, 2)}
+        print(json.dumps(row), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=("linear", "resnet50"), default="linear")
+    arguments = parser.parse_args()
+    worst = 0
+    # By turns: what the machine does meanwhile meets both.
+    for backend in ("herring", "gloo", "horovod", "herring", "gloo"):
+        env = {**os.environ, "GPU_TEST_BACKEND": backend, "GPU_TEST_MODEL": arguments.model}
+        worst = max(worst, subprocess.run([sys.executable, __file__], env=env, check=False).returncode)
+    return worst
+
+
+if __name__ == "__main__":
+    chosen = os.environ.get("GPU_TEST_BACKEND")
+    if chosen is None:
+        sys.exit(main())
+    elif chosen == "horovod":
+        ranks.run(horovod, backend=None)
+    else:
+        ranks.run(ddp)
