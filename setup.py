@@ -116,7 +116,8 @@ class CMakeBuild(build_ext):
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
         runtime = ROOT / "csrc" / "runtime"
-        for header in [*ROOT.glob("csrc/core/*.h"), runtime / "communicator.h", runtime / "device_parts.h"]:
+        others = [ROOT / "csrc" / "cuda" / "open.h", runtime / "communicator.h", runtime / "device_parts.h"]
+        for header in [*ROOT.glob("csrc/core/*.h"), *others]:
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)

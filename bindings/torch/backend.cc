@@ -50,7 +50,7 @@ struct Backend::Pending {
 
 Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators)
     : runtime(std::move(shared_runtime)),
-      stager(std::make_unique<Stager>()),
+      stager(std::make_unique<Stager>(runtime)),
       takes_accelerators(with_accelerators),
       pid(getpid()) {}
 

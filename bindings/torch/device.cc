@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <iterator>
@@ -21,10 +22,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long the stager sleeps between two looks at a copy: about a copy's own length.
-constexpr std::chrono::microseconds kShortNap{10};
+/// Between two looks at copies the stager sleeps for a quarter of the time that nothing has happened: a copy is noticed
+/// late by a part of its own length at most. A sleep that is shorter than the system's timers are exact is none.
+constexpr std::chrono::microseconds kShortNap{15};
 constexpr std::chrono::microseconds kLongNap{200};
 constexpr std::chrono::milliseconds kNoDeadline{24 * 3600 * 1000};
+/// How long the stager waits, when it ends, for copies that have no end.
+constexpr std::chrono::seconds kLongestFarewell{5};
 
 /// Releases of torch that do not tell it by the guard are asked in Python.
 template <class Guard>
@@ -35,6 +39,15 @@ bool is_capturing(const Guard& guard, const c10::Stream& stream) {
     if (!stream.device().is_cuda()) return false;
     const pybind11::gil_scoped_acquire gil;
     return pybind11::module_::import("torch.cuda").attr("is_current_stream_capturing")().template cast<bool>();
+  }
+}
+
+/// After a failure: those that were submitted before it use memory that is about to be given back.
+void end_copies(const c10::Stream& stream) noexcept {
+  try {
+    stream.synchronize();
+  } catch (...) {
+    // The device does nothing any more.
   }
 }
 
@@ -65,8 +78,12 @@ CopyStreams CopyStreams::of(c10::Device device) {
   return streams;
 }
 
-Mirror::Mirror(c10::Device device, std::string call)
-    : device_(device), call_(std::move(call)), streams_(CopyStreams::of(device)), ready_(device.type()) {
+Mirror::Mirror(c10::Device device, std::string call, std::shared_ptr<HostMemory> memory)
+    : device_(device),
+      call_(std::move(call)),
+      memory_(std::move(memory)),
+      streams_(CopyStreams::of(device)),
+      ready_(device.type()) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::Stream current = guard.getStream(device);
   TORCH_CHECK(
@@ -92,6 +109,12 @@ at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
 
 at::Tensor Mirror::host_memory(at::IntArrayRef sizes, at::ScalarType type) const {
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(at::kCPU);
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
+  if (std::shared_ptr<std::byte> memory = memory_->take(bytes, device_)) {
+    void* const start = memory.get();
+    return at::from_blob(
+        start, sizes, [held = std::move(memory)](void*) {}, options);
+  }
   if (!device_.is_cuda()) return at::empty(sizes, options);
   try {
     return at::empty(sizes, options.pinned_memory(true));
@@ -144,12 +167,17 @@ std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& tensors) {
 void Mirror::seal() {
   if (reads_.empty()) return;
   const c10::StreamGuard on_stream(streams_.out);
-  for (const Pair& pair : reads_) {
-    pair.host.copy_(pair.device, true);
-    bytes_read_ += pair.host.nbytes();
+  try {
+    for (const Pair& pair : reads_) {
+      pair.host.copy_(pair.device, true);
+      bytes_read_ += pair.host.nbytes();
+    }
+    read_.emplace(device_.type());
+    read_->record(streams_.out);
+  } catch (...) {
+    end_copies(streams_.out);
+    throw;
   }
-  read_.emplace(device_.type());
-  read_->record(streams_.out);
 }
 
 void Mirror::write_back() {
@@ -157,8 +185,13 @@ void Mirror::write_back() {
   // Where something was read, this is known to be over.
   if (reads_.empty()) ready_.block(streams_.back);
   const c10::StreamGuard on_stream(streams_.back);
-  for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
-  note_written();
+  try {
+    for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
+    note_written();
+  } catch (...) {
+    end_copies(streams_.back);
+    throw;
+  }
 }
 
 void Mirror::note_written() {
@@ -187,6 +220,7 @@ StagedWork::StagedWork(int rank, c10d::OpType type, const char* title, std::uniq
                                                        std::vector<c10::Device>{mirror_->device()})) {}
 
 bool StagedWork::try_start(Clock::time_point now) {
+  const c10::DeviceGuard on_device(mirror_->device());  // Whoever asks another GPU gets a context there.
   try {
     if (parted_) {
       parted_->turn(now);
@@ -215,6 +249,7 @@ bool StagedWork::try_start(Clock::time_point now) {
 
 bool StagedWork::turn(Clock::time_point now) {
   if (!parted_ || parted_->is_released()) return false;
+  const c10::DeviceGuard on_device(mirror_->device());
   const bool has_moved = parted_->turn(now);
   if (!parted_->has_ended()) return has_moved;
   {
@@ -278,6 +313,7 @@ bool StagedWork::is_over() {
     if (!is_submitted_) return false;
   }
   if (parted_) return parted_->is_released();
+  const c10::DeviceGuard on_device(mirror_->device());
   try {
     return mirror_->is_read() && mirror_->is_written();
   } catch (...) {
@@ -315,6 +351,9 @@ int StagedWork::sourceRank() const {
   TORCH_CHECK(host_, "herring: the source is known when a receive is done; wait() first");
   return host_->sourceRank();
 }
+
+Stager::Stager(std::shared_ptr<runtime::Communicator> runtime)
+    : host_memory_(std::make_shared<HostMemory>(std::move(runtime))) {}
 
 Stager::~Stager() {
   {
@@ -368,11 +407,12 @@ void Stager::wait_until_started() {
 
 void Stager::run() {
   std::vector<std::shared_ptr<Staged>> started;
-  auto nap = kShortNap;
+  Clock::time_point last_move = Clock::now();
   std::unique_lock lock(mutex_);
   while (!is_stopping_ || !waiting_.empty()) {
     if (waiting_.empty() && started.empty() && kept_.empty()) {
       changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty() || !kept_.empty(); });
+      last_move = Clock::now();
       continue;
     }
     std::move(kept_.begin(), kept_.end(), std::back_inserter(started));
@@ -392,10 +432,35 @@ void Stager::run() {
       changed_.notify_all();
       moved = true;
     }
-    nap = moved ? kShortNap : std::min(nap * 2, kLongNap);
-    // A new call ends the sleep; a copy that is done does not, so it is short.
-    if (!moved) changed_.wait_for(lock, nap);
+    if (moved) {
+      last_move = now;
+      continue;
+    }
+    const Duration nap = std::min<Duration>((now - last_move) / 4, kLongNap);
+    if (nap < kShortNap) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    } else {
+      changed_.wait_for(lock, nap);  // A new call ends the sleep; a copy that is done does not.
+    }
   }
+  std::move(kept_.begin(), kept_.end(), std::back_inserter(started));
+  kept_.clear();
+  lock.unlock();
+  see_off(std::move(started));
+}
+
+void Stager::see_off(std::vector<std::shared_ptr<Staged>> started) {
+  const Clock::time_point limit = Clock::now() + kLongestFarewell;
+  for (;;) {
+    for (const auto& call : started) call->turn(Clock::now());
+    std::erase_if(started, [](const auto& call) { return call->is_over(); });
+    if (started.empty()) return;
+    if (Clock::now() > limit) break;
+    std::this_thread::sleep_for(kLongNap);
+  }
+  static_cast<void>(new std::vector<std::shared_ptr<Staged>>(std::move(started)));
 }
 
 }  // namespace herring::torch_binding

@@ -18,6 +18,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "host_memory.h"
+
 /// Tensors on an accelerator: how their bytes come to the host and go back, in the order that streams have. Through
 /// c10's device guards alone, so that one binding serves torch with and without CUDA.
 namespace herring::torch_binding {
@@ -39,7 +41,7 @@ struct CopyStreams {
 class Mirror final {
  public:
   /// Throws where the caller's current stream is being captured into a graph. `call` stands in messages.
-  Mirror(c10::Device device, std::string call);
+  Mirror(c10::Device device, std::string call, std::shared_ptr<HostMemory> memory);
 
   /// A host copy of what `tensor` holds.
   at::Tensor read(const at::Tensor& tensor);
@@ -82,6 +84,7 @@ class Mirror final {
 
   const c10::Device device_;
   const std::string call_;
+  const std::shared_ptr<HostMemory> memory_;
   const CopyStreams streams_;
   c10::Event ready_;  ///< What the caller's stream had at the call.
   std::vector<Pair> reads_;
@@ -156,7 +159,7 @@ class StagedWork final : public c10d::Work {
 /// tensors alive until their copies back are done. One for a process, started by the first call on device tensors.
 class Stager final {
  public:
-  Stager() = default;
+  explicit Stager(std::shared_ptr<runtime::Communicator> runtime);
   ~Stager();
   Stager(const Stager&) = delete;
   Stager& operator=(const Stager&) = delete;
@@ -167,10 +170,15 @@ class Stager final {
   void keep(std::shared_ptr<Staged> call);
   /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
   void wait_until_started();
+  /// For the host tensors of what it looks after.
+  const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
 
  private:
   void run();
+  /// Copies that are still under way keep their memory, if for ever.
+  static void see_off(std::vector<std::shared_ptr<Staged>> started);
 
+  const std::shared_ptr<HostMemory> host_memory_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Staged>> waiting_;

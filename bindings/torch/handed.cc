@@ -1,5 +1,6 @@
 #include "handed.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -12,7 +13,7 @@ Handed::Handed(std::shared_ptr<Stager> stager, c10::Device device, const std::st
     : stager_(std::move(stager)),
       timeout_(timeout),
       deadline_(std::chrono::steady_clock::now() + timeout),
-      mirror_(device, call) {}
+      mirror_(device, call, stager_->host_memory()) {}
 
 void Handed::start() {
   mirror_.seal();
@@ -47,6 +48,7 @@ std::optional<Handed::Failure> Handed::failure() const {
 
 bool Handed::try_start(std::chrono::steady_clock::time_point now) {
   std::optional<Failure> failure;
+  const c10::DeviceGuard on_device(mirror_.device());
   try {
     if (!mirror_.is_read()) {
       if (now < deadline_) return false;
@@ -100,6 +102,7 @@ at::Tensor Handed::place(const at::Tensor& host) {
 
 bool Handed::is_over() {
   const std::lock_guard lock(mutex_);
+  const c10::DeviceGuard on_device(mirror_.device());
   try {
     return mirror_.is_read() && mirror_.is_written() && (!placed_ || placed_->query());
   } catch (...) {

@@ -8,6 +8,7 @@
 #include "composed.cc"
 #include "device.cc"
 #include "handed.cc"
+#include "host_memory.cc"
 #include "messages.cc"
 #include "monitored.cc"
 #include "parted.cc"
@@ -23,11 +24,15 @@ constexpr const char* kCapsuleName = "herring.runtime";
 
 /// herring._core has another pybind11, whose types this module cannot see: the runtime comes in a capsule that holds a
 /// std::shared_ptr<runtime::Communicator>*.
-std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators) {
+const std::shared_ptr<runtime::Communicator>& runtime_of(const py::capsule& capsule) {
   const char* const name = capsule.name();
   TORCH_CHECK_VALUE(name != nullptr && std::string_view(name) == kCapsuleName, "herring: expected a capsule named '",
                     kCapsuleName, "', got '", name == nullptr ? "" : name, "'");
-  return std::make_shared<Process>(*capsule.get_pointer<std::shared_ptr<runtime::Communicator>>(), takes_accelerators);
+  return *capsule.get_pointer<std::shared_ptr<runtime::Communicator>>();
+}
+
+std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators) {
+  return std::make_shared<Process>(runtime_of(capsule), takes_accelerators);
 }
 
 /// A Python callable that may be called and dropped on any thread, with or without the GIL.
@@ -69,8 +74,8 @@ c10::intrusive_ptr<c10d::Backend> create_backend(std::shared_ptr<Process> proces
 }
 
 /// As Process keeps one: a forked child has the memory, but not the thread that a destructor would wait for.
-std::shared_ptr<Stager> make_stager() {
-  return {new Stager(), [pid = getpid()](Stager* stager) {
+std::shared_ptr<Stager> make_stager(const py::capsule& capsule) {
+  return {new Stager(runtime_of(capsule)), [pid = getpid()](Stager* stager) {
             if (getpid() == pid) delete stager;
           }};
 }
@@ -86,7 +91,7 @@ void define_handed(py::module_& m) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
   py::class_<Stager, std::shared_ptr<Stager>>(m, "Stager")
-      .def(py::init(&make_stager))
+      .def(py::init(&make_stager), py::arg("runtime_capsule"))
       .def("wait_until_started", &Stager::wait_until_started, py::call_guard<py::gil_scoped_release>());
   py::class_<Handed, std::shared_ptr<Handed>>(m, "Handed")
       .def("read",

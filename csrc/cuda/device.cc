@@ -4,6 +4,7 @@
 
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/tables.h"
+#include "cuda/open.h"
 
 namespace herring::cuda {
 namespace {
@@ -293,6 +294,8 @@ Status CudaDevice::is_capturing(ForeignStream stream, bool& answer) {
   answer = state != kCaptureNone;
   return status;
 }
+
+std::unique_ptr<Device> open_device(DeviceId id) { return std::make_unique<CudaDevice>(Driver::open(), id); }
 
 PointerKind CudaDevice::kind_of(std::uint64_t address) {
   if (!ready().is_ok()) return PointerKind::kUnknown;

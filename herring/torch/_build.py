@@ -62,7 +62,7 @@ class Sources:
     def files(self) -> list[Path]:
         """All that a build reads of Herring, in an order that does not depend on where it lies."""
         own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
-        ours = [self.headers / "runtime" / name for name in ("communicator.h", "device_parts.h")]
+        ours = [self.headers / name for name in ("cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")]
         return [*own, *ours, *sorted((self.headers / "core").glob("*.h"))]
 
     def digest(self) -> str:

@@ -12,6 +12,11 @@ import herring.horovod.torch as hvd
 def case_a_kernel_that_never_ends_is_a_time_out() -> None:
     gpu = load()
     tensor = torch.ones(4).to(DEVICE)
+    # CUDA waits for all kernels before it gives pinned memory.
+    handles = [hvd.allreduce_async(tensor) for _ in range(3)]
+    for handle in handles:
+        hvd.synchronize(handle)
+    hvd.allgather(tensor)
     gpu.fake_stall(1)
     named = hvd.allreduce_async(tensor, name="stalled")
     for call in (hvd.allreduce, hvd.allgather):

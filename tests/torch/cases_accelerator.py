@@ -187,6 +187,7 @@ def a_kernel_that_never_ends() -> None:
     gpu = load()
     with world(seconds=2) as (rank, _size):
         x = torch.ones(4).to(DEVICE)
+        dist.all_reduce(x)  # CUDA waits for all kernels before it gives pinned memory.
         gpu.fake_stall(1)
         with expect_error(RuntimeError, "herring:all_reduce" if rank < 0 else "timeout", "has not ended"):
             dist.all_reduce(x)
@@ -231,6 +232,20 @@ def parts() -> None:
         dist.all_reduce(wanted)
         dist.all_reduce(strided)
         assert strided.cpu().equal(wanted)
+
+
+def host_memory_is_the_arenas() -> None:
+    """Ranks of a host read each other's tensors where they were copied to."""
+    with job() as (_gpu, _rank, _size):
+        x = torch.ones(100_000).to(DEVICE)
+        dist.all_reduce(x)
+        before = herring.stats()
+        for _ in range(5):
+            dist.all_reduce(x)
+        after = herring.stats()
+        assert after["staged_ops"] == before["staged_ops"], "copied once more on the host"
+        assert after["zero_copy_ops"] == before["zero_copy_ops"] + 5
+        assert x.cpu().unique().tolist() == [2.0**6]
 
 
 def parts_of_late_tensors() -> None:
@@ -285,6 +300,7 @@ def a_part_that_never_comes() -> None:
     gpu = load()
     with world(seconds=2) as (_rank, _size):
         x = torch.ones(40_000).to(DEVICE)
+        dist.all_reduce(x)
         gpu.fake_stall(1)
         with expect_error(RuntimeError, "timeout", "has not ended"):
             dist.all_reduce(x)

@@ -78,6 +78,7 @@ def test_parts_wait_for_what_they_must(seed: int) -> None:
     [
         "parts_of_ranks_with_and_without_a_gpu",
         "parts_are_dropped",
+        "host_memory_is_the_arenas",
         "a_part_that_never_comes",
         "parts_that_others_disagree_about",
         "training_in_parts",

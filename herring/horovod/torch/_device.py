@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -11,7 +12,7 @@ from herring import _core
 from herring._composed import Call, dtype_name
 from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError, TransportError
 from herring._operation import Operation, Steps
-from herring.horovod._engine.engine import home
+from herring.horovod._engine.engine import Engine, home
 from herring.horovod._engine.fusion import Fusions
 from herring.horovod.common.exceptions import HorovodInternalError
 
@@ -30,11 +31,12 @@ def is_served(tensor: torch.Tensor) -> bool:
 
 
 class _Door:
-    """What copies: torch's binding and its stager, both there from the first tensor on a GPU on."""
+    """What copies: torch's binding, and for each engine a stager with its host memory. There from the first tensor on
+    a GPU on."""
 
     def __init__(self) -> None:
         self._binding: Any = None
-        self._stager: Any = None
+        self._stagers: WeakKeyDictionary[Engine, Any] = WeakKeyDictionary()
 
     @property
     def binding(self) -> Any:
@@ -42,18 +44,16 @@ class _Door:
         if self._binding is None:
             from herring.torch._binding import load
 
-            binding = load()
-            self._stager = binding.Stager()
-            self._binding = binding
+            self._binding = load()
         return self._binding
 
-    def hand(self, device: torch.device, call: str, timeout_s: float) -> Any:
+    def hand(self, engine: Engine, device: torch.device, call: str) -> Any:
         """Copies for a call, to be put together; after what the current stream has now."""
-        return self.binding.hand(self._stager, device, call, timeout_s)
-
-    def wait_until_started(self) -> None:
-        """Returns when no operation waits for its copies any more."""
-        self._stager.wait_until_started()
+        stager = self._stagers.get(engine)
+        if stager is None:
+            stager = self._stagers[engine] = self.binding.Stager(engine.runtime.capsule())
+            engine.late = stager.wait_until_started
+        return self.binding.hand(stager, device, call, engine.session.config.timeout_s)
 
 
 _door = _Door()
@@ -81,9 +81,8 @@ class Stage:
                 "HERRING_CUDA=auto"
             )
         self._what = what
-        self._copies = _door.hand(device, what, engine.session.config.timeout_s)
+        self._copies = _door.hand(engine, device, what)
         self._writes = False
-        engine.late = _door.wait_until_started
 
     # -- which tensors; before start() ----------------------------------------------------------------------------
 

@@ -1,0 +1,133 @@
+#include "host_memory.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <bit>
+#include <span>
+#include <utility>
+
+#include "core/device.h"
+#include "cuda/open.h"
+
+namespace herring::torch_binding {
+namespace {
+
+/// At most an eighth more than is asked for, so that sizes that differ a little share pages.
+std::size_t rounded(std::size_t bytes) {
+  const std::size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+/// One GPU's context pins for all of them.
+class HostMemory::Pinner final {
+ public:
+  explicit Pinner(DeviceId id) : gpu_(cuda::open_device(id)), pid_(getpid()) {}
+  ~Pinner() {
+    if (getpid() != pid_) static_cast<void>(gpu_.release());  // The driver does not work in a forked child.
+  }
+  Pinner(const Pinner&) = delete;
+  Pinner& operator=(const Pinner&) = delete;
+
+  Status pin(std::span<std::byte> memory) {
+    const std::lock_guard lock(mutex_);
+    return gpu_->pin(memory);
+  }
+  void unpin(std::span<std::byte> memory) {
+    if (getpid() != pid_) return;
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(gpu_->unpin(memory));  // Where the driver has gone, nothing is pinned any more.
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<Device> gpu_;  // guarded by mutex_
+  const pid_t pid_;
+};
+
+struct HostMemory::Pages {
+  Pages(std::shared_ptr<std::byte> pages, std::size_t size) : memory(std::move(pages)), bytes(size) {}
+  ~Pages() {
+    // First: pages that a device may write to are nobody else's.
+    if (pinner) pinner->unpin({memory.get(), bytes});
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  const std::shared_ptr<std::byte> memory;
+  const std::size_t bytes;
+  std::shared_ptr<Pinner> pinner;  ///< Null: not pinned.
+};
+
+HostMemory::HostMemory(std::shared_ptr<runtime::Communicator> runtime) : runtime_(std::move(runtime)) {}
+
+std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device device) {
+  if (bytes < kLeastBytes || is_refused_) return nullptr;
+  std::unique_ptr<Pages> pages = find(rounded(bytes), device);
+  if (!pages) return nullptr;
+  std::byte* const start = pages->memory.get();
+  return {start, [home = weak_from_this(), held = pages.release()](std::byte*) {
+            std::unique_ptr<Pages> back(held);
+            if (const auto self = home.lock()) self->give_back(std::move(back));
+          }};
+}
+
+std::unique_ptr<HostMemory::Pages> HostMemory::find(std::size_t bytes, c10::Device device) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = free_.find(bytes);
+    if (found != free_.end() && !found->second.empty()) {
+      std::unique_ptr<Pages> pages = std::move(found->second.back());
+      found->second.pop_back();
+      return pages;
+    }
+  }
+  std::unique_ptr<Pages> pages = make(bytes, device);
+  if (pages || is_refused_) return pages;
+  // The arena is used up, perhaps by sizes that nobody asks for any more.
+  std::map<std::size_t, std::vector<std::unique_ptr<Pages>>> idle;
+  {
+    const std::lock_guard lock(mutex_);
+    idle.swap(free_);
+  }
+  if (idle.empty()) return nullptr;
+  idle.clear();
+  return make(bytes, device);
+}
+
+std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Device device) {
+  std::shared_ptr<std::byte> memory;
+  try {
+    memory = runtime_->allocate(bytes);
+  } catch (const Error&) {
+    // Shut down: the operation will say so.
+  }
+  if (!memory) return nullptr;
+  auto pages = std::make_unique<Pages>(std::move(memory), bytes);
+  if (!device.is_cuda()) return pages;  // Plug-ins have no way to say it.
+  try {
+    const std::shared_ptr<Pinner> pinner = pinner_of(device);
+    pinner->pin({pages->memory.get(), bytes}).or_throw();
+    pages->pinner = pinner;
+    return pages;
+  } catch (const std::exception& error) {
+    is_refused_ = true;
+    TORCH_WARN("herring: ", error.what(), "; torch's pinned memory is used, which is copied once more");
+    return nullptr;
+  }
+}
+
+void HostMemory::give_back(std::unique_ptr<Pages> pages) {
+  const std::lock_guard lock(mutex_);
+  free_[pages->bytes].push_back(std::move(pages));
+}
+
+std::shared_ptr<HostMemory::Pinner> HostMemory::pinner_of(c10::Device device) {
+  const std::lock_guard lock(mutex_);
+  if (!pinner_) pinner_ = std::make_shared<Pinner>(DeviceId{static_cast<std::uint32_t>(device.index())});
+  return pinner_;
+}
+
+}  // namespace herring::torch_binding

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/communicator.h"
+
+namespace herring::torch_binding {
+
+/// Host memory for tensors of accelerators: of the runtime's arena, where the ranks of a host read each other's without
+/// a copy, and pinned, so that copies from and to the device go at full speed. Neither can be had on the way of an
+/// operation without waiting (for the system, for the device), so what was used is kept for the next tensor of about
+/// its size. Any thread.
+class HostMemory final : public std::enable_shared_from_this<HostMemory> {
+ public:
+  /// Smaller tensors are not worth pages of their own.
+  static constexpr std::size_t kLeastBytes = 64 << 10;
+
+  explicit HostMemory(std::shared_ptr<runtime::Communicator> runtime);
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  /// So many bytes at least, back here when the last owner goes: by then no copy may use them. Null where there are
+  /// none: less than kLeastBytes are asked for, the arena is used up, or the system pins no more.
+  std::shared_ptr<std::byte> take(std::size_t bytes, c10::Device device);
+
+ private:
+  struct Pages;
+  class Pinner;
+
+  std::unique_ptr<Pages> find(std::size_t bytes, c10::Device device);
+  std::unique_ptr<Pages> make(std::size_t bytes, c10::Device device);
+  void give_back(std::unique_ptr<Pages> pages);
+  /// For each kind of device that asked; null: nothing is to be pinned for it.
+  std::shared_ptr<Pinner> pinner_of(c10::Device device);
+
+  const std::shared_ptr<runtime::Communicator> runtime_;
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<std::unique_ptr<Pages>>> free_;  ///< By size. Guarded by mutex_.
+  std::shared_ptr<Pinner> pinner_;                                   ///< Guarded by mutex_.
+  std::atomic<bool> is_refused_ = false;                             ///< The system pins no more.
+};
+
+}  // namespace herring::torch_binding
