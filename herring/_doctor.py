@@ -204,7 +204,7 @@ def _cuda_findings(survey: _core.CudaSurvey, has_module: bool) -> list[Finding]:
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     pinned = "no limit" if locked == resource.RLIM_INFINITY else f"at most {locked / 2**20:,.0f} MiB (ulimit -l)"
     found.append(Finding("  pinned memory", "absent", f"{pinned}; not tried"))
-    path = "collectives on GPU tensors go through pinned host memory; written without a GPU, see docs/gpu.md"
+    path = "collectives on GPU tensors go through pinned host memory; tried on one GPU only, see docs/gpu.md"
     return [*found, Finding("  path", "absent", path)]
 
 

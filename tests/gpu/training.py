@@ -1,4 +1,4 @@
-"""Training steps of two ranks on one GPU: DistributedDataParallel on herring and on gloo, Horovod's optimizer on herring.
+"""Training steps of two ranks on one GPU: DDP on herring and on gloo, Horovod's optimizer on herring.
 
 Medians; a line of JSON each. The ranks share the GPU, so only the ratios count. `--model resnet50` needs torchvision.
 """

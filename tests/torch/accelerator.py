@@ -28,7 +28,7 @@ DEVICE = "cuda" if IS_REAL else "privateuseone"
 
 
 def prepare() -> None:
-    """What takes long, before ranks with a time limit want it. Raises CalledProcessError with what the compiler said."""
+    """What takes long, before ranks with a time limit want it. Raises CalledProcessError (the compiler)."""
     if not IS_REAL:
         build()
 
