@@ -64,7 +64,7 @@ struct HostMemory::Pages {
 HostMemory::HostMemory(std::shared_ptr<runtime::Communicator> runtime) : runtime_(std::move(runtime)) {}
 
 std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device device) {
-  if (bytes < kLeastBytes || is_refused_) return nullptr;
+  if (bytes < kLeastBytes) return nullptr;
   std::unique_ptr<Pages> pages = find(rounded(bytes), device);
   if (!pages) return nullptr;
   std::byte* const start = pages->memory.get();
@@ -98,6 +98,7 @@ std::unique_ptr<HostMemory::Pages> HostMemory::find(std::size_t bytes, c10::Devi
 }
 
 std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Device device) {
+  if (is_refused_) return nullptr;
   std::shared_ptr<std::byte> memory;
   try {
     memory = runtime_->allocate(bytes);

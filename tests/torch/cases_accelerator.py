@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -246,6 +247,35 @@ def host_memory_is_the_arenas() -> None:
         assert after["staged_ops"] == before["staged_ops"], "copied once more on the host"
         assert after["zero_copy_ops"] == before["zero_copy_ops"] + 5
         assert x.cpu().unique().tolist() == [2.0**6]
+
+
+def more_than_the_arena() -> None:
+    """HERRING_ARENA_BYTES is 16 MB here: what does not fit goes through other memory, and what is idle makes room."""
+    with job() as (_gpu, rank, size):
+        total = sum(range(size))
+        for elements in (30_000, 400_000, 2_000_000):
+            tensors = [torch.full((elements + 9_000 * i,), float(rank + i)).to(DEVICE) for i in range(6)]
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+            for i, tensor in enumerate(tensors):
+                assert tensor.cpu().unique().tolist() == [float(total + size * i)], (elements, i)
+        time.sleep(0.1)  # Until nothing of them is under way.
+        before = herring.stats()["staged_ops"]
+        x = torch.ones(2_500_000).to(DEVICE)
+        dist.all_reduce(x)
+        assert herring.stats()["staged_ops"] == before, "sizes that nobody asks for any more keep the arena"
+        assert x.cpu().unique().tolist() == [float(size)]
+
+
+def a_group_ends_while_copies_are_under_way() -> None:
+    with job():
+        for turn in range(5):
+            group = dist.new_group([0, 1])
+            for _ in range(4):
+                dist.all_reduce(torch.ones(100_000 + turn).to(DEVICE), group=group, async_op=True)
+            dist.destroy_process_group(group)
+        for _ in range(4):
+            dist.all_reduce(torch.ones(100_000).to(DEVICE), async_op=True)
 
 
 def parts_of_late_tensors() -> None:

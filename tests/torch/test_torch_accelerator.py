@@ -88,6 +88,15 @@ def test_parts(case: str) -> None:
     run_ranks(2, f"cases_accelerator:{case}", env=PARTS, timeout=120)
 
 
+def test_more_tensors_than_the_arena_holds() -> None:
+    env = {"HERRING_ARENA_BYTES": "16MB", "HERRING_LOCAL_PART_BYTES": "65536"}
+    run_ranks(2, "cases_accelerator:more_than_the_arena", env=env, timeout=120)
+
+
+def test_a_group_ends_while_copies_are_under_way() -> None:
+    run_ranks(2, "cases_accelerator:a_group_ends_while_copies_are_under_way", timeout=120)
+
+
 def test_the_backend_serves_both_devices_and_changes_nobodys_default() -> None:
     import herring.torch  # noqa: F401
 
