@@ -234,6 +234,24 @@ def case_a_model_trains_to_the_bits_of_the_cpu() -> None:
                 _same(there, here, (number, options))
 
 
+def case_ranks_with_and_without_a_gpu_train_together() -> None:
+    """Gradients of all sizes: those that travel with others, and those that go by themselves."""
+    _gpu()
+    shapes = [(600, 600), (300, 300), (7,), (), (1000, 3)]
+    place = DEVICE if hvd.rank() % 2 == 0 else "cpu"
+    layers = [torch.nn.Parameter(torch.zeros(shape).to(place)) for shape in shapes]
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(layers, lr=1.0), [(f"mixed.{i}", each) for i, each in enumerate(layers)], op=hvd.Sum
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        sum((each * (hvd.rank() + i + step)).sum() for i, each in enumerate(layers)).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    for i, layer in enumerate(layers):
+        wanted = -float(sum(rank + i + step for rank in range(hvd.size()) for step in range(3)))
+        assert layer.detach().cpu().unique().tolist() == [wanted], (i, wanted)
+
+
 def case_gradients_of_a_group_come_on_several_streams() -> None:
     layers = [torch.nn.Parameter(_there(torch.zeros(30_000))) for _ in range(3)]
     optimizer = hvd.DistributedOptimizer(
