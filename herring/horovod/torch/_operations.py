@@ -216,17 +216,23 @@ def all_reduce_async(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    *,
+    is_in_row: bool = False,
 ) -> int:
-    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
+    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others; also
+    where it is of SharedMemory, `is_in_row`, which all ranks say of the same names."""
     engine = home.current()
     fusion = engine.fusions.by_set.get(process_set.process_set_id)
     if fusion is not None and name is not None and op in _OP_NUMBERS:
         engine.fusions.start_alone = _start_alone
         number, ticket = _OP_NUMBERS[op], None
+        is_in_row = is_in_row and engine.fusions.has_rows
         if _READER is not None and output is not None:
-            ticket = fusion.submit_tensor(_READER, tensor, output, name, number, prescale_factor, postscale_factor)
+            ticket = fusion.submit_tensor(
+                _READER, tensor, output, name, number, prescale_factor, postscale_factor, is_in_row
+            )
         if ticket is None:
-            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor)
+            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor, is_in_row)
         if ticket:
             if engine.timeline is not None:
                 engine.fusions.watch(fusion, ticket, name)
@@ -248,6 +254,7 @@ def _travel(
     op: int,
     prescale: float,
     postscale: float,
+    is_in_row: bool = False,
 ) -> int:
     """As Fusion.submit_tensor(), whatever the tensor; 0 also where it cannot travel."""
     if not isinstance(tensor, torch.Tensor) or not _is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
@@ -258,8 +265,9 @@ def _travel(
     source = tensor.data_ptr()
     result = source if target is tensor else target.data_ptr()
     return fusion.submit(
-        name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target
-    )
+        name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target,
+        is_in_row,
+    )  # fmt: skip
 
 
 def _travels(tensor: torch.Tensor, most_bytes: int) -> bool:
@@ -304,27 +312,48 @@ def all_reduce_in_place(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
+    *,
+    is_in_row: bool,
 ) -> Callable[[], list[torch.Tensor]]:
     """Starts it; what is returned waits for it, and returns the tensors."""
     if len(tensors) > 1:
         return all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set).wait
     only = tensors[0]
-    handle = all_reduce_async(only, only, name, op, prescale_factor, postscale_factor, process_set)
+    last = (name, op, prescale_factor, postscale_factor, process_set)
+    handle = all_reduce_async(only, only, *last, is_in_row=is_in_row)
     return lambda: [handles.synchronize(handle)]
 
 
-def shared_memory_like(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Uninitialised memory that this host's ranks share and the network can reach, so that nothing is copied on its
-    way. None where there is none."""
-    session = home.current().session
-    if session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
-        return None
-    memory = session.runtime.allocate(tensor.nbytes)
-    if memory is None:
-        return None
-    bytes_of_it = torch.frombuffer(memoryview(memory), dtype=torch.uint8)
-    # No view of another tensor, which some calls of torch refuse.
-    return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
+class SharedMemory:
+    """Memory that this host's ranks share and the network can reach, so that nothing is copied on its way: cut into
+    tensors one after the other."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Tensors of so many bytes in all are expected; who wants more gets memory apart."""
+        session = home.current().session
+        self._runtime = None if session.elastic is not None or session.job.size == 1 else session.runtime
+        self._region = self._allocate(capacity_bytes)
+        self._used = 0
+
+    def tensor_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Uninitialised. None where there is no such memory."""
+        if not _is_plain(tensor):
+            return None
+        memory, size = self._region, tensor.nbytes
+        start = -(-self._used // tensor.itemsize) * tensor.itemsize
+        if memory is None or start + size > len(memory):
+            memory, start = self._allocate(size), 0
+            if memory is None:
+                return None
+        else:
+            self._used = start + size
+        # No view of another tensor, which some calls of torch refuse, and a storage of its own.
+        bytes_of_it = torch.frombuffer(memory[start : start + size], dtype=torch.uint8)
+        return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
+
+    def _allocate(self, size: int) -> memoryview | None:
+        memory = None if self._runtime is None or size == 0 else self._runtime.allocate(size)
+        return None if memory is None else memoryview(memory)
 
 
 def holders_of(tensor: torch.Tensor) -> tuple[int, int]:

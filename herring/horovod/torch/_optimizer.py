@@ -37,8 +37,8 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# A larger gradient goes by itself, in memory where that copies nothing; a smaller one travels with others.
-_ALONE_FROM_BYTES = 256 << 10
+# A larger gradient lives where its reduction copies nothing, in a row with the others; a smaller one is copied.
+_LARGE_FROM_BYTES = 0
 
 Group = tuple[torch.Tensor, ...]
 
@@ -68,7 +68,7 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("goes_alone", "has_asked", "holders", "left", "made", "memory", "name", "parameters", "reduction")
+    __slots__ = ("has_asked", "holders", "is_large", "left", "made", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
@@ -76,7 +76,7 @@ class _Bundle:
         self.left: list[int] = []
         self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
         # By the parameter, which is alike on all ranks.
-        self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
+        self.is_large = len(parameters) == 1 and parameters[0].nbytes > _LARGE_FROM_BYTES
         # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
         self.memory: torch.Tensor | None = None
         self.has_asked = False
@@ -93,6 +93,7 @@ class _Gradients:
         self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
         self._on_the_way: list[_Bundle] = []
         self._is_plain = options.compression is Compression.none
+        self._memory: operations.SharedMemory | None = None  # Of large gradients, as they came in the first step.
         self.reset()
         if options.process_set.included():
             for bundle in self._bundles:
@@ -153,13 +154,13 @@ class _Gradients:
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
             last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            if bundle.goes_alone:
-                if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
-                    gradient = self._move(bundle, gradient)
+            if bundle.is_large and gradient is not bundle.memory and not (bundle.has_asked and bundle.memory is None):
+                gradient = self._move(bundle, gradient)
+            if bundle.is_large and not gradient.is_cpu:  # Through host memory, where it is in no row.
                 one = [gradient]
                 bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
             else:
-                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
+                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last, is_in_row=bundle.is_large)
         else:
             bundle.reduction = self._start_otherwise(bundle)
         self._on_the_way.append(bundle)
@@ -175,7 +176,10 @@ class _Gradients:
             or ((memory.shape, memory.dtype) != (gradient.shape, gradient.dtype))
         ):
             bundle.has_asked = True
-            memory = bundle.memory = operations.shared_memory_like(gradient)
+            if self._memory is None:
+                size = sum(each.parameters[0].nbytes for each in self._bundles if each.is_large)
+                self._memory = operations.SharedMemory(size)
+            memory = bundle.memory = self._memory.tensor_like(gradient)
             if memory is None:
                 return gradient
             bundle.holders = operations.holders_of(memory)
@@ -205,8 +209,9 @@ class _Gradients:
         finish = None
         if sent:
             finish = operations.all_reduce_in_place(
-                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
-            )
+                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set,
+                is_in_row=self._is_plain and bundle.is_large,
+            )  # fmt: skip
         return _Reduction(finish, sparse, contexts)
 
     @torch.no_grad()
