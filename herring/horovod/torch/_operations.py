@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch._device import OnDevice, Stage, is_on_device
+from herring.horovod.torch._memory import is_plain
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -257,10 +257,10 @@ def _travel(
     is_in_row: bool = False,
 ) -> int:
     """As Fusion.submit_tensor(), whatever the tensor; 0 also where it cannot travel."""
-    if not isinstance(tensor, torch.Tensor) or not _is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
+    if not isinstance(tensor, torch.Tensor) or not is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
         return 0
     target = torch.empty_like(tensor) if output is None else output
-    if target is not tensor and not _is_plain(target):
+    if target is not tensor and not is_plain(target):
         return 0
     source = tensor.data_ptr()
     result = source if target is tensor else target.data_ptr()
@@ -322,48 +322,6 @@ def all_reduce_in_place(
     last = (name, op, prescale_factor, postscale_factor, process_set)
     handle = all_reduce_async(only, only, *last, is_in_row=is_in_row)
     return lambda: [handles.synchronize(handle)]
-
-
-class SharedMemory:
-    """Memory that this host's ranks share and the network can reach, so that nothing is copied on its way: cut into
-    tensors one after the other."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        """Tensors of so many bytes in all are expected; who wants more gets memory apart."""
-        session = home.current().session
-        self._runtime = None if session.elastic is not None or session.job.size == 1 else session.runtime
-        self._region = self._allocate(capacity_bytes)
-        self._used = 0
-
-    def tensor_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Uninitialised. None where there is no such memory."""
-        if not _is_plain(tensor):
-            return None
-        memory, size = self._region, tensor.nbytes
-        start = -(-self._used // tensor.itemsize) * tensor.itemsize
-        if memory is None or start + size > len(memory):
-            memory, start = self._allocate(size), 0
-            if memory is None:
-                return None
-        else:
-            self._used = start + size
-        # No view of another tensor, which some calls of torch refuse, and a storage of its own.
-        bytes_of_it = torch.frombuffer(memory[start : start + size], dtype=torch.uint8)
-        return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
-
-    def _allocate(self, size: int) -> memoryview | None:
-        memory = None if self._runtime is None or size == 0 else self._runtime.allocate(size)
-        return None if memory is None else memoryview(memory)
-
-
-def holders_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many references there are to it, and to its storage. Comparable where the caller's own are the same."""
-    return sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Its memory holds it as it is, one element after the other."""
-    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def all_gather(
