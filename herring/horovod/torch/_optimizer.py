@@ -22,6 +22,7 @@ from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
 from herring.horovod.torch._device import moment
+from herring.horovod.torch._memory import SharedMemory, holders_of
 
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -37,7 +38,7 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# A larger gradient goes by itself, in memory where that copies nothing; a smaller one travels with others.
+# On a GPU, a larger gradient goes by itself; a smaller one travels with others.
 _ALONE_FROM_BYTES = 256 << 10
 
 Group = tuple[torch.Tensor, ...]
@@ -77,7 +78,7 @@ class _Bundle:
         self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
         # By the parameter, which is alike on all ranks.
         self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
-        # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
+        # A gradient lives here from its first reduction on: it is copied once, not in and out.
         self.memory: torch.Tensor | None = None
         self.has_asked = False
         self.holders = (0, 0)  # of it, where nobody else has it
@@ -93,6 +94,7 @@ class _Gradients:
         self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
         self._on_the_way: list[_Bundle] = []
         self._is_plain = options.compression is Compression.none
+        self._memory: SharedMemory | None = None  # Of gradients, in the order of the first step.
         self.reset()
         if options.process_set.included():
             for bundle in self._bundles:
@@ -153,9 +155,11 @@ class _Gradients:
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
             last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            if bundle.goes_alone:
+            if gradient.is_cpu:
                 if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
                     gradient = self._move(bundle, gradient)
+                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last, is_in_row=True)
+            elif bundle.goes_alone:
                 one = [gradient]
                 bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
             else:
@@ -171,16 +175,25 @@ class _Gradients:
         memory = bundle.memory
         if (
             memory is None
-            or bundle.holders != operations.holders_of(memory)
+            or bundle.holders != holders_of(memory)
             or ((memory.shape, memory.dtype) != (gradient.shape, gradient.dtype))
         ):
             bundle.has_asked = True
-            memory = bundle.memory = operations.shared_memory_like(gradient)
+            if self._memory is None:
+                self._memory = SharedMemory(self._row_bytes())
+            memory = bundle.memory = self._memory.tensor_like(gradient)
             if memory is None:
                 return gradient
-            bundle.holders = operations.holders_of(memory)
+            bundle.holders = holders_of(memory)
         bundle.parameters[0].grad = memory.copy_(gradient)
         return memory
+
+    def _row_bytes(self) -> Counter[torch.dtype]:
+        sizes: Counter[torch.dtype] = Counter()
+        for bundle in self._bundles:
+            if len(bundle.parameters) == 1 and bundle.parameters[0].is_cpu:
+                sizes[bundle.parameters[0].dtype] += bundle.parameters[0].nbytes
+        return sizes
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
@@ -205,8 +218,9 @@ class _Gradients:
         finish = None
         if sent:
             finish = operations.all_reduce_in_place(
-                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
-            )
+                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set,
+                is_in_row=self._is_plain and sent[0].is_cpu,
+            )  # fmt: skip
         return _Reduction(finish, sparse, contexts)
 
     @torch.no_grad()
