@@ -92,7 +92,7 @@ def read_cluster(env: Mapping[str, str], resource_config: str, server_group: str
     if not here or not hosts:
         missing = " and ".join(["this host"] * (not here) + ["the job's hosts"] * (not hosts))
         raise InvalidArgumentError(
-            f"nothing names {missing} (SM_RESOURCE_CONFIG, or SM_CURRENT_HOST and SM_HOSTS): is this a SageMaker "
+            f"nothing names {missing} (SM_RESOURCE_CONFIG, or SM_CURRENT_HOST and SM_HOSTS). Is this a SageMaker "
             "training job?"
         )
     groups = _groups(said)
