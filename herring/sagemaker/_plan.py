@@ -90,9 +90,10 @@ def read_cluster(env: Mapping[str, str], resource_config: str, server_group: str
             f"this host is {here!r} of {', '.join(hosts)}: SM_CURRENT_HOST must be one of the job's hosts"
         )
     if not here or not hosts:
+        missing = " and ".join(["this host"] * (not here) + ["the job's hosts"] * (not hosts))
         raise InvalidArgumentError(
-            f"this host is {here!r} of {', '.join(hosts) or 'none'}: neither SM_RESOURCE_CONFIG nor SM_CURRENT_HOST "
-            "and SM_HOSTS say who is in the job. Is this a SageMaker training job?"
+            f"nothing names {missing} (SM_RESOURCE_CONFIG, or SM_CURRENT_HOST and SM_HOSTS). Is this a SageMaker "
+            "training job?"
         )
     groups = _groups(said)
     servers, trains = _split(groups, hosts, server_group)

@@ -25,6 +25,7 @@ def run(arguments, env, **more):
         (["bench"], ["herring bench allreduce or replay"]),
         (["bench", "allreduce", "--op", "band"], ["--op band", "integers"]),
         (["nothing"], ["nothing", "server"]),
+        (["build"], ["required: torch"]),
         (["doctor", "--jsno"], ["--jsno; did you mean --json?"]),
         (["bench", "allreduce", "--szies=8"], ["--szies=8; did you mean --sizes?"]),
         (["config", "--zzz"], ["unrecognized arguments: --zzz"]),

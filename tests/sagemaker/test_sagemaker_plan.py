@@ -69,8 +69,12 @@ def test_bad_numbers_and_hosts_are_named():
         read_cluster({"SM_CURRENT_HOST": "algo-2", "SM_HOSTS": '["algo-1"]'}, "", None)
     with pytest.raises(InvalidArgumentError, match="hosts are algo-12; it must be a list of names"):
         read_cluster({}, '{"current_host": "algo-1", "hosts": "algo-12"}', None)
-    with pytest.raises(InvalidArgumentError, match="SageMaker training job"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"^nothing names this host and the job's hosts .*SM_HOSTS.*training job"
+    ):
         read_cluster({}, "", None)
+    with pytest.raises(InvalidArgumentError, match=r"^nothing names the job's hosts .*training job"):
+        read_cluster({"SM_CURRENT_HOST": "algo-1"}, "", None)
 
 
 def test_the_file_serves_where_no_sdk_has_set_variables():
