@@ -38,10 +38,9 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# On a GPU, a larger gradient goes by itself; a smaller one travels with others.
-_ALONE_FROM_BYTES = 256 << 10
-# On the CPU: to move a smaller one costs more than to pack it.
-_IN_ROW_FROM_BYTES = 64 << 10
+# A larger gradient goes by itself on a GPU, and in a row on the CPU. A smaller one is packed with others, which costs
+# less than to move it into the row.
+_LARGE_FROM_BYTES = 256 << 10
 
 Group = tuple[torch.Tensor, ...]
 
@@ -71,7 +70,7 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("goes_alone", "has_asked", "holders", "is_in_row", "left", "made", "memory", "name", "parameters", "reduction")
+    __slots__ = ("has_asked", "holders", "is_large", "left", "made", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
@@ -79,8 +78,7 @@ class _Bundle:
         self.left: list[int] = []
         self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
         # By the parameter, which is alike on all ranks.
-        self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
-        self.is_in_row = len(parameters) == 1 and parameters[0].nbytes >= _IN_ROW_FROM_BYTES
+        self.is_large = len(parameters) == 1 and parameters[0].nbytes > _LARGE_FROM_BYTES
         # A gradient in a row lives here from its first reduction on: it is copied once, not in and out.
         self.memory: torch.Tensor | None = None
         self.has_asked = False
@@ -158,11 +156,11 @@ class _Gradients:
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
             last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            if gradient.is_cpu and bundle.is_in_row:
+            if gradient.is_cpu and bundle.is_large:
                 if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
                     gradient = self._move(bundle, gradient)
                 bundle.reduction = operations.all_reduce_async(gradient, gradient, *last, is_in_row=True)
-            elif bundle.goes_alone:
+            elif bundle.is_large:
                 one = [gradient]
                 bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
             else:
@@ -194,7 +192,7 @@ class _Gradients:
     def _row_bytes(self) -> Counter[torch.dtype]:
         sizes: Counter[torch.dtype] = Counter()
         for bundle in self._bundles:
-            if bundle.is_in_row and bundle.parameters[0].is_cpu:
+            if bundle.is_large and bundle.parameters[0].is_cpu:
                 sizes[bundle.parameters[0].dtype] += bundle.parameters[0].nbytes
         return sizes
 
@@ -222,7 +220,7 @@ class _Gradients:
         if sent:
             finish = operations.all_reduce_in_place(
                 sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set,
-                is_in_row=self._is_plain and bundle.is_in_row and sent[0].is_cpu,
+                is_in_row=self._is_plain and bundle.is_large and sent[0].is_cpu,
             )  # fmt: skip
         return _Reduction(finish, sparse, contexts)
 
