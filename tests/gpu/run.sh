@@ -44,9 +44,12 @@ for tool in contract speed; do
 done
 # The same suite that the doubles pass, and the kernels against their twins, on the driver itself.
 [ ! -x "$tools/contract" ] || step contract 60 "$tools/contract"
-# The tests of tensors on an accelerator, with a GPU in the place of the fake.
-step cases 240 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider tests/torch/test_torch_accelerator.py \
-  tests/horovod/test_horovod_device.py
+# The tests of tensors on an accelerator, with a GPU in the place of the fake: about 6 s each, so both files at a time where
+# pytest-xdist is there.
+together=()
+! $PYTHON -c 'import xdist' 2>/dev/null || together=(-n 2 --dist loadfile)
+step cases 300 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider "${together[@]}" \
+  tests/torch/test_torch_accelerator.py tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
 [ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"
