@@ -146,9 +146,10 @@ def attempt(wheel: Path, program: str) -> None:
     site = KEPT / f"aarch64-site-{sys.implementation.cache_tag}"
     with tempfile.TemporaryDirectory(prefix="herring-wheel-") as name:
         folder = Path(name)
-        if not site.exists():
-            site.mkdir(parents=True)
+        if not (site / ".ready").exists():
+            site.mkdir(parents=True, exist_ok=True)
             run([sys.executable, "-m", "zipfile", "-e", pip_download(folder, "numpy"), site])
+            (site / ".ready").touch()
         run([sys.executable, "-m", "zipfile", "-e", wheel, folder / "installed"])
         (folder / "program.py").write_text(program)
         # Nothing of this machine: no compiler, as elsewhere.

@@ -295,26 +295,12 @@ class Fusion:
         postscale: float,
         tensor: Any,
         output: Any,
-        is_in_row: bool,
         /,
     ) -> int:
         """Starts a reduction of memory at these addresses, which `tensor` and `output` hold; its ticket, from 1 << 60
-        on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use.
-
-        `is_in_row`, alike on all ranks: it lies where the one before it ends, as far as can be, so that a bucket of
-        such tensors, of any size, need not be copied. Not with HERRING_CHECK_FINITE.
-        """
+        on. 0: it has to go alone, now. Raises InvalidArgumentError where the name or the memory is in use."""
     def submit_tensor(
-        self,
-        reader: TensorReader,
-        tensor: Any,
-        output: Any,
-        name: str,
-        op: int,
-        prescale: float,
-        postscale: float,
-        is_in_row: bool,
-        /,
+        self, reader: TensorReader, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float, /
     ) -> int | None:
         """submit() with what the reader finds; None where it cannot read them, or they differ."""
     def __contains__(self, ticket: int) -> bool:

@@ -146,15 +146,13 @@ Owner owner_of(PyObject* source, PyObject* result, PyObject* name, const TensorS
           spec.postscale};
 }
 
-/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, tensor, output, is_in_row,
-/// /): the ticket, or 0.
+/// Fusion.submit(name, source, result, dtype, op, shape, prescale, postscale, tensor, output, /): the ticket, or 0.
 std::optional<Ticket> submit(PyObject* self, std::span<PyObject* const> arguments) {
-  if (arguments.size() != 11) throw py::type_error("submit() takes 11 arguments");
+  if (arguments.size() != 10) throw py::type_error("submit() takes 10 arguments");
   std::optional<TensorSpec> spec = spec_of(arguments[3], arguments[4], arguments[5]);
   if (!spec) return 0;
   spec->prescale = factor(arguments[6]);
   spec->postscale = factor(arguments[7]);
-  spec->is_in_row = arguments[10] == Py_True;
   const std::size_t bytes = spec->descriptor.op_bytes;
   const auto memory = [&](PyObject* address) {
     return std::span(reinterpret_cast<std::byte*>(number(address)), bytes);
@@ -163,10 +161,10 @@ std::optional<Ticket> submit(PyObject* self, std::span<PyObject* const> argument
                owner_of(arguments[8], arguments[9], arguments[0], *spec));
 }
 
-/// Fusion.submit_tensor(reader, tensor, output, name, op, prescale, postscale, is_in_row, /): the ticket, or 0. None
-/// where it has to be read otherwise.
+/// Fusion.submit_tensor(reader, tensor, output, name, op, prescale, postscale, /): the ticket, or 0. None where it
+/// has to be read otherwise.
 std::optional<Ticket> submit_tensor(PyObject* self, std::span<PyObject* const> arguments) {
-  if (arguments.size() != 8) throw py::type_error("submit_tensor() takes 8 arguments");
+  if (arguments.size() != 7) throw py::type_error("submit_tensor() takes 7 arguments");
   const auto& reader = native_of<TensorReader>(arguments[0], tensor_reader_type());
   View source;
   View result;
@@ -185,7 +183,6 @@ std::optional<Ticket> submit_tensor(PyObject* self, std::span<PyObject* const> a
   spec.descriptor.op_bytes = source.bytes.size();
   spec.prescale = factor(arguments[5]);
   spec.postscale = factor(arguments[6]);
-  spec.is_in_row = arguments[7] == Py_True;
   return start(native_of<PyFusion>(self, fusion_type), spec, source.bytes, result.bytes,
                owner_of(arguments[1], arguments[2], arguments[3], spec));
 }

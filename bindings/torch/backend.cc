@@ -50,7 +50,8 @@ struct Backend::Pending {
 
 Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators)
     : runtime(std::move(shared_runtime)),
-      stager(std::make_unique<Stager>(runtime)),
+      host_memory(std::make_shared<HostMemory>(runtime)),
+      stager(std::make_unique<Stager>()),
       takes_accelerators(with_accelerators),
       pid(getpid()) {}
 
@@ -58,11 +59,13 @@ Process::~Process() {
   const GilRelease no_gil;
   if (getpid() == pid) {
     stager.reset();
+    host_memory.reset();
     runtime.reset();
     return;
   }
   // A forked child: the threads that destructors would wait for exist in the parent only. Leaked on purpose.
   static_cast<void>(new std::shared_ptr<runtime::Communicator>(std::move(runtime)));
+  static_cast<void>(new std::shared_ptr<HostMemory>(std::move(host_memory)));
   static_cast<void>(stager.release());
 }
 

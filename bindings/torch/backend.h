@@ -29,8 +29,9 @@ struct Process {
   Process& operator=(const Process&) = delete;
 
   std::shared_ptr<runtime::Communicator> runtime;
-  std::unique_ptr<Stager> stager;  ///< For tensors on accelerators.
-  const bool takes_accelerators;   ///< HERRING_CUDA is not off.
+  std::shared_ptr<HostMemory> host_memory;  ///< For tensors on accelerators, and what looks after their copies.
+  std::unique_ptr<Stager> stager;
+  const bool takes_accelerators;  ///< HERRING_CUDA is not off.
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 

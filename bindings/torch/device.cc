@@ -42,6 +42,22 @@ bool is_capturing(const Guard& guard, const c10::Stream& stream) {
   }
 }
 
+/// The thread's device, for as long as it lives: whoever asks about another GPU's events gets a context there. Where a
+/// failed device refuses even that, what is asked next says so.
+class OnDevice final {
+ public:
+  explicit OnDevice(c10::Device device) noexcept {
+    try {
+      guard_.reset_device(device);
+    } catch (...) {
+      // The caller's next question fails.
+    }
+  }
+
+ private:
+  c10::OptionalDeviceGuard guard_;
+};
+
 /// After a failure: those that were submitted before it use memory that is about to be given back.
 void end_copies(const c10::Stream& stream) noexcept {
   try {
@@ -220,7 +236,7 @@ StagedWork::StagedWork(int rank, c10d::OpType type, const char* title, std::uniq
                                                        std::vector<c10::Device>{mirror_->device()})) {}
 
 bool StagedWork::try_start(Clock::time_point now) {
-  const c10::DeviceGuard on_device(mirror_->device());  // Whoever asks another GPU gets a context there.
+  const OnDevice on_device(mirror_->device());
   try {
     if (parted_) {
       parted_->turn(now);
@@ -249,7 +265,7 @@ bool StagedWork::try_start(Clock::time_point now) {
 
 bool StagedWork::turn(Clock::time_point now) {
   if (!parted_ || parted_->is_released()) return false;
-  const c10::DeviceGuard on_device(mirror_->device());
+  const OnDevice on_device(mirror_->device());
   const bool has_moved = parted_->turn(now);
   if (!parted_->has_ended()) return has_moved;
   {
@@ -313,7 +329,7 @@ bool StagedWork::is_over() {
     if (!is_submitted_) return false;
   }
   if (parted_) return parted_->is_released();
-  const c10::DeviceGuard on_device(mirror_->device());
+  const OnDevice on_device(mirror_->device());
   try {
     return mirror_->is_read() && mirror_->is_written();
   } catch (...) {
@@ -351,9 +367,6 @@ int StagedWork::sourceRank() const {
   TORCH_CHECK(host_, "herring: the source is known when a receive is done; wait() first");
   return host_->sourceRank();
 }
-
-Stager::Stager(std::shared_ptr<runtime::Communicator> runtime)
-    : host_memory_(std::make_shared<HostMemory>(std::move(runtime))) {}
 
 Stager::~Stager() {
   {

@@ -159,7 +159,7 @@ class StagedWork final : public c10d::Work {
 /// tensors alive until their copies back are done. One for a process, started by the first call on device tensors.
 class Stager final {
  public:
-  explicit Stager(std::shared_ptr<runtime::Communicator> runtime);
+  Stager() = default;
   ~Stager();
   Stager(const Stager&) = delete;
   Stager& operator=(const Stager&) = delete;
@@ -170,15 +170,12 @@ class Stager final {
   void keep(std::shared_ptr<Staged> call);
   /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
   void wait_until_started();
-  /// For the host tensors of what it looks after.
-  const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
 
  private:
   void run();
   /// Copies that are still under way keep their memory, if for ever.
   static void see_off(std::vector<std::shared_ptr<Staged>> started);
 
-  const std::shared_ptr<HostMemory> host_memory_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Staged>> waiting_;

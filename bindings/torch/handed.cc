@@ -8,16 +8,18 @@
 
 namespace herring::torch_binding {
 
-Handed::Handed(std::shared_ptr<Stager> stager, c10::Device device, const std::string& call,
-               std::chrono::milliseconds timeout)
-    : stager_(std::move(stager)),
+Handed::Handed(const std::shared_ptr<Stager>& stager, std::shared_ptr<HostMemory> memory, c10::Device device,
+               const std::string& call, std::chrono::milliseconds timeout)
+    : stager_(stager),
       timeout_(timeout),
       deadline_(std::chrono::steady_clock::now() + timeout),
-      mirror_(device, call, stager_->host_memory()) {}
+      mirror_(device, call, std::move(memory)) {}
 
 void Handed::start() {
+  const std::shared_ptr<Stager> stager = stager_.lock();
+  TORCH_CHECK(stager, "herring: the stager has gone");
   mirror_.seal();
-  stager_->add(shared_from_this());
+  stager->add(shared_from_this());
 }
 
 bool Handed::is_read() const {
@@ -48,7 +50,7 @@ std::optional<Handed::Failure> Handed::failure() const {
 
 bool Handed::try_start(std::chrono::steady_clock::time_point now) {
   std::optional<Failure> failure;
-  const c10::DeviceGuard on_device(mirror_.device());
+  const OnDevice on_device(mirror_.device());
   try {
     if (!mirror_.is_read()) {
       if (now < deadline_) return false;
@@ -60,7 +62,7 @@ bool Handed::try_start(std::chrono::steady_clock::time_point now) {
     failure = Failure{c10::str("the copy from ", mirror_.device(), " failed: ", error.what()), false};
   }
   // An unfinished copy still writes to host memory, which has to be there.
-  if (failure && failure->is_timeout) stager_->keep(shared_from_this());
+  if (failure && failure->is_timeout) keep(mirror_.streams().out);
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
@@ -79,7 +81,7 @@ void Handed::write_back() {
     mirror_.write_back();
     has_left_ = true;
   }
-  stager_->keep(shared_from_this());
+  keep(mirror_.streams().back);
 }
 
 bool Handed::is_written() const {
@@ -96,13 +98,21 @@ at::Tensor Handed::place(const at::Tensor& host) {
     placed_.emplace(mirror_.device().type());
     placed_->record(c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
   }
-  stager_->keep(shared_from_this());
+  keep(c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
   return tensor;
+}
+
+void Handed::keep(const c10::Stream& stream) {
+  if (const std::shared_ptr<Stager> stager = stager_.lock()) {
+    stager->keep(shared_from_this());
+  } else {
+    end_copies(stream);
+  }
 }
 
 bool Handed::is_over() {
   const std::lock_guard lock(mutex_);
-  const c10::DeviceGuard on_device(mirror_.device());
+  const OnDevice on_device(mirror_.device());
   try {
     return mirror_.is_read() && mirror_.is_written() && (!placed_ || placed_->query());
   } catch (...) {

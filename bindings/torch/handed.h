@@ -14,8 +14,8 @@ namespace herring::torch_binding {
 class Handed final : public Staged, public std::enable_shared_from_this<Handed> {
  public:
   /// Throws where the caller's current stream is being captured into a graph. `timeout` is that of the copies out.
-  Handed(std::shared_ptr<Stager> stager, c10::Device device, const std::string& call,
-         std::chrono::milliseconds timeout);
+  Handed(const std::shared_ptr<Stager>& stager, std::shared_ptr<HostMemory> memory, c10::Device device,
+         const std::string& call, std::chrono::milliseconds timeout);
 
   // Which host tensor stands for which device tensor.
   at::Tensor read(const at::Tensor& tensor) { return mirror_.read(tensor); }
@@ -52,7 +52,12 @@ class Handed final : public Staged, public std::enable_shared_from_this<Handed> 
   bool is_over() override;
 
  private:
-  const std::shared_ptr<Stager> stager_;
+  /// For as long as the copies that are on the stream just now take, or (where there is no stager any more) until they
+  /// are done.
+  void keep(const c10::Stream& stream);
+
+  /// Not owned: its own thread, which holds this, must not be the last to let it go.
+  const std::weak_ptr<Stager> stager_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
   Mirror mirror_;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <span>
 #include <utility>
@@ -61,12 +62,25 @@ struct HostMemory::Pages {
   std::shared_ptr<Pinner> pinner;  ///< Null: not pinned.
 };
 
-HostMemory::HostMemory(std::shared_ptr<runtime::Communicator> runtime) : runtime_(std::move(runtime)) {}
+HostMemory::HostMemory(std::weak_ptr<runtime::Communicator> runtime) : runtime_(std::move(runtime)) {}
+
+HostMemory::~HostMemory() = default;
 
 std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device device) {
   if (bytes < kLeastBytes) return nullptr;
-  std::unique_ptr<Pages> pages = find(rounded(bytes), device);
+  std::unique_ptr<Pages> pages = find_idle(bytes);
+  if (!pages) pages = make(rounded(bytes), device);
+  while (!pages && !is_refused_) {
+    // The arena is used up, perhaps by sizes that nobody asks for any more.
+    if (!oldest()) return nullptr;
+    pages = make(rounded(bytes), device);
+  }
   if (!pages) return nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    bytes_in_use_ += pages->bytes;
+    most_in_use_ = std::max(most_in_use_, bytes_in_use_);
+  }
   std::byte* const start = pages->memory.get();
   return {start, [home = weak_from_this(), held = pages.release()](std::byte*) {
             std::unique_ptr<Pages> back(held);
@@ -74,34 +88,34 @@ std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device devic
           }};
 }
 
-std::unique_ptr<HostMemory::Pages> HostMemory::find(std::size_t bytes, c10::Device device) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = free_.find(bytes);
-    if (found != free_.end() && !found->second.empty()) {
-      std::unique_ptr<Pages> pages = std::move(found->second.back());
-      found->second.pop_back();
-      return pages;
-    }
+std::unique_ptr<HostMemory::Pages> HostMemory::find_idle(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  auto best = idle_.end();
+  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+    const std::size_t size = (*it)->bytes;
+    if (size >= bytes && size / 2 <= bytes && (best == idle_.end() || size <= (*best)->bytes)) best = it;
   }
-  std::unique_ptr<Pages> pages = make(bytes, device);
-  if (pages || is_refused_) return pages;
-  // The arena is used up, perhaps by sizes that nobody asks for any more.
-  std::map<std::size_t, std::vector<std::unique_ptr<Pages>>> idle;
-  {
-    const std::lock_guard lock(mutex_);
-    idle.swap(free_);
-  }
-  if (idle.empty()) return nullptr;
-  idle.clear();
-  return make(bytes, device);
+  if (best == idle_.end()) return nullptr;
+  std::unique_ptr<Pages> pages = std::move(*best);
+  idle_.erase(best);
+  idle_bytes_ -= pages->bytes;
+  return pages;
+}
+
+std::unique_ptr<HostMemory::Pages> HostMemory::oldest() {
+  const std::lock_guard lock(mutex_);
+  if (idle_.empty()) return nullptr;
+  std::unique_ptr<Pages> pages = std::move(idle_.front());
+  idle_.pop_front();
+  idle_bytes_ -= pages->bytes;
+  return pages;
 }
 
 std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Device device) {
   if (is_refused_) return nullptr;
   std::shared_ptr<std::byte> memory;
   try {
-    memory = runtime_->allocate(bytes);
+    if (const auto runtime = runtime_.lock()) memory = runtime->allocate(bytes);
   } catch (const Error&) {
     // Shut down: the operation will say so.
   }
@@ -121,8 +135,15 @@ std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Devi
 }
 
 void HostMemory::give_back(std::unique_ptr<Pages> pages) {
-  const std::lock_guard lock(mutex_);
-  free_[pages->bytes].push_back(std::move(pages));
+  std::unique_lock lock(mutex_);
+  bytes_in_use_ -= pages->bytes;
+  idle_bytes_ += pages->bytes;
+  idle_.push_back(std::move(pages));
+  while (idle_bytes_ > most_in_use_) {
+    lock.unlock();
+    oldest().reset();
+    lock.lock();
+  }
 }
 
 std::shared_ptr<HostMemory::Pinner> HostMemory::pinner_of(c10::Device device) {

@@ -4,10 +4,9 @@
 
 #include <atomic>
 #include <cstddef>
-#include <map>
+#include <deque>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "runtime/communicator.h"
 
@@ -15,14 +14,15 @@ namespace herring::torch_binding {
 
 /// Host memory for tensors of accelerators: of the runtime's arena, where the ranks of a host read each other's without
 /// a copy, and pinned, so that copies from and to the device go at full speed. Neither can be had on the way of an
-/// operation without waiting (for the system, for the device), so what was used is kept for the next tensor of about
-/// its size. Any thread.
+/// operation without waiting (for the system, for the device), so what was used is kept for later tensors: as much as
+/// was ever in use at once. Any thread.
 class HostMemory final : public std::enable_shared_from_this<HostMemory> {
  public:
   /// Smaller tensors are not worth pages of their own.
   static constexpr std::size_t kLeastBytes = 64 << 10;
 
-  explicit HostMemory(std::shared_ptr<runtime::Communicator> runtime);
+  explicit HostMemory(std::weak_ptr<runtime::Communicator> runtime);
+  ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
@@ -34,17 +34,23 @@ class HostMemory final : public std::enable_shared_from_this<HostMemory> {
   struct Pages;
   class Pinner;
 
-  std::unique_ptr<Pages> find(std::size_t bytes, c10::Device device);
+  /// The smallest idle ones that are large enough, and not wasted on this; null where there are none.
+  std::unique_ptr<Pages> find_idle(std::size_t bytes);
   std::unique_ptr<Pages> make(std::size_t bytes, c10::Device device);
+  /// The idle ones that were used least lately; null where there are none.
+  std::unique_ptr<Pages> oldest();
   void give_back(std::unique_ptr<Pages> pages);
   /// For each kind of device that asked; null: nothing is to be pinned for it.
   std::shared_ptr<Pinner> pinner_of(c10::Device device);
 
-  const std::shared_ptr<runtime::Communicator> runtime_;
-  std::mutex mutex_;
-  std::map<std::size_t, std::vector<std::unique_ptr<Pages>>> free_;  ///< By size. Guarded by mutex_.
-  std::shared_ptr<Pinner> pinner_;                                   ///< Guarded by mutex_.
-  std::atomic<bool> is_refused_ = false;                             ///< The system pins no more.
+  const std::weak_ptr<runtime::Communicator> runtime_;
+  std::mutex mutex_;                         // guards all below
+  std::deque<std::unique_ptr<Pages>> idle_;  ///< The one that was used last is the last.
+  std::size_t idle_bytes_ = 0;
+  std::size_t bytes_in_use_ = 0;
+  std::size_t most_in_use_ = 0;
+  std::shared_ptr<Pinner> pinner_;
+  std::atomic<bool> is_refused_ = false;  ///< The system pins no more.
 };
 
 }  // namespace herring::torch_binding

@@ -74,16 +74,24 @@ c10::intrusive_ptr<c10d::Backend> create_backend(std::shared_ptr<Process> proces
 }
 
 /// As Process keeps one: a forked child has the memory, but not the thread that a destructor would wait for.
-std::shared_ptr<Stager> make_stager(const py::capsule& capsule) {
-  return {new Stager(runtime_of(capsule)), [pid = getpid()](Stager* stager) {
+std::shared_ptr<Stager> make_stager() {
+  return {new Stager(), [pid = getpid()](Stager* stager) {
             if (getpid() == pid) delete stager;
           }};
 }
 
-std::shared_ptr<Handed> hand(std::shared_ptr<Stager> stager, at::Device device, const std::string& call,
-                             double timeout_s) {
+std::shared_ptr<HostMemory> make_host_memory(const py::capsule& capsule) {
+  return {new HostMemory(runtime_of(capsule)), [pid = getpid()](HostMemory* memory) {
+            if (getpid() != pid) return;
+            const GilRelease no_gil;
+            delete memory;
+          }};
+}
+
+std::shared_ptr<Handed> hand(const std::shared_ptr<Stager>& stager, std::shared_ptr<HostMemory> memory,
+                             at::Device device, const std::string& call, double timeout_s) {
   const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1e3));
-  return std::make_shared<Handed>(std::move(stager), device, call, timeout);
+  return std::make_shared<Handed>(stager, std::move(memory), device, call, timeout);
 }
 
 /// For herring.horovod.torch, whose operations are put together in Python. Torch's errors become Python's.
@@ -91,8 +99,10 @@ void define_handed(py::module_& m) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
   py::class_<Stager, std::shared_ptr<Stager>>(m, "Stager")
-      .def(py::init(&make_stager), py::arg("runtime_capsule"))
+      .def(py::init(&make_stager))
       .def("wait_until_started", &Stager::wait_until_started, py::call_guard<py::gil_scoped_release>());
+  py::class_<HostMemory, std::shared_ptr<HostMemory>>(m, "HostMemory")
+      .def(py::init(&make_host_memory), py::arg("runtime_capsule"));
   py::class_<Handed, std::shared_ptr<Handed>>(m, "Handed")
       .def("read",
            wrap_pybind_function_no_gil([](Handed& self, const at::Tensor& tensor) { return self.read(tensor); }))

@@ -30,7 +30,7 @@ template <class Prepare>
 Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const char* title, Millis timeout,
                                 Tensors outputs, Prepare prepare) {
   check_accelerator(device, title);
-  auto mirror = std::make_unique<Mirror>(device, title, process_->stager->host_memory());
+  auto mirror = std::make_unique<Mirror>(device, title, process_->host_memory);
   std::function<WorkPtr(Backend&)> call = prepare(*mirror);
   mirror->seal();
   return hand_to_stager(c10::make_intrusive<StagedWork>(rank_, type, title, std::move(mirror), std::move(outputs),
@@ -80,7 +80,7 @@ Backend::WorkPtr Backend::parted_allreduce(c10::Device device, const Tensors& te
   const std::uint64_t part_bytes = process_->runtime->late_part_bytes(options_.id);
   if (part_bytes == 0 || tensors[0].nbytes() <= part_bytes) return nullptr;
   const Millis timeout = options.timeout.count() > 0 ? options.timeout : Millis(timeout_ms_.load());
-  auto mirror = std::make_unique<Mirror>(device, kTitle, process_->stager->host_memory());
+  auto mirror = std::make_unique<Mirror>(device, kTitle, process_->host_memory);
   auto copies = std::make_shared<PartedCopies>(process_->runtime, *mirror, tensors[0], part_bytes, timeout);
   auto call = on_this_group(kTitle, [copies, own = in_background(options)](Backend& group) {
     return group.allreduce_on_host({copies->host()}, own, copies->late());

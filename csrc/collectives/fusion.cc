@@ -74,8 +74,7 @@ Fusion::Impl::~Impl() = default;
 
 bool Fusion::Impl::takes(const TensorSpec& spec) const {
   const bool is_scaled = spec.prescale != 1 || spec.postscale != 1;
-  const bool fits = spec.is_in_row || spec.descriptor.op_bytes <= settings_.tensor_bytes;
-  return fits && (!is_scaled || may_scale(spec.descriptor.dtype));
+  return spec.descriptor.op_bytes <= settings_.tensor_bytes && (!is_scaled || may_scale(spec.descriptor.dtype));
 }
 
 std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {

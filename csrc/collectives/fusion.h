@@ -16,7 +16,7 @@ namespace herring::collectives {
 
 struct FusionSettings {
   FusionOptions engine;
-  std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here, but where they are in a row.
+  std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here.
   Duration timeout{};                    ///< Of each round and each batch.
   std::uint64_t series = 0;              ///< Tells its tickets from those of one before it with the same group.
   /// A name that is in flight may be used again: its uses follow each other. Else that is refused, also after its end

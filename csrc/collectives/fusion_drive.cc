@@ -31,22 +31,6 @@ runtime::Request request(GroupId group, const char* name, Collective collective,
   return made;
 }
 
-std::vector<Ticket> tickets_of(const Batch& batch) {
-  std::vector<Ticket> tickets;
-  tickets.reserve(batch.items.size());
-  for (const Batch::Item& item : batch.items) tickets.push_back(item.ticket);
-  return tickets;
-}
-
-/// Each tensor of the batch, which lies in this memory, by its factor.
-void scale_each(std::span<std::byte> memory, const Batch& batch, std::span<const double> factors) {
-  for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    if (factors[i] == 1) continue;
-    const TensorSlice& slice = batch.items[i].slice;
-    scale(memory.subspan(slice.offset, slice.bytes), batch.dtype, factors[i]);
-  }
-}
-
 }  // namespace
 
 bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next_look) {
@@ -119,7 +103,7 @@ void Fusion::Impl::end_exchange(Lock& lock) {
 
 void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter) {
   for (Batch& batch : batches) {
-    const std::shared_ptr<Flight> flight = launch(lock, std::move(batch));
+    const std::shared_ptr<Flight> flight = pack(lock, std::move(batch));
     if (!flight) continue;
     // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
     flight->has_callback = !is_waiter;
@@ -131,25 +115,8 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
   }
 }
 
-/// True where its tensors lie one after the other, as in a bucket: nothing has to be copied. With the lock.
-bool Fusion::Impl::finds_in_place(Flight& flight) const {
-  const Batch& batch = flight.batch;
-  if (!batch.is_in_row) return false;
-  const Record& first = records_.at(batch.items.front().ticket);
-  flight.memory = {first.result.data(), batch.bytes};
-  if (batch.items.size() == 1 && first.spec.prescale == 1) {
-    if (first.source.data() != first.result.data()) flight.source = first.source;
-    return true;
-  }
-  return std::ranges::all_of(batch.items, [&](const Batch::Item& item) {
-    const Record& record = records_.at(item.ticket);
-    const std::byte* const place = first.result.data() + item.slice.offset;
-    return record.result.data() == place && record.source.data() == place;
-  });
-}
-
 /// Null where it could not be started; its tickets have failed then.
-std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::launch(Lock& lock, Batch batch) {
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::pack(Lock& lock, Batch batch) {
   auto flight = std::make_shared<Flight>();
   std::vector<std::span<const std::byte>> sources;
   std::vector<TensorSlice> slices;
@@ -164,21 +131,18 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::launch(Lock& lock, Batch bat
   }
   flight->batch = std::move(batch);
   const Batch& packed = flight->batch;
-  const bool is_in_place = finds_in_place(*flight);
   lock.unlock();
   Status status;
   try {
-    if (!is_in_place) {
-      flight->bucket = memory_.take(packed.bytes);
-      flight->memory = flight->bucket.first(packed.bytes);
-      herring::pack(sources, slices, flight->memory);
+    flight->bucket = memory_.take(packed.bytes);
+    const std::span<std::byte> bucket = flight->bucket.first(packed.bytes);
+    herring::pack(sources, slices, bucket);
+    for (std::size_t i = 0; i < slices.size(); ++i) {
+      if (prescales[i] == 1) continue;
+      scale(bucket.subspan(slices[i].offset, slices[i].bytes), packed.dtype, prescales[i]);
     }
-    scale_each(flight->memory, packed, prescales);
-    runtime::Request made = request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce,
-                                    flight->memory, settings_.timeout);
-    made.is_lent = is_in_place;
-    if (!flight->source.empty()) made.input = flight->source;
-    flight->work = runtime_->submit(made);
+    flight->work = runtime_->submit(
+        request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce, bucket, settings_.timeout));
   } catch (const Error& error) {
     status = error.status();
   } catch (const std::bad_alloc&) {
@@ -188,7 +152,8 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::launch(Lock& lock, Batch bat
   if (status.is_ok()) return flight;
   engine_.batch_ended();
   break_down(lock, status);
-  const std::vector<Ticket> tickets = tickets_of(packed);
+  std::vector<Ticket> tickets;
+  for (const Batch::Item& item : packed.items) tickets.push_back(item.ticket);
   end(lock, tickets, State::kDone, explained(status, tickets));
   return nullptr;
 }
@@ -215,26 +180,27 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   if (flight->is_taken.exchange(true)) return;
   const Batch& batch = flight->batch;
   const Status status = flight->work->status();
-  const std::vector<Ticket> tickets = tickets_of(batch);
-  const bool is_in_place = flight->bucket.memory == nullptr;
+  std::vector<Ticket> tickets;
+  for (const Batch::Item& item : batch.items) tickets.push_back(item.ticket);
   if (status.is_ok()) {
-    scale_each(flight->memory, batch, flight->postscales);
-    if (!is_in_place) {
-      std::vector<TensorSlice> slices;
-      for (const Batch::Item& item : batch.items) slices.push_back(item.slice);
-      unpack(flight->memory, slices, flight->results);
+    const std::span<std::byte> bucket = flight->bucket.first(batch.bytes);
+    std::vector<TensorSlice> slices;
+    for (std::size_t i = 0; i < batch.items.size(); ++i) {
+      slices.push_back(batch.items[i].slice);
+      if (flight->postscales[i] == 1) continue;
+      scale(bucket.subspan(slices[i].offset, slices[i].bytes), batch.dtype, flight->postscales[i]);
     }
+    unpack(bucket, slices, flight->results);
   }
-  if (!is_in_place) memory_.give_back(std::move(flight->bucket));
+  memory_.give_back(std::move(flight->bucket));
   Lock lock(mutex_);
   std::erase(flights_, flight);
   engine_.batch_ended();
   if (status.is_ok()) {
     end(lock, tickets, State::kDone, status);
-  } else if (!batch.is_in_row && (status.code() == Code::kNotFinite || status.code() == Code::kMismatch ||
-                                  status.code() == Code::kInvalidArgument)) {
-    // On all ranks alike; the tensor that it is about says so itself, and the others are whole. (In a row they may not
-    // be: what has been reduced in place is no longer what the caller gave.)
+  } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch ||
+             status.code() == Code::kInvalidArgument) {
+    // On all ranks alike; the tensor that it is about says so itself, and the others are whole.
     go_alone(lock, tickets);
   } else {
     end(lock, tickets, State::kDone, explained(status, tickets));

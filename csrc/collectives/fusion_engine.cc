@@ -284,16 +284,9 @@ bool FusionEngine::plan_came(std::span<const std::byte> bytes, Instant now) {
 
 void FusionEngine::make_batches(std::span<Entry* const> entries) {
   // A bucket has one type and one operator. There are few of them.
-  struct Kind {
-    DataType dtype;
-    ReduceOp reduce;
-    bool is_in_row;
-    bool operator==(const Kind&) const = default;
-  };
-  std::vector<std::pair<Kind, std::vector<Entry*>>> kinds;
+  std::vector<std::pair<std::pair<DataType, ReduceOp>, std::vector<Entry*>>> kinds;
   for (Entry* const entry : entries) {
-    const TensorSpec& spec = entry->spec;
-    const Kind kind{spec.descriptor.dtype, spec.descriptor.reduce, spec.is_in_row};
+    const std::pair kind(entry->spec.descriptor.dtype, entry->spec.descriptor.reduce);
     auto place = std::ranges::find(kinds, kind, [](const auto& each) { return each.first; });
     if (place == kinds.end()) place = kinds.insert(kinds.end(), {kind, {}});
     place->second.push_back(entry);
@@ -302,14 +295,13 @@ void FusionEngine::make_batches(std::span<Entry* const> entries) {
     std::vector<std::uint64_t> sizes;
     sizes.reserve(members.size());
     for (const Entry* entry : members) sizes.push_back(entry->spec.descriptor.op_bytes);
-    const std::uint64_t element = element_bytes(kind.dtype);
-    const BucketLayout layout = plan_buckets(sizes, options_.bucket_bytes, 0, kind.is_in_row ? element : kAlignment);
+    const BucketLayout layout = plan_buckets(sizes, options_.bucket_bytes, 0, kAlignment);
     for (const Bucket& bucket : layout.buckets) {
       Batch& batch = batches_.emplace_back();
-      batch.dtype = kind.dtype;
-      batch.reduce = kind.reduce;
-      batch.is_in_row = kind.is_in_row;
-      batch.bytes = (bucket.bytes + element - 1) / element * element;
+      batch.dtype = kind.first;
+      batch.reduce = kind.second;
+      batch.bytes =
+          (bucket.bytes + element_bytes(kind.first) - 1) / element_bytes(kind.first) * element_bytes(kind.first);
       batch.items.reserve(bucket.tensor_count);
       for (std::uint32_t i = bucket.first_tensor; i < bucket.first_tensor + bucket.tensor_count; ++i) {
         batch.items.push_back({take(*members[i]), layout.slices[i]});

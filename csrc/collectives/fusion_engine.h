@@ -38,7 +38,6 @@ struct Batch {
   DataType dtype = DataType::kFloat32;
   ReduceOp reduce = ReduceOp::kSum;
   std::uint64_t bytes = 0;
-  bool is_in_row = false;  ///< Of tensors that are (TensorSpec), with no bytes between them.
   std::vector<Item> items;
 };
 

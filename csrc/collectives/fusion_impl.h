@@ -67,9 +67,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   /// One bucket under way. Shared with the callback of its operation.
   struct Flight {
     Batch batch;
-    BucketMemory::Bucket bucket;        ///< None where they are reduced where they lie.
-    std::span<std::byte> memory;        ///< What is reduced.
-    std::span<const std::byte> source;  ///< Of one tensor that is not reduced in place, else none.
+    BucketMemory::Bucket bucket;
     std::vector<std::span<std::byte>> results;
     std::vector<double> postscales;
     std::shared_ptr<runtime::Work> work;
@@ -94,8 +92,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void start_plan(FusionStep::Plan plan);
   void end_exchange(Lock& lock);
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
-  std::shared_ptr<Flight> launch(Lock& lock, Batch batch);
-  bool finds_in_place(Flight& flight) const;
+  std::shared_ptr<Flight> pack(Lock& lock, Batch batch);
   void watch(const std::shared_ptr<Flight>& flight);
   bool watch_all(Lock& lock);
   void land(const std::shared_ptr<Flight>& flight);

@@ -71,9 +71,6 @@ bool read_tensor(Reader& reader, PlannedTensor& tensor) {
   descriptor.op_bytes = reader.get<std::uint64_t>();
   tensor.spec.prescale = reader.get<double>();
   tensor.spec.postscale = reader.get<double>();
-  const auto in_row = reader.get<std::uint8_t>();
-  if (in_row > 1) return false;
-  tensor.spec.is_in_row = in_row == 1;
   return reader.is_good() && has_right_size(descriptor) && std::isfinite(tensor.spec.prescale) &&
          std::isfinite(tensor.spec.postscale);
 }
@@ -88,7 +85,7 @@ std::vector<std::byte> begin_plan(std::uint64_t bucket_bytes) {
 
 bool append(std::vector<std::byte>& plan, std::string_view name, const TensorSpec& spec) {
   const OpDescriptor& descriptor = spec.descriptor;
-  const std::size_t needs = 2 + name.size() + 3 + 8 * std::size_t{descriptor.dims} + 8 + 16 + 1;
+  const std::size_t needs = 2 + name.size() + 3 + 8 * std::size_t{descriptor.dims} + 8 + 16;
   if (name.size() > kMaxPlannedName || plan.size() + needs > kMaxPlanBytes) return false;
   put(plan, static_cast<std::uint16_t>(name.size()));
   const auto text = std::as_bytes(std::span(name));
@@ -100,7 +97,6 @@ bool append(std::vector<std::byte>& plan, std::string_view name, const TensorSpe
   put(plan, descriptor.op_bytes);
   put(plan, spec.prescale);
   put(plan, spec.postscale);
-  put(plan, static_cast<std::uint8_t>(spec.is_in_row));
   return true;
 }
 

@@ -16,7 +16,6 @@ struct TensorSpec {
   OpDescriptor descriptor;  ///< op_bytes, dtype, reduce, dims and shape.
   double prescale = 1;      ///< Each rank's data is multiplied by this,
   double postscale = 1;     ///< and the result by this.
-  bool is_in_row = false;   ///< It lies where the one before it ends: a bucket of such tensors need not be copied.
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 

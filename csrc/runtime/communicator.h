@@ -96,7 +96,6 @@ struct Request {
   std::optional<Duration> timeout;   ///< Else Config::timeout_s.
   bool is_patient = false;           ///< Instead: others may come when they like. No time limit, and no stall.
   bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
-  bool is_lent = false;              ///< The caller holds leases of this memory: see Communicator::lend().
   /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
   /// in. Where the setting is 0, nothing.
   bool has_backup = false;

@@ -28,7 +28,6 @@ struct OrderedCall {
   bool is_keyed = false;  ///< It has one.
   bool is_named = false;  ///< Its order may differ between ranks.
   bool has_number = false;
-  bool is_lent = false;              ///< Its memory is, to the caller itself.
   std::span<const std::byte> reads;  ///< But what it writes as well.
   std::span<const std::byte> writes;
   GroupId group;

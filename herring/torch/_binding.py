@@ -47,10 +47,13 @@ class Binding(Protocol):
     ) -> Any:
         """A torch.distributed Backend; calls released() once, when it is destroyed."""
 
-    def Stager(self, runtime_capsule: object) -> Any:  # noqa: N802
-        """What looks after the copies of hand(), in the runtime's host memory."""
+    def Stager(self) -> Any:  # noqa: N802
+        """What looks after the copies of hand()."""
 
-    def hand(self, stager: Any, device: torch.device, call: str, timeout_s: float) -> Any:
+    def HostMemory(self, runtime_capsule: object) -> Any:  # noqa: N802
+        """Where the host tensors of hand() are."""
+
+    def hand(self, stager: Any, memory: Any, device: torch.device, call: str, timeout_s: float) -> Any:
         """Copies between tensors on a device and host tensors (bindings/torch/handed.h)."""
 
     def moment(self, device: torch.device) -> Any:

@@ -304,25 +304,6 @@ TEST(FusionEngine, BucketsHaveOneTypeAndOneOperatorAndTheSizeOfRank0) {
   EXPECT_EQ(group.rank(0).batches.size(), 5u + 5u + 1u);
 }
 
-TEST(FusionEngine, TensorsInARowHaveBucketsApartWithNothingBetweenThem) {
-  FusionOptions options;
-  options.bucket_bytes = 10'000;
-  Group group(2, 1, options);
-  for (int i = 0; i < 6; ++i) {
-    TensorSpec tensor = spec(i == 5 ? 5000 : 1001);
-    tensor.is_in_row = true;
-    submit_everywhere(group, "r" + std::to_string(i), tensor);
-    submit_everywhere(group, "s" + std::to_string(i), spec(10));
-  }
-  ASSERT_TRUE(group.run_until_idle());
-  std::vector<std::vector<std::string>> batches = group.rank(0).batches;
-  std::ranges::sort(batches);
-  ASSERT_EQ(batches.size(), 5u);
-  EXPECT_EQ(batches[0], (std::vector<std::string>{"r0#0@0", "r1#0@4004"}));
-  EXPECT_EQ(batches[3], (std::vector<std::string>{"r5#0@0"})) << "larger than a bucket";
-  EXPECT_EQ(batches[4].size(), 6u);
-}
-
 TEST(FusionEngine, ATensorThatOneRankHasNotHoldsUpNothingElse) {
   Group group(2, 1);
   for (const char* name : {"a", "b", "c"}) submit_everywhere(group, name, spec(10));
@@ -477,7 +458,6 @@ void train(std::uint64_t seed) {
       if (random() % 5 == 0) continue;
       const DataType dtype = i % 7 == 0 ? DataType::kFloat64 : DataType::kFloat32;
       all.emplace_back("t" + std::to_string(i), spec(1 + static_cast<std::uint64_t>(i) * 3, dtype));
-      all.back().second.is_in_row = i % 5 == 4;
     }
     for (auto& mine : to_come) {
       std::ranges::shuffle(all, random);

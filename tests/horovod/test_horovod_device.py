@@ -30,6 +30,19 @@ def test_a_kernel_that_never_ends_is_a_time_out() -> None:
     check("cases_horovod_device_alone", 2, "case_a_kernel_that_never_ends_is_a_time_out", settings, alone=True)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "the_job_ends_while_a_copy_back_is_under_way",
+        "two_threads_begin_at_once",
+        "jobs_that_follow_each_other_leave_no_thread",
+    ],
+)
+@pytest.mark.parametrize("fusion", ["0", "16MB"])
+def test_threads_and_ends(case: str, fusion: str) -> None:
+    check("cases_horovod_device_alone", 2, f"case_{case}", (("HERRING_FUSION_BYTES", fusion),), alone=True)
+
+
 def test_switched_off_they_are_refused_and_cpu_tensors_are_not() -> None:
     settings = (("HERRING_CUDA", "off"),)
     check("cases_horovod_device_alone", 2, "case_switched_off_they_are_refused", settings, alone=True)

@@ -47,6 +47,7 @@ class Engine:
         self.outside: Outside | None = None  # Operations that start elsewhere; for join().
         # Waits until operations whose data is still on its way (from a GPU) have started.
         self.late: Callable[[], None] | None = None
+        self.closing: list[Callable[[], None]] = []  # called when it goes, once what was pending has ended
         self._owns_session = owns_session
         self._lock = threading.RLock()
         self._sets = {GLOBAL_SET: Members(GLOBAL_SET, tuple(range(self.size)), self.rank)}
@@ -275,7 +276,11 @@ class Engine:
 
     def close(self) -> None:
         """Ends the session too, where init() has begun it."""
-        self.settle()
+        try:
+            self.settle()
+        finally:
+            for callback in self.closing:
+                callback()
         if self.timeline is not None:
             self.timeline.close()
             self.timeline = None

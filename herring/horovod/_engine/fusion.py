@@ -53,8 +53,6 @@ class Fusions:
         self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
         self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
         self.tensor_bytes = min(self._bucket_bytes, _MOST_TENSOR_BYTES)  # what is larger goes alone
-        # Where NaN are looked for, a bucket that has one is taken apart again: nothing may have been reduced in place.
-        self.has_rows = self._bucket_bytes >= _MOST_TENSOR_BYTES and config.check_finite == "off"
         self.by_set: dict[int | None, _core.Fusion] = {}
         self.start_alone: StartAlone | None = None  # of the framework whose tensors come here
         self._all: dict[int, _core.Fusion] = {}  # by process set; those of sets that have gone, too

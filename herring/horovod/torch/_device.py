@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -31,29 +31,43 @@ def is_served(tensor: torch.Tensor) -> bool:
 
 
 class _Door:
-    """What copies: torch's binding, and for each engine a stager with its host memory. There from the first tensor on
-    a GPU on."""
+    """What copies: torch's binding and its stager, both there from the first tensor on a GPU on; and the host memory of
+    the engine that there is now."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._binding: Any = None
-        self._stagers: WeakKeyDictionary[Engine, Any] = WeakKeyDictionary()
+        self._stager: Any = None
+        self._engine: Engine | None = None
+        self._memory: Any = None
 
     @property
     def binding(self) -> Any:
         """Raises UnavailableError where it cannot be built."""
-        if self._binding is None:
-            from herring.torch._binding import load
+        with self._lock:
+            if self._binding is None:
+                from herring.torch._binding import load
 
-            self._binding = load()
-        return self._binding
+                binding = load()
+                self._stager = binding.Stager()
+                self._binding = binding
+            return self._binding
 
     def hand(self, engine: Engine, device: torch.device, call: str) -> Any:
         """Copies for a call, to be put together; after what the current stream has now."""
-        stager = self._stagers.get(engine)
-        if stager is None:
-            stager = self._stagers[engine] = self.binding.Stager(engine.runtime.capsule())
-            engine.late = stager.wait_until_started
-        return self.binding.hand(stager, device, call, engine.session.config.timeout_s)
+        binding = self.binding
+        with self._lock:
+            if self._engine is not engine:
+                self._engine, self._memory = engine, binding.HostMemory(engine.runtime.capsule())
+                engine.late = self._stager.wait_until_started
+                engine.closing.append(self._forget)
+            memory = self._memory
+        return binding.hand(self._stager, memory, device, call, engine.session.config.timeout_s)
+
+    def _forget(self) -> None:
+        """The engine goes, and its memory when the last copy is done."""
+        with self._lock:
+            self._engine = self._memory = None
 
 
 _door = _Door()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,6 @@ from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch._device import OnDevice, Stage, is_on_device
-from herring.horovod.torch._memory import is_plain
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -216,23 +216,17 @@ def all_reduce_async(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-    *,
-    is_in_row: bool = False,
 ) -> int:
-    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others; also
-    where it is of SharedMemory, `is_in_row`, which all ranks say of the same names."""
+    """The handle of a reduction of one tensor. With a name, and where the tensor is small, it travels with others."""
     engine = home.current()
     fusion = engine.fusions.by_set.get(process_set.process_set_id)
     if fusion is not None and name is not None and op in _OP_NUMBERS:
         engine.fusions.start_alone = _start_alone
         number, ticket = _OP_NUMBERS[op], None
-        is_in_row = is_in_row and engine.fusions.has_rows
         if _READER is not None and output is not None:
-            ticket = fusion.submit_tensor(
-                _READER, tensor, output, name, number, prescale_factor, postscale_factor, is_in_row
-            )
+            ticket = fusion.submit_tensor(_READER, tensor, output, name, number, prescale_factor, postscale_factor)
         if ticket is None:
-            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor, is_in_row)
+            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor)
         if ticket:
             if engine.timeline is not None:
                 engine.fusions.watch(fusion, ticket, name)
@@ -254,20 +248,18 @@ def _travel(
     op: int,
     prescale: float,
     postscale: float,
-    is_in_row: bool = False,
 ) -> int:
     """As Fusion.submit_tensor(), whatever the tensor; 0 also where it cannot travel."""
-    if not isinstance(tensor, torch.Tensor) or not is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
+    if not isinstance(tensor, torch.Tensor) or not _is_plain(tensor) or tensor.dtype not in _DTYPE_NUMBERS:
         return 0
     target = torch.empty_like(tensor) if output is None else output
-    if target is not tensor and not is_plain(target):
+    if target is not tensor and not _is_plain(target):
         return 0
     source = tensor.data_ptr()
     result = source if target is tensor else target.data_ptr()
     return fusion.submit(
-        name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target,
-        is_in_row,
-    )  # fmt: skip
+        name, source, result, _DTYPE_NUMBERS[tensor.dtype], op, tensor.shape, prescale, postscale, tensor, target
+    )
 
 
 def _travels(tensor: torch.Tensor, most_bytes: int) -> bool:
@@ -312,16 +304,37 @@ def all_reduce_in_place(
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
-    *,
-    is_in_row: bool,
 ) -> Callable[[], list[torch.Tensor]]:
     """Starts it; what is returned waits for it, and returns the tensors."""
     if len(tensors) > 1:
         return all_reduce(tensors, tensors, name, op, prescale_factor, postscale_factor, process_set).wait
     only = tensors[0]
-    last = (name, op, prescale_factor, postscale_factor, process_set)
-    handle = all_reduce_async(only, only, *last, is_in_row=is_in_row)
+    handle = all_reduce_async(only, only, name, op, prescale_factor, postscale_factor, process_set)
     return lambda: [handles.synchronize(handle)]
+
+
+def shared_memory_like(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Uninitialised memory that this host's ranks share and the network can reach, so that nothing is copied on its
+    way. None where there is none."""
+    session = home.current().session
+    if session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
+        return None
+    memory = session.runtime.allocate(tensor.nbytes)
+    if memory is None:
+        return None
+    bytes_of_it = torch.frombuffer(memoryview(memory), dtype=torch.uint8)
+    # No view of another tensor, which some calls of torch refuse.
+    return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
+
+
+def holders_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many references there are to it, and to its storage. Comparable where the caller's own are the same."""
+    return sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Its memory holds it as it is, one element after the other."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def all_gather(

@@ -22,7 +22,6 @@ from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
 from herring.horovod.torch._device import moment
-from herring.horovod.torch._memory import SharedMemory, holders_of
 
 _TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase "
@@ -38,9 +37,8 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# A larger gradient goes by itself on a GPU, and in a row on the CPU. A smaller one is packed with others, which costs
-# less than to move it into the row.
-_LARGE_FROM_BYTES = 256 << 10
+# A larger gradient goes by itself, in memory where that copies nothing; a smaller one travels with others.
+_ALONE_FROM_BYTES = 256 << 10
 
 Group = tuple[torch.Tensor, ...]
 
@@ -70,7 +68,7 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("has_asked", "holders", "is_large", "left", "made", "memory", "name", "parameters", "reduction")
+    __slots__ = ("goes_alone", "has_asked", "holders", "left", "made", "memory", "name", "parameters", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
@@ -78,8 +76,8 @@ class _Bundle:
         self.left: list[int] = []
         self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
         # By the parameter, which is alike on all ranks.
-        self.is_large = len(parameters) == 1 and parameters[0].nbytes > _LARGE_FROM_BYTES
-        # A gradient in a row lives here from its first reduction on: it is copied once, not in and out.
+        self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
+        # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
         self.memory: torch.Tensor | None = None
         self.has_asked = False
         self.holders = (0, 0)  # of it, where nobody else has it
@@ -95,7 +93,6 @@ class _Gradients:
         self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
         self._on_the_way: list[_Bundle] = []
         self._is_plain = options.compression is Compression.none
-        self._memory: SharedMemory | None = None  # Of gradients, in the order of the first step.
         self.reset()
         if options.process_set.included():
             for bundle in self._bundles:
@@ -156,11 +153,9 @@ class _Gradients:
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
             last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            if gradient.is_cpu and bundle.is_large:
+            if bundle.goes_alone:
                 if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
                     gradient = self._move(bundle, gradient)
-                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last, is_in_row=True)
-            elif bundle.is_large:
                 one = [gradient]
                 bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
             else:
@@ -176,25 +171,16 @@ class _Gradients:
         memory = bundle.memory
         if (
             memory is None
-            or bundle.holders != holders_of(memory)
+            or bundle.holders != operations.holders_of(memory)
             or ((memory.shape, memory.dtype) != (gradient.shape, gradient.dtype))
         ):
             bundle.has_asked = True
-            if self._memory is None:
-                self._memory = SharedMemory(self._row_bytes())
-            memory = bundle.memory = self._memory.tensor_like(gradient)
+            memory = bundle.memory = operations.shared_memory_like(gradient)
             if memory is None:
                 return gradient
-            bundle.holders = holders_of(memory)
+            bundle.holders = operations.holders_of(memory)
         bundle.parameters[0].grad = memory.copy_(gradient)
         return memory
-
-    def _row_bytes(self) -> Counter[torch.dtype]:
-        sizes: Counter[torch.dtype] = Counter()
-        for bundle in self._bundles:
-            if bundle.is_large and bundle.parameters[0].is_cpu:
-                sizes[bundle.parameters[0].dtype] += bundle.parameters[0].nbytes
-        return sizes
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
@@ -219,9 +205,8 @@ class _Gradients:
         finish = None
         if sent:
             finish = operations.all_reduce_in_place(
-                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set,
-                is_in_row=self._is_plain and bundle.is_large and sent[0].is_cpu,
-            )  # fmt: skip
+                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
+            )
         return _Reduction(finish, sparse, contexts)
 
     @torch.no_grad()
