@@ -26,6 +26,8 @@ _COMPILE_LIMIT_S = 600
 _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
+# What the binding includes of Herring's, beside all of core; setup.py puts them into the package.
+HEADERS = ("cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")
 
 
 class BuildError(RuntimeError):
@@ -49,7 +51,7 @@ class Sources:
             (checkout / "bindings" / "torch", checkout / "csrc"),
         )
         for folder, headers in candidates:
-            if (folder / "module.cc").is_file() and (headers / "runtime" / "communicator.h").is_file():
+            if all(each.is_file() for each in (folder / "module.cc", *(headers / name for name in HEADERS))):
                 break
         else:
             looked = " or ".join(str(folder) for folder, _ in candidates)
@@ -62,8 +64,7 @@ class Sources:
     def files(self) -> list[Path]:
         """All that a build reads of Herring, in an order that does not depend on where it lies."""
         own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
-        ours = [self.headers / name for name in ("cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")]
-        return [*own, *ours, *sorted((self.headers / "core").glob("*.h"))]
+        return [*own, *(self.headers / name for name in HEADERS), *sorted((self.headers / "core").glob("*.h"))]
 
     def digest(self) -> str:
         """Changes with the sources (16 hex digits)."""

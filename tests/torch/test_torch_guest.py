@@ -15,6 +15,7 @@ import pytest
 from ranks import clean_environment, run_children
 
 import herring
+from herring.torch import _build
 
 PACKAGE = Path(herring.__file__).resolve().parent
 
@@ -136,9 +137,9 @@ def broken_copy(folder: Path, *damages: str) -> None:
             (package / "_torch_src").mkdir(exist_ok=True)
             (package / "_torch_src" / "module.cc").write_text("#error out of luck\n")
             shutil.copytree(PACKAGE.parent / "csrc" / "core", package / "include" / "core", dirs_exist_ok=True)
-            (package / "include" / "runtime").mkdir(exist_ok=True)
-            for header in ("communicator.h", "device_parts.h"):
-                shutil.copy2(PACKAGE.parent / "csrc" / "runtime" / header, package / "include" / "runtime")
+            for header in _build.HEADERS:
+                (package / "include" / header).parent.mkdir(exist_ok=True)
+                shutil.copy2(PACKAGE.parent / "csrc" / header, package / "include" / header)
 
 
 @pytest.mark.parametrize(
