@@ -61,8 +61,7 @@ bool Handed::try_start(std::chrono::steady_clock::time_point now) {
   } catch (const std::exception& error) {
     failure = Failure{c10::str("the copy from ", mirror_.device(), " failed: ", error.what()), false};
   }
-  // An unfinished copy still writes to host memory, which has to be there.
-  if (failure && failure->is_timeout) keep(mirror_.streams().out);
+  // After a time-out an unfinished copy still writes to host memory: the stager holds this until is_over().
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);
