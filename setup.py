@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -115,9 +116,8 @@ class CMakeBuild(build_ext):
     @staticmethod
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
-        runtime = ROOT / "csrc" / "runtime"
-        others = [ROOT / "csrc" / "cuda" / "open.h", runtime / "communicator.h", runtime / "device_parts.h"]
-        for header in [*ROOT.glob("csrc/core/*.h"), *others]:
+        needed = runpy.run_path(str(ROOT / "herring" / "torch" / "_build.py"))["HEADERS"]
+        for header in [*ROOT.glob("csrc/core/*.h"), *(ROOT / "csrc" / name for name in needed)]:
             target = package / "include" / header.relative_to(ROOT / "csrc")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(header, target)

@@ -10,6 +10,7 @@ import os
 import platform
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -154,7 +155,9 @@ def attempt(wheel: Path, program: str) -> None:
         (folder / "program.py").write_text(program)
         # Nothing of this machine: no compiler, as elsewhere.
         env = {"PATH": name, "PYTHONPATH": f"{folder / 'installed'}:{site}", "PYTHONHOME": "/usr", "WORLD_SIZE": "2"}
-        env |= {"LOCAL_WORLD_SIZE": "2", "HERRING_HUB": "127.0.0.1:29533", "HERRING_SECRET": os.urandom(16).hex()}
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            hub = f"127.0.0.1:{probe.getsockname()[1]}"
+        env |= {"LOCAL_WORLD_SIZE": "2", "HERRING_HUB": hub, "HERRING_SECRET": os.urandom(16).hex()}
         python = f"{root}/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
         command = [shutil.which("qemu-aarch64") or "", "-L", str(root), python, "program.py"]
         ranks = [
@@ -168,7 +171,11 @@ def attempt(wheel: Path, program: str) -> None:
             )
             for rank in "01"
         ]
-        said = [each.communicate(timeout=300)[0] for each in ranks]
+        try:
+            said = [each.communicate(timeout=300)[0] for each in ranks]
+        finally:
+            for each in ranks:
+                each.kill()  # Nothing, where it has ended.
         if any(each.returncode != 0 for each in ranks):
             sys.exit(f"wheels: FAILED: on aarch64 two ranks said {said}")
     say("numpy: two ranks have worked on aarch64 (qemu-user)")

@@ -421,18 +421,21 @@ void Stager::wait_until_started() {
 void Stager::run() {
   std::vector<std::shared_ptr<Staged>> started;
   Clock::time_point last_move = Clock::now();
+  const Staged* last_first = nullptr;
   std::unique_lock lock(mutex_);
   while (!is_stopping_ || !waiting_.empty()) {
     if (waiting_.empty() && started.empty() && kept_.empty()) {
       changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty() || !kept_.empty(); });
-      last_move = Clock::now();
       continue;
     }
+    const bool has_new_copies = !kept_.empty();
     std::move(kept_.begin(), kept_.end(), std::back_inserter(started));
     kept_.clear();
     const std::shared_ptr<Staged> first = waiting_.empty() ? nullptr : waiting_.front();
     lock.unlock();
     const Clock::time_point now = Clock::now();
+    if (has_new_copies || first.get() != last_first) last_move = now;  // Others may have been under way for long.
+    last_first = first.get();
     bool moved = false;
     for (const auto& call : started) moved |= call->turn(now);
     moved |= std::erase_if(started, [](const auto& call) { return call->is_over(); }) > 0;

@@ -40,7 +40,7 @@ class HostMemory final : public std::enable_shared_from_this<HostMemory> {
   /// The idle ones that were used least lately; null where there are none.
   std::unique_ptr<Pages> oldest();
   void give_back(std::unique_ptr<Pages> pages);
-  /// For each kind of device that asked; null: nothing is to be pinned for it.
+  /// The one of the process, made for the first device that asks. Throws Error.
   std::shared_ptr<Pinner> pinner_of(c10::Device device);
 
   const std::weak_ptr<runtime::Communicator> runtime_;

@@ -26,7 +26,7 @@ _COMPILE_LIMIT_S = 600
 _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
-# What the binding includes of Herring's, beside all of core; setup.py puts them into the package.
+# What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
 HEADERS = ("cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")
 
 
