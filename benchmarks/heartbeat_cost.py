@@ -13,6 +13,7 @@ heartbeats (the hub, and the process's connection to it): other load on the mach
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -31,8 +32,9 @@ def watching_ns() -> int:
     """Processor time of this process's watching threads so far."""
     total = 0
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().strip() in {"herring-hub", "herring-member"}:
-            total += int((task / "schedstat").read_text().split()[0])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # A thread that has ended since.
+            if (task / "comm").read_text().strip() in {"herring-hub", "herring-member"}:
+                total += int((task / "schedstat").read_text().split()[0])
     return total
 
 
