@@ -252,23 +252,30 @@ def case_ranks_with_and_without_a_gpu_train_together() -> None:
         assert layer.detach().cpu().unique().tolist() == [wanted], (i, wanted)
 
 
-def case_gradients_of_a_group_come_on_several_streams() -> None:
-    layers = [torch.nn.Parameter(_there(torch.zeros(30_000))) for _ in range(3)]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(layers, lr=1.0), [(f"layer.{i}", each) for i, each in enumerate(layers)], groups=1, op=hvd.Sum
-    )
-    for _ in range(5):
-        for place, layer in enumerate(layers):
+def case_gradients_come_on_several_streams() -> None:
+    """Of a group, which is one call; and of a bucket, which is one operation from the second step on."""
+    for groups in (1, None):
+        layers = [torch.nn.Parameter(_there(torch.zeros(30_000))) for _ in range(3)]
+        names = [(f"layer.{groups}.{i}", each) for i, each in enumerate(layers)]
+        sgd = torch.optim.SGD(layers, lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, names, groups=groups, op=hvd.Sum)
+        bundles = optimizer._gradients._bundles
+        for step in range(5):
+            before = herring.stats()["ops_completed"]
+            for place, layer in enumerate(layers):
+                _new_stream()
+                layer.grad = torch.zeros_like(layer)
+                _late(layer.grad, 63)  # 0x3f3f3f3f is a number.
+                bundle, index = (bundles[0], place) if groups else (bundles[place], 0)
+                optimizer._gradients._on_gradient(bundle, index, layer)
             _new_stream()
-            layer.grad = torch.zeros_like(layer)
-            _late(layer.grad, 63)  # 0x3f3f3f3f is a number.
-            optimizer._gradients._on_gradient(optimizer._gradients._bundles[0], place, layer)
-        _new_stream()
-        optimizer.synchronize()
-        for layer in layers:
-            value = torch.tensor([0x3F3F3F3F], dtype=torch.int32).view(torch.float32)
-            assert layer.grad is not None
-            assert layer.grad.cpu().unique().equal(value * hvd.size())
+            optimizer.synchronize()
+            for layer in layers:
+                value = torch.tensor([0x3F3F3F3F], dtype=torch.int32).view(torch.float32)
+                assert layer.grad is not None
+                assert layer.grad.cpu().unique().equal(value * hvd.size())
+            if groups is None and step > 0:
+                assert herring.stats()["ops_completed"] == before + 1
 
 
 def case_gradients_go_through_calls() -> None:

@@ -238,6 +238,15 @@ at::Tensor as_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArr
 }
 at::Tensor view(const at::Tensor& self, c10::IntArrayRef size) { return at::native::view(self, size); }
 
+at::Tensor& set_storage(at::Tensor& self, c10::Storage storage, std::int64_t offset, c10::IntArrayRef size,
+                        c10::IntArrayRef stride) {
+  c10::TensorImpl* const tensor = self.unsafeGetTensorImpl();
+  tensor->set_storage_keep_dtype(std::move(storage));
+  tensor->set_storage_offset(offset);
+  tensor->set_sizes_and_strides(size, stride);
+  return self;
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 }  // namespace
@@ -249,6 +258,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("as_strided", &as_strided);
   m.impl("view", &view);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 

@@ -50,9 +50,10 @@ class Fusions:
         # Elastic jobs have a journal of their operations by name, and a job of one has nothing to send.
         is_off = engine.session.elastic is not None or engine.size == 1
         self._series = next(_SERIES)
-        self._bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
+        # 0: no fusion.
+        self.bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
         self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
-        self.tensor_bytes = min(self._bucket_bytes, _MOST_TENSOR_BYTES)  # what is larger goes alone
+        self.tensor_bytes = min(self.bucket_bytes, _MOST_TENSOR_BYTES)  # what is larger goes alone
         self.by_set: dict[int | None, _core.Fusion] = {}
         self.start_alone: StartAlone | None = None  # of the framework whose tensors come here
         self._all: dict[int, _core.Fusion] = {}  # by process set; those of sets that have gone, too
@@ -60,11 +61,11 @@ class Fusions:
 
     def open(self, set_id: int, ranks: Sequence[int], index: int) -> None:
         """For a new process set that this rank is in; every rank of it calls this."""
-        if self._bucket_bytes == 0 or len(ranks) == 1:
+        if self.bucket_bytes == 0 or len(ranks) == 1:
             return
         self.by_set[set_id] = self._all[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
-            bucket_bytes=self._bucket_bytes, tensor_bytes=self.tensor_bytes,
+            bucket_bytes=self.bucket_bytes, tensor_bytes=self.tensor_bytes,
             cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
             go_alone=functools.partial(self._go_alone, set_id),
         )  # fmt: skip

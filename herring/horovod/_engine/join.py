@@ -84,6 +84,11 @@ class Joins:
         """Ranks that have called join() and wait for the others."""
         return self._joined[self._epoch]
 
+    @property
+    def epoch(self) -> int:
+        """How often all ranks have joined."""
+        return self._epoch
+
     def announce(self, announcement: Announcement) -> None:
         """Tells the ranks that have joined what is about to start. Call with the engine's lock held."""
         for rank in self.joined():

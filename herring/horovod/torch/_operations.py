@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -313,23 +312,20 @@ def all_reduce_in_place(
     return lambda: [handles.synchronize(handle)]
 
 
-def shared_memory_like(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Uninitialised memory that this host's ranks share and the network can reach, so that nothing is copied on its
-    way. None where there is none."""
+def memory_for(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Elements in memory that this host's ranks share and the network can reach, so that nothing is copied on its way,
+    where there is such memory; else in any. Uninitialised."""
     session = home.current().session
-    if session.elastic is not None or session.job.size == 1 or not _is_plain(tensor):
-        return None
-    memory = session.runtime.allocate(tensor.nbytes)
-    if memory is None:
-        return None
-    bytes_of_it = torch.frombuffer(memoryview(memory), dtype=torch.uint8)
-    # No view of another tensor, which some calls of torch refuse.
-    return torch.empty(0, dtype=tensor.dtype).set_(bytes_of_it.untyped_storage(), 0, tensor.shape, tensor.stride())
+    if device.type == "cpu" and session.elastic is None and session.job.size > 1:
+        memory = session.runtime.allocate(count * dtype.itemsize)
+        if memory is not None:
+            return torch.frombuffer(memoryview(memory), dtype=dtype)
+    return torch.empty(count, dtype=dtype, device=device)
 
 
-def holders_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many references there are to it, and to its storage. Comparable where the caller's own are the same."""
-    return sys.getrefcount(tensor), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+def is_dtype_served(dtype: torch.dtype) -> bool:
+    """Whether tensors of it can be reduced."""
+    return dtype in _DTYPE_NUMBERS
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

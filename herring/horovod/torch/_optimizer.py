@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from torch.optim import Optimizer
 
 from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
-from herring.horovod._engine.process_sets import ProcessSet, global_process_set
-from herring.horovod._engine.reduce_ops import Adasum, Average
+from herring.horovod._engine.engine import Engine, home
+from herring.horovod._engine.process_sets import ProcessSet, global_process_set, members_of
+from herring.horovod._engine.reduce_ops import Adasum, Average, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
+from herring.horovod.torch._buckets import Bucket, Kind, Place, agree, fits, kind_of, refuse
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
 from herring.horovod.torch._device import moment
@@ -37,8 +40,8 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# A larger gradient goes by itself, in memory where that copies nothing; a smaller one travels with others.
-_ALONE_FROM_BYTES = 256 << 10
+# A smaller gradient travels with others by name, where gradients are checked one by one (HERRING_CHECK_FINITE).
+_SMALL_BYTES = 256 << 10
 
 Group = tuple[torch.Tensor, ...]
 
@@ -68,20 +71,19 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("goes_alone", "has_asked", "holders", "left", "made", "memory", "name", "parameters", "reduction")
+    __slots__ = ("came", "fits", "left", "made", "name", "parameters", "place", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
         self.name = name
         self.left: list[int] = []
         self.made: list[Any] = []  # of several gradients on GPUs: when each one was made, on its stream
-        # By the parameter, which is alike on all ranks.
-        self.goes_alone = len(parameters) == 1 and parameters[0].nbytes > _ALONE_FROM_BYTES
-        # Of a large gradient, which lives here from its first reduction on: it is copied once, not in and out.
-        self.memory: torch.Tensor | None = None
-        self.has_asked = False
-        self.holders = (0, 0)  # of it, where nobody else has it
-        self.reduction: int | _Reduction | None = None  # The handle alone, where the gradient itself is on its way.
+        self.place: Place | None = None  # in a bucket, once ranks have agreed on them
+        # Of the last step by name: whether the gradient can be in a bucket, and when it came.
+        self.fits = True
+        self.came = 0
+        # The handle alone, where the gradient itself is on its way by its name; of one in a bucket, that.
+        self.reduction: int | _Reduction | Bucket | None = None
 
 
 class _Gradients:
@@ -93,6 +95,10 @@ class _Gradients:
         self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
         self._on_the_way: list[_Bundle] = []
         self._is_plain = options.compression is Compression.none
+        self._device = options.groups[0][0].device if options.groups else torch.device("cpu")
+        self._buckets: list[Bucket] | None = None  # None: not agreed yet
+        self._engine: weakref.ref[Engine] | None = None  # where that was, or was tried last
+        self._epoch = -1
         self.reset()
         if options.process_set.included():
             for bundle in self._bundles:
@@ -107,6 +113,8 @@ class _Gradients:
             with contextlib.suppress(HorovodInternalError):
                 if isinstance(reduction, int):
                     operations.handles.synchronize(reduction)
+                elif isinstance(reduction, Bucket):
+                    reduction.drop()
                 elif reduction is not None:
                     if reduction.finish is not None:
                         reduction.finish()
@@ -134,53 +142,49 @@ class _Gradients:
     def synchronize(self) -> None:
         """Every gradient is that of all ranks afterwards; one that this rank did not compute counts as zeros."""
         if self.options.process_set.included():
-            for bundle in self._bundles:
-                if bundle.reduction is None:
-                    self._start(bundle)
-            wait = operations.handles.synchronize
-            for bundle in self._on_the_way:
-                reduction = bundle.reduction
-                if isinstance(reduction, int):
-                    self._keep(bundle.parameters[0], wait(reduction))
-                elif reduction is not None:
-                    self._finish(reduction)
-                bundle.reduction = None
-            self._on_the_way.clear()
+            try:
+                self._synchronize()
+            except HorovodInternalError:
+                self._agree(has_failed=True)
+                raise
+            self._agree()
         self.reset()
 
+    @torch.no_grad()
+    def _synchronize(self) -> None:
+        for bundle in self._bundles:
+            if bundle.reduction is None:
+                self._start(bundle)
+        wait = operations.handles.synchronize
+        for bundle in self._on_the_way:
+            reduction = bundle.reduction
+            if isinstance(reduction, int):
+                self._keep(bundle.parameters[0], wait(reduction))
+            elif isinstance(reduction, Bucket):
+                reduction.finish(self._keep)
+            elif reduction is not None:
+                self._finish(reduction)
+            bundle.reduction = None
+        self._on_the_way.clear()
+
     def _start(self, bundle: _Bundle) -> None:
+        if not self._on_the_way:
+            self._drop_stale()
+        if bundle.place is not None:
+            bundle.reduction = bundle.place.bucket
+            self._on_the_way.append(bundle)
+            bundle.place.bucket.put(bundle.place)
+            return
         gradient = bundle.parameters[0].grad
+        bundle.came = len(self._on_the_way)
+        bundle.fits = len(bundle.parameters) == 1 and fits(bundle.parameters[0], gradient, self._device)
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
             options = self.options
             last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            if bundle.goes_alone:
-                if gradient is not bundle.memory and (bundle.memory is not None or not bundle.has_asked):
-                    gradient = self._move(bundle, gradient)
-                one = [gradient]
-                bundle.reduction = operations.handles.add(operations.all_reduce(one, one, *last), is_one=True)
-            else:
-                bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
+            bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
         else:
             bundle.reduction = self._start_otherwise(bundle)
         self._on_the_way.append(bundle)
-
-    def _move(self, bundle: _Bundle, gradient: torch.Tensor) -> torch.Tensor:
-        """Into the memory that there is for it, if there is. Who has kept the gradient of a step before keeps it."""
-        if gradient.requires_grad or type(gradient) is not torch.Tensor or not gradient.is_contiguous():
-            return gradient
-        memory = bundle.memory
-        if (
-            memory is None
-            or bundle.holders != operations.holders_of(memory)
-            or ((memory.shape, memory.dtype) != (gradient.shape, gradient.dtype))
-        ):
-            bundle.has_asked = True
-            memory = bundle.memory = operations.shared_memory_like(gradient)
-            if memory is None:
-                return gradient
-            bundle.holders = operations.holders_of(memory)
-        bundle.parameters[0].grad = memory.copy_(gradient)
-        return memory
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
@@ -208,6 +212,68 @@ class _Gradients:
                 sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
             )
         return _Reduction(finish, sparse, contexts)
+
+    def _drop_stale(self) -> None:
+        """Buckets of a job that has ended, where hvd.init() was called again."""
+        engine = home.current()
+        if self._engine is None or self._engine() is not engine:
+            self._buckets, self._engine, self._epoch = None, weakref.ref(engine), -1
+            for bundle in self._bundles:
+                bundle.place = None
+
+    def _agree(self, *, has_failed: bool = False) -> None:
+        """After a step by name: which gradients go in buckets from now on. Once; where a rank had joined, again after
+        all have."""
+        engine, process_set = home.current(), self.options.process_set
+        ranks = len(members_of(process_set).ranks)
+        if self._buckets is not None or self._epoch == engine.joins.epoch or not self._bundles:
+            return
+        if ranks == 1 or engine.session.elastic is not None:
+            return
+        self._epoch = engine.joins.epoch
+        # The order of parameters may be another one on each rank.
+        name = f"buckets of {min(bundle.name for bundle in self._bundles)} and others, {self._epoch}"
+
+        def start(numbers: torch.Tensor) -> operations.Started:
+            one = [numbers]
+            return operations.all_reduce(one, one, name, Sum, 1.0, 1.0, process_set)
+
+        if has_failed:
+            start(refuse(len(self._bundles)))
+            return
+        buckets = agree(
+            [self._kind_of(bundle) for bundle in self._bundles],
+            [self._fits(bundle) for bundle in self._bundles],
+            [bundle.came for bundle in self._bundles],
+            engine.fusions.bucket_bytes,
+            ranks,
+            lambda numbers: start(numbers).wait()[0],
+        )
+        if buckets is not None:
+            self._buckets = [self._bucket([self._bundles[index] for index in indices]) for indices in buckets]
+
+    def _kind_of(self, bundle: _Bundle) -> Kind:
+        parameter = bundle.parameters[0]
+        is_halved = self.options.compression is Compression.fp16 and parameter.dtype.is_floating_point
+        return kind_of(parameter, bundle.name, torch.float16 if is_halved else parameter.dtype)
+
+    def _fits(self, bundle: _Bundle) -> bool:
+        if home.current().session.config.check_finite == "on" and bundle.parameters[0].nbytes <= _SMALL_BYTES:
+            return False  # Each one is looked at by its name, and small ones travel together.
+        return bundle.fits and self.options.compression in (Compression.none, Compression.fp16)
+
+    def _bucket(self, bundles: Sequence[_Bundle]) -> Bucket:
+        options = self.options
+
+        def start(memory: torch.Tensor, name: str) -> operations.Started:
+            one = [memory]
+            last = (options.op, options.prescale, options.postscale, options.process_set)
+            return operations.all_reduce(one, one, name, *last)
+
+        bucket = Bucket([each.parameters[0] for each in bundles], [self._kind_of(each) for each in bundles], start)
+        for bundle, place in zip(bundles, bucket.places, strict=True):
+            bundle.place = place
+        return bucket
 
     @torch.no_grad()
     def _finish(self, reduction: _Reduction) -> None:

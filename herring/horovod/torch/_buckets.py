@@ -1,0 +1,229 @@
+"""The gradients of an optimizer in a few buckets, each of which is one operation.
+
+In an optimizer's first step each gradient goes by its name, so that what does not match between ranks is reported by
+name. Then the ranks agree once, in one small reduction, on which gradients go in buckets and in what order. From then
+on a rank fills the same buckets as the others, whatever its own gradients are like: on a GPU, not contiguous, or not
+computed (zeros).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from herring.horovod.torch import _operations as operations
+from herring.horovod.torch._device import is_served, moment
+
+# Of each gradient within its bucket: a cache line, and enough for any vector instruction.
+_ALIGNMENT_BYTES = 64
+# Each time, the whole bucket gets other memory: from then on the gradient alone stays in its own.
+_KEPT_OFTEN = 3
+_HASHES = 3
+_HASH_LIMIT = 1 << 22  # A square of one, times 2^15 ranks, fits an int64.
+_HEAD = 1 + 2 * _HASHES  # numbers of an agreement before those of each gradient
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What ranks must have in common of a gradient."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # of the gradient in its bucket
+    dtype: torch.dtype  # on its way
+
+    @property
+    def count(self) -> int:
+        """Elements, those that fill up the alignment too."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        step = _ALIGNMENT_BYTES // self.dtype.itemsize
+        return -(-size // step) * step
+
+
+def kind_of(parameter: torch.Tensor, name: str, dtype: torch.dtype) -> Kind:
+    """Its gradient lies in memory as the parameter does, where that has no gaps."""
+    stride = torch.empty_like(parameter, device="meta").stride()
+    return Kind(name, tuple(parameter.shape), stride, dtype)
+
+
+def agree(
+    kinds: Sequence[Kind],
+    fitting: Sequence[bool],
+    came: Sequence[int],
+    bucket_bytes: int,
+    ranks: int,
+    add_up: Callable[[torch.Tensor], torch.Tensor],
+) -> list[list[int]] | None:
+    """The buckets, the same on all ranks: indices into `kinds`. None: some ranks have joined, or their step has failed.
+
+    Args:
+        fitting: Whether this rank can have each gradient in a bucket; the others go by their names on all ranks.
+        came: When each gradient came on this rank. Buckets are filled in the order in which they come on average.
+        ranks: How many there are.
+        add_up: Sums int64 numbers over the ranks.
+    """
+    digest = hashlib.sha256(repr(list(kinds)).encode()).digest()
+    hashes = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") % _HASH_LIMIT for i in range(_HASHES)]
+    told = add_up(torch.tensor([1, *hashes, *(each**2 for each in hashes), *map(int, fitting), *came])).tolist()
+    if told[0] < ranks:
+        return None
+    sums, squares, counts = told[1 : 1 + _HASHES], told[1 + _HASHES : _HEAD], told[_HEAD : _HEAD + len(kinds)]
+    # The mean of squares is the square of the mean only where all are equal; and each rank sees the same numbers.
+    if any(ranks * square != total * total for total, square in zip(sums, squares, strict=True)):
+        return []
+    places = told[_HEAD + len(kinds) :]
+    order = sorted((index for index, count in enumerate(counts) if count == ranks), key=lambda i: (places[i], i))
+    return _split(order, kinds, bucket_bytes)
+
+
+def refuse(count: int) -> torch.Tensor:
+    """What a rank that cannot say agrees with, for so many gradients."""
+    return torch.zeros(_HEAD + 2 * count, dtype=torch.int64)
+
+
+def _split(order: Sequence[int], kinds: Sequence[Kind], bucket_bytes: int) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    open_of: dict[torch.dtype, tuple[list[int], int]] = {}
+    for index in order:
+        kind = kinds[index]
+        size = kind.count * kind.dtype.itemsize
+        bucket, filled = open_of.get(kind.dtype, ([], bucket_bytes))
+        if filled + size > bucket_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        open_of[kind.dtype] = bucket, filled + size
+    return buckets
+
+
+class Place:
+    """Of one parameter's gradient in its bucket."""
+
+    __slots__ = ("bucket", "is_apart", "kept", "kind", "parameter", "stays", "view")
+
+    def __init__(self, bucket: Bucket, parameter: torch.Tensor, kind: Kind) -> None:
+        self.bucket = bucket
+        self.parameter = parameter
+        self.kind = kind
+        self.view: torch.Tensor = parameter  # until there is memory
+        self.stays = kind.dtype != parameter.dtype  # .grad is not this memory: it is copied in and out
+        self.is_apart = False  # in this step
+        self.kept = 0  # in how many steps somebody had kept the gradient of the step before
+
+
+class Bucket:
+    """Gradients that are one operation once all of them are in."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], kinds: Sequence[Kind], reduce: Callable[[torch.Tensor, str], Any]
+    ) -> None:
+        """`reduce` starts the reduction of a tensor in place, by a name."""
+        self.places = [Place(self, *each) for each in zip(parameters, kinds, strict=True)]
+        self._reduce = reduce
+        others = len(kinds) - 1
+        self._name = kinds[0].name + (f" and {others} more" if others else "")
+        self._dtype = kinds[0].dtype
+        self._device = parameters[0].device
+        self._memory: torch.Tensor | None = None
+        self._holders: tuple[int, int] = (0, 0)  # of the memory and of each view, where nobody else has any
+        self._missing = len(self.places)
+        self._made: list[Any] = []  # on a GPU: when each copy was made, on its stream
+        self._operation: Any = None
+
+    def put(self, place: Place) -> None:
+        """Takes the gradient as it is now; starts the reduction with the last one. Call without gradient tracking."""
+        if self._missing == len(self.places):
+            self._make_room()
+        self._missing -= 1
+        parameter, view = place.parameter, place.view
+        gradient = parameter.grad
+        place.is_apart = place.stays
+        if gradient is None:
+            view.zero_()
+            parameter.grad = torch.zeros_like(parameter) if place.stays else view
+        elif gradient is not view:
+            self._copy_in(place, gradient)
+        if not view.is_cpu and len(self.places) > 1:
+            self._made.append(moment(view.device))
+        if self._missing == 0:
+            for made in self._made:
+                made.block_current_stream()
+            self._made.clear()
+            assert self._memory is not None
+            self._operation = self._reduce(self._memory, self._name)
+
+    def _copy_in(self, place: Place, gradient: torch.Tensor) -> None:
+        if gradient.is_sparse or gradient.requires_grad or type(gradient) is not torch.Tensor:
+            place.is_apart = True
+            gradient = gradient.detach()
+        place.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        if not place.is_apart:
+            place.parameter.grad = place.view
+
+    def finish(self, keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+        """Waits for the reduction. `keep` copies a result to the gradient of a parameter whose .grad is apart."""
+        operation, self._operation, self._missing = self._operation, None, len(self.places)
+        if operation is None:
+            return
+        operation.wait()
+        for place in self.places:
+            if place.is_apart:
+                keep(place.parameter, place.view)
+
+    def drop(self) -> None:
+        """What is in it counts for nothing. What is on its way arrives first."""
+        operation, self._operation, self._missing = self._operation, None, len(self.places)
+        self._made.clear()
+        if operation is not None:
+            operation.wait()
+
+    def _make_room(self) -> None:
+        """Who has kept the gradient of a step before keeps it: then there is other memory."""
+        memory = self._memory
+        if memory is not None:
+            held_at = self._holders[1]
+            # Where .grad is still the memory, torch itself adds to it in place.
+            moved = [each for each in self.places if not each.stays and each.parameter.grad is not each.view]
+            held = [each for each in moved if sys.getrefcount(each.view) != held_at]
+            if not held and moved and _storage_holders(memory) != self._holders[0]:
+                held = moved  # A view of one of them: nobody knows of which.
+            if not held:
+                return
+            for each in held:
+                each.kept += 1
+                each.stays = each.kept >= _KEPT_OFTEN
+        size = sum(each.kind.count for each in self.places)
+        memory = self._memory = operations.memory_for(size, self._dtype, self._device).zero_()
+        storage, offset = memory.untyped_storage(), memory.storage_offset()
+        for each in self.places:
+            # No view of another tensor, which some calls of torch refuse.
+            empty = torch.empty(0, dtype=self._dtype, device=self._device)
+            each.view = empty.set_(storage, offset, each.kind.shape, each.kind.stride)
+            offset += each.kind.count
+        del empty, storage
+        self._holders = _storage_holders(memory), sys.getrefcount(self.places[0].view)
+
+
+def _storage_holders(memory: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(memory.untyped_storage()._cdata))
+
+
+def fits(parameter: torch.Tensor, gradient: torch.Tensor | None, device: torch.device) -> bool:
+    """Whether the gradient of a step by name can be in a bucket, of parameters on that device. None: not computed."""
+    if parameter.device != device or not operations.is_dtype_served(parameter.dtype):
+        return False
+    if not parameter.is_cpu and not is_served(parameter):
+        return False
+    return gradient is None or (
+        type(gradient) is torch.Tensor
+        and gradient.layout is torch.strided
+        and gradient.device == device
+        and gradient.dtype == parameter.dtype
+    )

@@ -1,0 +1,99 @@
+"""An optimizer's gradients in buckets: what ranks agree on, on ranks that are alike and on ranks that are not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from horovod_job import cases_of, check
+
+from herring.horovod.torch._buckets import Kind, agree, refuse
+
+
+@pytest.mark.parametrize("case", cases_of("cases_horovod_buckets"))
+def test_on_three_ranks(case: str) -> None:
+    check("cases_horovod_buckets", 3, case)
+
+
+def test_without_fusion_each_gradient_is_a_bucket() -> None:
+    settings = (("HERRING_FUSION_BYTES", "0"),)
+    check("cases_horovod_buckets", 3, "case_bits_are_those_of_each_gradient_by_name", settings, alone=True)
+
+
+class Ranks:
+    """agree() on several ranks, which are asked one after the other."""
+
+    def __init__(self, kinds: list[list[Kind]], fitting: list[list[bool]], came: list[list[int]]) -> None:
+        self.inputs = list(zip(kinds, fitting, came, strict=True))
+        self.missing = 0
+
+    def said(self) -> list[torch.Tensor]:
+        said: list[torch.Tensor] = []
+
+        def collect(numbers: torch.Tensor) -> torch.Tensor:
+            said.append(numbers)
+            return torch.zeros_like(numbers)
+
+        for each in self.inputs:
+            agree(*each, 1, len(self.inputs), collect)
+        return said
+
+    def buckets(self, bucket_bytes: int, others: list[torch.Tensor] | None = None) -> list[list[int]] | None:
+        """What they agree on; `others` have joined, or refuse."""
+        ranks = len(self.inputs) + len(others or ())
+        total = torch.stack(self.said() + (others or [])).sum(0)
+        told = [agree(*each, bucket_bytes, ranks, lambda _: total.clone()) for each in self.inputs]
+        assert all(each == told[0] for each in told), "ranks see different buckets"
+        return told[0]
+
+
+def _kinds(count: int, seed: int) -> list[Kind]:
+    chosen = random.Random(seed)
+    dtypes = (torch.float32, torch.bfloat16)
+    return [Kind(f"p.{i}", (chosen.randrange(1, 5000),), (1,), chosen.choice(dtypes)) for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_all_ranks_have_the_same_buckets(seed: int) -> None:
+    chosen = random.Random(seed)
+    ranks, count, most = chosen.randrange(1, 6), chosen.randrange(1, 40), chosen.choice((0, 4096, 1 << 20))
+    kinds = _kinds(count, seed)
+    fitting = [[chosen.random() < 0.95 for _ in kinds] for _ in range(ranks)]
+    came = [chosen.sample(range(count), count) for _ in range(ranks)]
+    buckets = Ranks([kinds] * ranks, fitting, came).buckets(most)
+    assert buckets is not None
+    everywhere = [index for index in range(count) if all(each[index] for each in fitting)]
+    assert sorted(index for bucket in buckets for index in bucket) == everywhere
+    for bucket in buckets:
+        assert len({kinds[index].dtype for index in bucket}) == 1
+        size = sum(kinds[index].count * kinds[index].dtype.itemsize for index in bucket)
+        assert size <= most or len(bucket) == 1
+        mean = [sum(each[index] for each in came) for index in bucket]
+        assert mean == sorted(mean), "not in the order in which they come"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_ranks_that_differ_have_none(seed: int) -> None:
+    chosen = random.Random(seed)
+    ranks, count = chosen.randrange(2, 6), chosen.randrange(1, 20)
+    kinds = [_kinds(count, seed) for _ in range(ranks)]
+    odd, index = chosen.randrange(ranks), chosen.randrange(count)
+    one = kinds[odd][index]
+    kinds[odd][index] = chosen.choice(
+        (Kind(one.name + "x", one.shape, one.stride, one.dtype), Kind(one.name, (1, *one.shape), (9, 1), one.dtype))
+    )
+    assert Ranks(kinds, [[True] * count] * ranks, [list(range(count))] * ranks).buckets(1 << 20) == []
+
+
+def test_where_a_rank_has_joined_or_failed_nothing_is_agreed() -> None:
+    kinds = _kinds(5, 1)
+    ranks = Ranks([kinds] * 2, [[True] * 5] * 2, [list(range(5))] * 2)
+    assert ranks.buckets(1 << 20, [refuse(5)]) is None
+    assert ranks.buckets(1 << 20) is not None
+
+
+def test_hashes_of_many_ranks_fit_an_int64() -> None:
+    kinds = _kinds(3, 2)
+    [said] = Ranks([kinds], [[True] * 3], [[0, 1, 2]]).said()
+    assert all(abs(number) * (1 << 15) < 1 << 63 for number in said.tolist())
