@@ -12,7 +12,7 @@ import herring
 SCRIPT = Path(__file__).with_name("script_elastic.py")
 
 
-@pytest.mark.parametrize("mode", ["reduce", "gather", "late"])
+@pytest.mark.parametrize("mode", ["first", "reduce", "gather", "late"])
 def test_training_shrinks_and_grows(mode, tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HERRING_", "MASTER_"))}
     clean["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])

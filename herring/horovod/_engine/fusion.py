@@ -48,10 +48,9 @@ class Fusions:
         self.longest_s = 2 * config.timeout_s + _GRACE_S
         self._timeout_s = config.timeout_s
         # Elastic jobs have a journal of their operations by name, and a job of one has nothing to send.
-        is_off = engine.session.elastic is not None or engine.size == 1
+        self._is_off = engine.session.elastic is not None or engine.size == 1
         self._series = next(_SERIES)
-        # 0: no fusion.
-        self.bucket_bytes = 0 if is_off else _threshold(config.fusion_bytes)
+        self.bucket_bytes = _threshold(config.fusion_bytes)  # 0: no fusion
         self._cycle_s = _cycle_ms(config.fusion_cycle_ms) / 1e3
         self.tensor_bytes = min(self.bucket_bytes, _MOST_TENSOR_BYTES)  # what is larger goes alone
         self.by_set: dict[int | None, _core.Fusion] = {}
@@ -61,7 +60,7 @@ class Fusions:
 
     def open(self, set_id: int, ranks: Sequence[int], index: int) -> None:
         """For a new process set that this rank is in; every rank of it calls this."""
-        if self.bucket_bytes == 0 or len(ranks) == 1:
+        if self._is_off or self.bucket_bytes == 0 or len(ranks) == 1:
             return
         self.by_set[set_id] = self._all[set_id] = _core.Fusion(
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,

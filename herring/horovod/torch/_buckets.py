@@ -9,6 +9,7 @@ computed (zeros).
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,12 +40,9 @@ class Kind:
 
     @property
     def count(self) -> int:
-        """Elements, those that fill up the alignment too."""
-        size = 1
-        for length in self.shape:
-            size *= length
+        """Elements, those that fill up the alignment too; never none."""
         step = _ALIGNMENT_BYTES // self.dtype.itemsize
-        return -(-size // step) * step
+        return -(-max(1, math.prod(self.shape)) // step) * step
 
 
 def kind_of(parameter: torch.Tensor, name: str, dtype: torch.dtype) -> Kind:
@@ -113,7 +111,8 @@ class Place:
         self.parameter = parameter
         self.kind = kind
         self.view: torch.Tensor = parameter  # until there is memory
-        self.stays = kind.dtype != parameter.dtype  # .grad is not this memory: it is copied in and out
+        # .grad is not this memory: it is copied in and out. On a GPU, where nobody can tell who holds it (below), too.
+        self.stays = kind.dtype != parameter.dtype or not parameter.is_cpu
         self.is_apart = False  # in this step
         self.kept = 0  # in how many steps somebody had kept the gradient of the step before
 
@@ -132,50 +131,63 @@ class Bucket:
         self._dtype = kinds[0].dtype
         self._device = parameters[0].device
         self._memory: torch.Tensor | None = None
-        self._holders: tuple[int, int] = (0, 0)  # of the memory and of each view, where nobody else has any
+        self._storage_holders = self._view_holders = 0  # where nobody else has any
         self._missing = len(self.places)
         self._made: list[Any] = []  # on a GPU: when each copy was made, on its stream
         self._operation: Any = None
 
     def put(self, place: Place) -> None:
         """Takes the gradient as it is now; starts the reduction with the last one. Call without gradient tracking."""
-        if self._missing == len(self.places):
+        if self._missing == len(self.places) and (self._memory is None or self._is_kept()):
             self._make_room()
         self._missing -= 1
         parameter, view = place.parameter, place.view
         gradient = parameter.grad
         place.is_apart = place.stays
         if gradient is None:
-            view.zero_()
-            parameter.grad = torch.zeros_like(parameter) if place.stays else view
+            if place.stays:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad = view.zero_()
+        elif gradient is not view and not place.is_apart and _is_plain(gradient):
+            parameter.grad = view.copy_(gradient)
         elif gradient is not view:
-            self._copy_in(place, gradient)
-        if not view.is_cpu and len(self.places) > 1:
+            place.is_apart = True
+        if not view.is_cpu:
             self._made.append(moment(view.device))
         if self._missing == 0:
-            for made in self._made:
-                made.block_current_stream()
-            self._made.clear()
+            self._copy_in()
             assert self._memory is not None
             self._operation = self._reduce(self._memory, self._name)
 
-    def _copy_in(self, place: Place, gradient: torch.Tensor) -> None:
-        if gradient.is_sparse or gradient.requires_grad or type(gradient) is not torch.Tensor:
-            place.is_apart = True
-            gradient = gradient.detach()
-        place.view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-        if not place.is_apart:
-            place.parameter.grad = place.view
+    def _copy_in(self) -> None:
+        """What is apart, in one call: for a GPU, in one kernel."""
+        for made in self._made:
+            made.block_current_stream()
+        self._made.clear()
+        apart = [each for each in self.places if each.is_apart]
+        if apart:
+            torch._foreach_copy_([each.view for each in apart], [_dense(each.parameter) for each in apart])
 
     def finish(self, keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Waits for the reduction. `keep` copies a result to the gradient of a parameter whose .grad is apart."""
+        """Waits for the reduction. `keep` copies a result to the gradient of a parameter, where that is none of an
+        ordinary kind."""
         operation, self._operation, self._missing = self._operation, None, len(self.places)
         if operation is None:
             return
         operation.wait()
+        gradients, results = [], []
         for place in self.places:
-            if place.is_apart:
+            if not place.is_apart:
+                continue
+            gradient = place.parameter.grad
+            if gradient is not None and _is_plain(gradient):
+                gradients.append(gradient)
+                results.append(place.view)
+            else:
                 keep(place.parameter, place.view)
+        if gradients:
+            torch._foreach_copy_(gradients, results)
 
     def drop(self) -> None:
         """What is in it counts for nothing. What is on its way arrives first."""
@@ -184,35 +196,50 @@ class Bucket:
         if operation is not None:
             operation.wait()
 
+    def _is_kept(self) -> bool:
+        """Whether somebody else has a gradient of the step before, or a part of it: it must not change."""
+        # Where .grad is still the memory, torch itself adds to it in place.
+        moved = [each for each in self.places if not each.stays and each.parameter.grad is not each.view]
+        kept = [each for each in moved if sys.getrefcount(each.view) != self._view_holders]
+        if not kept and moved and _holders(moved[0].view) != self._storage_holders:
+            kept = moved  # A part of one of them: nobody knows of which.
+        for each in kept:
+            each.kept += 1
+            each.stays = each.kept >= _KEPT_OFTEN
+        return bool(kept)
+
     def _make_room(self) -> None:
-        """Who has kept the gradient of a step before keeps it: then there is other memory."""
-        memory = self._memory
-        if memory is not None:
-            held_at = self._holders[1]
-            # Where .grad is still the memory, torch itself adds to it in place.
-            moved = [each for each in self.places if not each.stays and each.parameter.grad is not each.view]
-            held = [each for each in moved if sys.getrefcount(each.view) != held_at]
-            if not held and moved and _storage_holders(memory) != self._holders[0]:
-                held = moved  # A view of one of them: nobody knows of which.
-            if not held:
-                return
-            for each in held:
-                each.kept += 1
-                each.stays = each.kept >= _KEPT_OFTEN
         size = sum(each.kind.count for each in self.places)
         memory = self._memory = operations.memory_for(size, self._dtype, self._device).zero_()
+        if memory.is_cpu:
+            # A storage of their own: operations have that of the memory for a while after they have ended.
+            memory = torch.frombuffer(memory.view(torch.uint8).numpy(), dtype=self._dtype)
         storage, offset = memory.untyped_storage(), memory.storage_offset()
+        del memory
         for each in self.places:
             # No view of another tensor, which some calls of torch refuse.
             empty = torch.empty(0, dtype=self._dtype, device=self._device)
             each.view = empty.set_(storage, offset, each.kind.shape, each.kind.stride)
             offset += each.kind.count
         del empty, storage
-        self._holders = _storage_holders(memory), sys.getrefcount(self.places[0].view)
+        self._view_holders = sys.getrefcount(self.places[0].view)
+        self._storage_holders = _holders(self.places[0].view)
 
 
-def _storage_holders(memory: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(memory.untyped_storage()._cdata))
+def _is_plain(gradient: torch.Tensor) -> bool:
+    return type(gradient) is torch.Tensor and not gradient.requires_grad and gradient.layout is torch.strided
+
+
+def _dense(parameter: torch.Tensor) -> torch.Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    gradient = gradient.detach()
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """Of its storage."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def fits(parameter: torch.Tensor, gradient: torch.Tensor | None, device: torch.device) -> bool:

@@ -228,7 +228,7 @@ class _Gradients:
         ranks = len(members_of(process_set).ranks)
         if self._buckets is not None or self._epoch == engine.joins.epoch or not self._bundles:
             return
-        if ranks == 1 or engine.session.elastic is not None:
+        if ranks == 1:
             return
         self._epoch = engine.joins.epoch
         # The order of parameters may be another one on each rank.
