@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from horovod_job import cases_of, check
+from ranks import clean_environment
 
 from herring.horovod.torch._buckets import Kind, agree, refuse
 
@@ -21,29 +25,97 @@ def test_without_fusion_each_gradient_is_a_bucket() -> None:
     check("cases_horovod_buckets", 3, "case_bits_are_those_of_each_gradient_by_name", settings, alone=True)
 
 
+STEPS = """
+import os, torch
+import herring
+import herring.horovod.torch as hvd
+{before}
+hvd.init()
+parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((400, 400), (9,), (300, 300), (5,))]
+names = [("grad.%d" % i, each) for i, each in enumerate(parameters)]
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), names, op=hvd.Sum)
+for step in range(6):
+    optimizer.zero_grad()
+    before = herring.stats()["ops_completed"]
+    sum((each * (hvd.rank() + step)).sum() for each in parameters).backward()
+    {after}
+    optimizer.synchronize()
+    assert all(each.grad.unique().tolist() == [2 * step + 1] for each in parameters), step
+hvd.shutdown()
+print("well", flush=True)
+"""
+
+
+def _launch(tmp_path: Path, before: str = "", after: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "script.py"
+    path.write_text(STEPS.format(before=before, after=after))
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", sys.executable, str(path)]
+    return subprocess.run(
+        command, env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_nan_is_blamed_on_its_gradient_and_rank(tmp_path: Path, index: int) -> None:
+    """Of a large gradient, and of one that travels with others; in a step in which there would be buckets."""
+    after = f"""
+    if step == 3 and hvd.rank() == 1:
+        optimizer._gradients.reset()
+    if step == 3:
+        optimizer._gradients.reset()
+        if hvd.rank() == 1:
+            parameters[{index}].grad.view(-1)[3] = float("nan")
+        try:
+            optimizer.synchronize()
+            raise SystemExit("no error")
+        except hvd.HorovodInternalError as error:
+            assert "grad.{index}" in str(error) and "rank 1" in str(error), error
+        print("well", flush=True)
+        os._exit(0)
+"""
+    done = _launch(tmp_path, after=after, HERRING_CHECK_FINITE="on")
+    assert done.stdout.count("well") == 2, done.stdout + done.stderr
+
+
+def test_ranks_with_other_bucket_sizes_have_those_of_rank_0(tmp_path: Path) -> None:
+    before = 'os.environ["HERRING_FUSION_BYTES"] = str((1 << 24) if os.environ["RANK"] == "0" else 5000)'
+    done = _launch(tmp_path, before)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    after = """
+    if step == 3 and hvd.rank() == 1:
+        os._exit(9)
+"""
+    done = _launch(tmp_path, after=after)
+    assert done.returncode != 0
+    assert "HorovodInternalError" in done.stderr
+    assert "rank 1" in done.stderr
+
+
 class Ranks:
     """agree() on several ranks, which are asked one after the other."""
 
     def __init__(self, kinds: list[list[Kind]], fitting: list[list[bool]], came: list[list[int]]) -> None:
         self.inputs = list(zip(kinds, fitting, came, strict=True))
-        self.missing = 0
 
-    def said(self) -> list[torch.Tensor]:
+    def said(self, bucket_bytes: int) -> list[torch.Tensor]:
         said: list[torch.Tensor] = []
 
         def collect(numbers: torch.Tensor) -> torch.Tensor:
             said.append(numbers)
             return torch.zeros_like(numbers)
 
-        for each in self.inputs:
-            agree(*each, 1, len(self.inputs), collect)
+        for index, each in enumerate(self.inputs):
+            agree(*each, 0 if index else bucket_bytes, len(self.inputs), collect)
         return said
 
     def buckets(self, bucket_bytes: int, others: list[torch.Tensor] | None = None) -> list[list[int]] | None:
         """What they agree on; `others` have joined, or refuse."""
         ranks = len(self.inputs) + len(others or ())
-        total = torch.stack(self.said() + (others or [])).sum(0)
-        told = [agree(*each, bucket_bytes, ranks, lambda _: total.clone()) for each in self.inputs]
+        total = torch.stack(self.said(bucket_bytes) + (others or [])).sum(0)
+        told = [agree(*each, 7, ranks, lambda _: total.clone()) for each in self.inputs]
         assert all(each == told[0] for each in told), "ranks see different buckets"
         return told[0]
 
@@ -95,5 +167,5 @@ def test_where_a_rank_has_joined_or_failed_nothing_is_agreed() -> None:
 
 def test_hashes_of_many_ranks_fit_an_int64() -> None:
     kinds = _kinds(3, 2)
-    [said] = Ranks([kinds], [[True] * 3], [[0, 1, 2]]).said()
+    [said] = Ranks([kinds], [[True] * 3], [[0, 1, 2]]).said(1 << 20)
     assert all(abs(number) * (1 << 15) < 1 << 63 for number in said.tolist())

@@ -26,7 +26,7 @@ _ALIGNMENT_BYTES = 64
 _KEPT_OFTEN = 3
 _HASHES = 3
 _HASH_LIMIT = 1 << 22  # A square of one, times 2^15 ranks, fits an int64.
-_HEAD = 1 + 2 * _HASHES  # numbers of an agreement before those of each gradient
+_HEAD = 2 + 2 * _HASHES  # numbers of an agreement before those of each gradient
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,24 @@ def agree(
     Args:
         fitting: Whether this rank can have each gradient in a bucket; the others go by their names on all ranks.
         came: When each gradient came on this rank. Buckets are filled in the order in which they come on average.
+        bucket_bytes: How large one is at most, if it holds more than one gradient; 0 from all ranks but one.
         ranks: How many there are.
         add_up: Sums int64 numbers over the ranks.
     """
     digest = hashlib.sha256(repr(list(kinds)).encode()).digest()
     hashes = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") % _HASH_LIMIT for i in range(_HASHES)]
-    told = add_up(torch.tensor([1, *hashes, *(each**2 for each in hashes), *map(int, fitting), *came])).tolist()
+    told = add_up(
+        torch.tensor([1, *hashes, *(each**2 for each in hashes), bucket_bytes, *map(int, fitting), *came])
+    ).tolist()
     if told[0] < ranks:
         return None
-    sums, squares, counts = told[1 : 1 + _HASHES], told[1 + _HASHES : _HEAD], told[_HEAD : _HEAD + len(kinds)]
+    sums, squares, counts = told[1 : 1 + _HASHES], told[1 + _HASHES : 1 + 2 * _HASHES], told[_HEAD : _HEAD + len(kinds)]
     # The mean of squares is the square of the mean only where all are equal; and each rank sees the same numbers.
     if any(ranks * square != total * total for total, square in zip(sums, squares, strict=True)):
         return []
     places = told[_HEAD + len(kinds) :]
     order = sorted((index for index, count in enumerate(counts) if count == ranks), key=lambda i: (places[i], i))
-    return _split(order, kinds, bucket_bytes)
+    return _split(order, kinds, told[_HEAD - 1])
 
 
 def refuse(count: int) -> torch.Tensor:

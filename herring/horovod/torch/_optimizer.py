@@ -40,7 +40,7 @@ _SYNCHRONIZED_TWICE = (
     "optimizer.synchronize() in your code."
 )
 
-# A smaller gradient travels with others by name, where gradients are checked one by one (HERRING_CHECK_FINITE).
+# A smaller gradient goes by its name, where gradients are checked one by one (HERRING_CHECK_FINITE).
 _SMALL_BYTES = 256 << 10
 
 Group = tuple[torch.Tensor, ...]
@@ -225,7 +225,8 @@ class _Gradients:
         """After a step by name: which gradients go in buckets from now on. Once; where a rank had joined, again after
         all have."""
         engine, process_set = home.current(), self.options.process_set
-        ranks = len(members_of(process_set).ranks)
+        members = members_of(process_set)
+        ranks = len(members.ranks)
         if self._buckets is not None or self._epoch == engine.joins.epoch or not self._bundles:
             return
         if ranks == 1:
@@ -245,7 +246,7 @@ class _Gradients:
             [self._kind_of(bundle) for bundle in self._bundles],
             [self._fits(bundle) for bundle in self._bundles],
             [bundle.came for bundle in self._bundles],
-            engine.fusions.bucket_bytes,
+            0 if members.index != 0 or _is_checked(engine) else engine.fusions.bucket_bytes,
             ranks,
             lambda numbers: start(numbers).wait()[0],
         )
@@ -258,8 +259,8 @@ class _Gradients:
         return kind_of(parameter, bundle.name, torch.float16 if is_halved else parameter.dtype)
 
     def _fits(self, bundle: _Bundle) -> bool:
-        if home.current().session.config.check_finite == "on" and bundle.parameters[0].nbytes <= _SMALL_BYTES:
-            return False  # Each one is looked at by its name, and small ones travel together.
+        if _is_checked(home.current()) and bundle.parameters[0].nbytes <= _SMALL_BYTES:
+            return False  # By its name, so that it travels with others all the same.
         return bundle.fits and self.options.compression in (Compression.none, Compression.fp16)
 
     def _bucket(self, bundles: Sequence[_Bundle]) -> Bucket:
@@ -294,6 +295,11 @@ class _Gradients:
                 parameter.grad = reduced.to_sparse()
             elif reduced.data_ptr() != gradient.data_ptr():
                 gradient.copy_(reduced)
+
+
+def _is_checked(engine: Engine) -> bool:
+    """For NaN, gradient by gradient: none shares a bucket then."""
+    return engine.session.config.check_finite == "on"
 
 
 class _Distributed(Optimizer):
