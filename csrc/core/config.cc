@@ -78,8 +78,8 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Ranks of one host exchange data in parts of this size. At most half of HERRING_ARENA_BYTES.", 4 * kKiB,
      1024 * kMiB, kWireAlignment},
     {"HERRING_FUSION_BYTES", Type::kBytes, &Config::fusion_bytes,
-     "Small tensors that are reduced by name are sent together, in buckets of at most this size. Rank 0's value "
-     "counts. 0: each tensor is sent alone.",
+     "Small tensors that are reduced by name are sent together, in buckets of at most this size; so are the gradients "
+     "of Horovod's DistributedOptimizer. Rank 0's value counts. 0: each tensor is sent alone.",
      0, 1024 * kMiB},
     {"HERRING_FUSION_CYCLE_MS", Type::kCount, &Config::fusion_cycle_ms,
      "How many milliseconds a small tensor waits for others to be sent with it, unless the caller waits for it.", 0,
