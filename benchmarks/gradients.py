@@ -130,7 +130,9 @@ def main() -> None:
     parser.add_argument("--model", default="resnet50", choices=list(MODELS), help="whose gradients (default resnet50)")
     parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated, in this order (default: all)")
     parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each way (default 11)")
-    parser.add_argument("--bucket-mb", type=float, default=25, metavar="MB", help="DDP's bucket_cap_mb (default 25)")
+    parser.add_argument(
+        "--bucket-mb", type=float, metavar="MB", help="both DDPs' bucket_cap_mb (default: each one's own)"
+    )
     parser.add_argument("--sgd", action="store_true", help="a step of SGD belongs to each step")
     options = parser.parse_args()
     ways = options.ways.split(",")

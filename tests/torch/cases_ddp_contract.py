@@ -58,9 +58,21 @@ def arguments() -> None:
         _train(model, rank)
         _compare(model, _single(size), "_set_static_graph")
         assert model._get_ddp_logging_data()["world_size"] == size
+        _bucket_sizes()
         _delayed(rank, size)
         _ignored(rank)
         _buffers(rank)
+
+
+def _bucket_sizes() -> None:
+    """Ours where nothing is said, by name or by position; else what is said."""
+    by_position = (None, None, 0, True, True, None, 7)
+    for arguments, options, size in (
+        ((), {}, 5), ((), {"bucket_cap_mb": None}, 5), ((), {"bucket_cap_mb": 25}, 25), ((), {"bucket_cap_mb": 1}, 1),
+        (by_position, {}, 7), ((), {"bucket_cap_mb_list": [1, 2]}, 2),
+    ):  # fmt: skip
+        model = DistributedDataParallel(_model(), *arguments, **options)
+        assert model.bucket_bytes_cap == size << 20, (arguments, options, model.bucket_bytes_cap)
 
 
 def _delayed(rank: int, size: int) -> None:

@@ -43,6 +43,9 @@ _SYNCHRONIZED_TWICE = (
 # A smaller gradient goes by its name, where gradients are checked one by one (HERRING_CHECK_FINITE).
 _SMALL_BYTES = 256 << 10
 
+# As Herring's DDP, and for the same reasons. Each copy from a GPU costs more than a bucket does.
+_CPU_BUCKET_BYTES = 5 << 20
+
 Group = tuple[torch.Tensor, ...]
 
 
@@ -246,12 +249,16 @@ class _Gradients:
             [self._kind_of(bundle) for bundle in self._bundles],
             [self._fits(bundle) for bundle in self._bundles],
             [bundle.came for bundle in self._bundles],
-            0 if members.index != 0 or _is_checked(engine) else engine.fusions.bucket_bytes,
+            0 if members.index != 0 or _is_checked(engine) else self._bucket_bytes(engine),
             ranks,
             lambda numbers: start(numbers).wait()[0],
         )
         if buckets is not None:
             self._buckets = [self._bucket([self._bundles[index] for index in indices]) for indices in buckets]
+
+    def _bucket_bytes(self, engine: Engine) -> int:
+        size = engine.fusions.bucket_bytes
+        return min(size, _CPU_BUCKET_BYTES) if self._device.type == "cpu" else size
 
     def _kind_of(self, bundle: _Bundle) -> Kind:
         parameter = bundle.parameters[0]

@@ -25,6 +25,9 @@ __all__ = ["DistributedDataParallel"]
 
 _NCCL_ONLY_HOOKS = ("bf16_compress_hook", "bf16_compress_wrapper_hook")
 _SIGNATURE = inspect.signature(_TorchDDP.__init__)
+# Of a bucket on the CPU, in MB. torch's 25 leave the link idle when a backward pass begins, and most of a bucket to
+# wait for when it ends (docs/tuning.md).
+_BUCKET_CAP_MB = 5
 
 
 class DistributedDataParallel(_TorchDDP):
@@ -50,6 +53,8 @@ class DistributedDataParallel(_TorchDDP):
     With HERRING_CHECK_FINITE=on the error says which parameter's gradient is not finite, on which rank; so does a
     communication hook, which takes the place that no other one has by the first forward().
 
+    Without bucket_cap_mb, buckets of a module on the CPU are of 5 MB; with parameters elsewhere they are torch's.
+
     An argument that this torch does not know is refused by name, unless its value means "as before" (None, False).
     """
 
@@ -63,6 +68,7 @@ class DistributedDataParallel(_TorchDDP):
             if kwargs[name] is not None and kwargs[name] is not False:
                 raise TypeError(f"torch {torch.__version__}'s DistributedDataParallel has no argument {name!r}")
             del kwargs[name]
+        _choose_bucket_size(module, args, kwargs)
         super().__init__(module, *args, **kwargs)
         self._wire_dtype = wire_dtype
         self._register_wire_dtype()
@@ -112,6 +118,15 @@ class DistributedDataParallel(_TorchDDP):
         if getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS and dist.get_backend(self.process_group) == NAME:
             hook = _under_another_name(hook)
         super().register_comm_hook(state, hook)
+
+
+def _choose_bucket_size(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Where the caller has not."""
+    by_position = _SIGNATURE.bind_partial(None, module, *args).arguments
+    named = ("bucket_cap_mb", "bucket_cap_mb_list")
+    is_given = any(kwargs.get(name) is not None or name in by_position for name in named)
+    if not is_given and all(each.is_cpu for each in module.parameters()):
+        kwargs["bucket_cap_mb"] = _BUCKET_CAP_MB
 
 
 def _in_torchs_order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
