@@ -79,9 +79,9 @@ def case_bits_are_those_of_each_gradient_by_name() -> None:
 def _give(optimizer: Any, parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor]) -> None:
     """A step of that optimizer alone, with these gradients."""
     gradients = optimizer._gradients
-    for bundle, parameter, value in zip(gradients._bundles, parameters, values, strict=True):
+    for bundle, parameter, value in zip(gradients.bundles, parameters, values, strict=True):
         parameter.grad = value.clone()
-        gradients._on_gradient(bundle, 0, parameter)
+        gradients.on_gradient(bundle, 0, parameter)
     optimizer.synchronize()
 
 
@@ -214,8 +214,10 @@ def case_a_first_step_that_fails_is_an_error_everywhere() -> None:
     optimizer = _optimizer("fails", parameters)
     with expect_error(HorovodInternalError, "fails.1", "rank"):
         _step(optimizer, parameters, 1.0)
+    with expect_error(HorovodInternalError, "fails.1"):  # Gradients are those of this rank alone.
+        optimizer.step()
     parameters = _parameters((3,), (4,))
-    optimizer = _optimizer("works", parameters)
+    optimizer = _optimizer("fails", parameters)
     for _ in range(3):
         _step(optimizer, parameters, float(hvd.rank()))
         _check(parameters, RANKS)

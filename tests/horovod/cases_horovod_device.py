@@ -259,7 +259,7 @@ def case_gradients_come_on_several_streams() -> None:
         names = [(f"layer.{groups}.{i}", each) for i, each in enumerate(layers)]
         sgd = torch.optim.SGD(layers, lr=1.0)
         optimizer = hvd.DistributedOptimizer(sgd, names, groups=groups, op=hvd.Sum)
-        bundles = optimizer._gradients._bundles
+        bundles = optimizer._gradients.bundles
         for step in range(5):
             before = herring.stats()["ops_completed"]
             for place, layer in enumerate(layers):
@@ -267,7 +267,7 @@ def case_gradients_come_on_several_streams() -> None:
                 layer.grad = torch.zeros_like(layer)
                 _late(layer.grad, 63)  # 0x3f3f3f3f is a number.
                 bundle, index = (bundles[0], place) if groups else (bundles[place], 0)
-                optimizer._gradients._on_gradient(bundle, index, layer)
+                optimizer._gradients.on_gradient(bundle, index, layer)
             _new_stream()
             optimizer.synchronize()
             for layer in layers:

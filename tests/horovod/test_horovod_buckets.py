@@ -12,7 +12,9 @@ import torch
 from horovod_job import cases_of, check
 from ranks import clean_environment
 
-from herring.horovod.torch._buckets import Kind, agree, refuse
+from herring.horovod.common.exceptions import HorovodInternalError
+from herring.horovod.torch import _operations
+from herring.horovod.torch._buckets import Answer, Bucket, Kind, answer_of, kind_of, say
 
 
 @pytest.mark.parametrize("case", cases_of("cases_horovod_buckets"))
@@ -20,9 +22,31 @@ def test_on_three_ranks(case: str) -> None:
     check("cases_horovod_buckets", 3, case)
 
 
+@pytest.mark.parametrize("case", cases_of("cases_horovod_replaced"))
+def test_what_scripts_do_on_three_ranks(case: str) -> None:
+    check("cases_horovod_replaced", 3, case)
+
+
 def test_without_fusion_each_gradient_is_a_bucket() -> None:
     settings = (("HERRING_FUSION_BYTES", "0"),)
     check("cases_horovod_buckets", 3, "case_bits_are_those_of_each_gradient_by_name", settings, alone=True)
+
+
+def test_a_bucket_that_an_error_left_half_full_is_an_error() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    kinds = [kind_of(each, str(index), each.dtype) for index, each in enumerate(parameters)]
+    started: list[str] = []
+    bucket = Bucket(parameters, kinds, lambda _, name: started.append(name))
+    with pytest.MonkeyPatch.context() as memory:  # There is no job.
+        memory.setattr(_operations, "memory_for", lambda size, dtype, _: torch.empty(size, dtype=dtype))
+        bucket.put(bucket.places[0])
+        for _ in range(2):
+            with pytest.raises(HorovodInternalError, match="0 and 1 more"):
+                bucket.finish(lambda *_: None)
+        bucket.drop()
+        for place in bucket.places:
+            bucket.put(place)
+    assert started == ["0 and 1 more"]
 
 
 STEPS = """
@@ -95,27 +119,17 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 
 
 class Ranks:
-    """agree() on several ranks, which are asked one after the other."""
+    """What several ranks agree on."""
 
     def __init__(self, kinds: list[list[Kind]], fitting: list[list[bool]], came: list[list[int]]) -> None:
+        self.kinds = kinds
         self.inputs = list(zip(kinds, fitting, came, strict=True))
 
-    def said(self, bucket_bytes: int) -> list[torch.Tensor]:
-        said: list[torch.Tensor] = []
-
-        def collect(numbers: torch.Tensor) -> torch.Tensor:
-            said.append(numbers)
-            return torch.zeros_like(numbers)
-
-        for index, each in enumerate(self.inputs):
-            agree(*each, 0 if index else bucket_bytes, len(self.inputs), collect)
-        return said
-
-    def buckets(self, bucket_bytes: int, others: list[torch.Tensor] | None = None) -> list[list[int]] | None:
-        """What they agree on; `others` have joined, or refuse."""
-        ranks = len(self.inputs) + len(others or ())
-        total = torch.stack(self.said(bucket_bytes) + (others or [])).sum(0)
-        told = [agree(*each, 7, ranks, lambda _: total.clone()) for each in self.inputs]
+    def buckets(self, bucket_bytes: int, joined: int = 0) -> Answer | None:
+        """So many others have joined."""
+        said = [say(*each, 0 if index else bucket_bytes) for index, each in enumerate(self.inputs)]
+        total = [sum(numbers) for numbers in zip(*said, strict=True)]
+        told = [answer_of(total, kinds, len(said) + joined) for kinds in self.kinds]
         assert all(each == told[0] for each in told), "ranks see different buckets"
         return told[0]
 
@@ -133,8 +147,9 @@ def test_all_ranks_have_the_same_buckets(seed: int) -> None:
     kinds = _kinds(count, seed)
     fitting = [[chosen.random() < 0.95 for _ in kinds] for _ in range(ranks)]
     came = [chosen.sample(range(count), count) for _ in range(ranks)]
-    buckets = Ranks([kinds] * ranks, fitting, came).buckets(most)
-    assert buckets is not None
+    answer = Ranks([kinds] * ranks, fitting, came).buckets(most)
+    assert answer is not None
+    buckets = answer.buckets
     everywhere = [index for index in range(count) if all(each[index] for each in fitting)]
     assert sorted(index for bucket in buckets for index in bucket) == everywhere
     for bucket in buckets:
@@ -155,17 +170,18 @@ def test_ranks_that_differ_have_none(seed: int) -> None:
     kinds[odd][index] = chosen.choice(
         (Kind(one.name + "x", one.shape, one.stride, one.dtype), Kind(one.name, (1, *one.shape), (9, 1), one.dtype))
     )
-    assert Ranks(kinds, [[True] * count] * ranks, [list(range(count))] * ranks).buckets(1 << 20) == []
+    assert Ranks(kinds, [[True] * count] * ranks, [list(range(count))] * ranks).buckets(1 << 20) == Answer(
+        [], is_one_list=False
+    )
 
 
-def test_where_a_rank_has_joined_or_failed_nothing_is_agreed() -> None:
+def test_where_a_rank_has_joined_nothing_is_agreed() -> None:
     kinds = _kinds(5, 1)
     ranks = Ranks([kinds] * 2, [[True] * 5] * 2, [list(range(5))] * 2)
-    assert ranks.buckets(1 << 20, [refuse(5)]) is None
+    assert ranks.buckets(1 << 20, joined=1) is None
     assert ranks.buckets(1 << 20) is not None
 
 
 def test_hashes_of_many_ranks_fit_an_int64() -> None:
-    kinds = _kinds(3, 2)
-    [said] = Ranks([kinds], [[True] * 3], [[0, 1, 2]]).said(1 << 20)
-    assert all(abs(number) * (1 << 15) < 1 << 63 for number in said.tolist())
+    said = say(_kinds(3, 2), [True] * 3, [0, 1, 2], 1 << 30)
+    assert all(abs(number) * (1 << 15) < 1 << 63 for number in said)

@@ -8,15 +8,23 @@ computed (zeros).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
+from herring._operation import Operation
+from herring.horovod._engine.engine import Engine, home
+from herring.horovod._engine.process_sets import ProcessSet, members_of
+from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
 from herring.horovod.torch._device import is_served, moment
 
@@ -47,46 +55,47 @@ class Kind:
 
 def kind_of(parameter: torch.Tensor, name: str, dtype: torch.dtype) -> Kind:
     """Its gradient lies in memory as the parameter does, where that has no gaps."""
-    stride = torch.empty_like(parameter, device="meta").stride()
+    stride = torch.empty_like(parameter, device="meta").stride() if _is_ordinary(parameter) else parameter.stride()
     return Kind(name, tuple(parameter.shape), stride, dtype)
 
 
-def agree(
-    kinds: Sequence[Kind],
-    fitting: Sequence[bool],
-    came: Sequence[int],
-    bucket_bytes: int,
-    ranks: int,
-    add_up: Callable[[torch.Tensor], torch.Tensor],
-) -> list[list[int]] | None:
-    """The buckets, the same on all ranks: indices into `kinds`. None: some ranks have joined, or their step has failed.
+def say(kinds: Sequence[Kind], fitting: Sequence[bool], came: Sequence[int], bucket_bytes: int) -> list[int]:
+    """What a rank adds to the sum from which answer_of() makes the buckets.
 
     Args:
         fitting: Whether this rank can have each gradient in a bucket; the others go by their names on all ranks.
         came: When each gradient came on this rank. Buckets are filled in the order in which they come on average.
         bucket_bytes: How large one is at most, if it holds more than one gradient; 0 from all ranks but one.
-        ranks: How many there are.
-        add_up: Sums int64 numbers over the ranks.
     """
     digest = hashlib.sha256(repr(list(kinds)).encode()).digest()
     hashes = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") % _HASH_LIMIT for i in range(_HASHES)]
-    told = add_up(
-        torch.tensor([1, *hashes, *(each**2 for each in hashes), bucket_bytes, *map(int, fitting), *came])
-    ).tolist()
+    return [1, *hashes, *(each**2 for each in hashes), bucket_bytes, *map(int, fitting), *came]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ranks have agreed on, the same on all of them."""
+
+    buckets: list[list[int]]  # indices into the list of gradients; those in none go by name
+    is_one_list: bool  # Else the ranks' lists differ (an order, a shape, a layout), and there are no buckets.
+
+
+def answer_of(told: Sequence[int], kinds: Sequence[Kind], ranks: int) -> Answer | None:
+    """None: some ranks have joined, and added nothing.
+
+    Args:
+        told: The sum of what all ranks say.
+        ranks: How many there are.
+    """
     if told[0] < ranks:
         return None
     sums, squares, counts = told[1 : 1 + _HASHES], told[1 + _HASHES : 1 + 2 * _HASHES], told[_HEAD : _HEAD + len(kinds)]
     # The mean of squares is the square of the mean only where all are equal; and each rank sees the same numbers.
     if any(ranks * square != total * total for total, square in zip(sums, squares, strict=True)):
-        return []
+        return Answer([], is_one_list=False)
     places = told[_HEAD + len(kinds) :]
     order = sorted((index for index, count in enumerate(counts) if count == ranks), key=lambda i: (places[i], i))
-    return _split(order, kinds, told[_HEAD - 1])
-
-
-def refuse(count: int) -> torch.Tensor:
-    """What a rank that cannot say agrees with, for so many gradients."""
-    return torch.zeros(_HEAD + 2 * count, dtype=torch.int64)
+    return Answer(_split(order, kinds, told[_HEAD - 1]), is_one_list=True)
 
 
 def _split(order: Sequence[int], kinds: Sequence[Kind], bucket_bytes: int) -> list[list[int]]:
@@ -104,20 +113,113 @@ def _split(order: Sequence[int], kinds: Sequence[Kind], bucket_bytes: int) -> li
     return buckets
 
 
+Kinds = tuple[Kind, ...]
+
+
+class Agreements:
+    """On the buckets of gradients with these names, in one job. They count for every optimizer with the same list: one
+    rank may make its optimizer anew."""
+
+    def __init__(self, names: Sequence[str], process_set: ProcessSet) -> None:
+        self._lock = threading.Lock()
+        # The order of parameters may be another one on each rank.
+        names = sorted(names)
+        digest = hashlib.sha256(repr(names).encode()).hexdigest()
+        self._name = f"buckets of {names[0]} and {len(names) - 1} more ({digest[:8]})"
+        self._process_set = process_set
+        self._ranks = len(members_of(process_set).ranks)
+        self._asked: Counter[int] = Counter()  # by how often all ranks had joined
+        self._operations: dict[Kinds, Operation] = {}
+        self._answers: dict[Kinds, Answer] = {}
+
+    def ask(self, kinds: Kinds, numbers: list[int]) -> None:
+        """All ranks do so, after a step by name; never blocks. `numbers`: of say()."""
+        epoch = home.current().joins.epoch
+        with self._lock:
+            self._asked[epoch] += 1
+            name = f"{self._name} {epoch}.{self._asked[epoch]}"
+            self._operations[kinds] = operations.add_up(torch.tensor(numbers), name, self._process_set)
+
+    def answer(self, kinds: Kinds) -> Answer | None:
+        """Waits for what all ranks have said. None: not asked, or to be asked again when all have joined."""
+        with self._lock:
+            operation = self._operations.pop(kinds, None)
+            if operation is not None:
+                try:
+                    found = answer_of(operation.wait()[0].tolist(), kinds, self._ranks)
+                except HorovodInternalError:  # On all ranks.
+                    found = Answer([], is_one_list=False)
+                if found is not None:
+                    self._answers[kinds] = found
+            return self._answers.get(kinds)
+
+
+_agreements: WeakKeyDictionary[Engine, dict[tuple[int | None, tuple[str, ...]], Agreements]] = WeakKeyDictionary()
+_agreements_lock = threading.Lock()
+
+
+def agreements_on(names: Sequence[str], process_set: ProcessSet) -> Agreements:
+    """Those of the job that there is now."""
+    key = (process_set.process_set_id, tuple(sorted(names)))
+    with _agreements_lock:
+        known = _agreements.setdefault(home.current(), {})
+        if key not in known:
+            known[key] = Agreements(names, process_set)
+        return known[key]
+
+
 class Place:
     """Of one parameter's gradient in its bucket."""
 
-    __slots__ = ("bucket", "is_apart", "kept", "kind", "parameter", "stays", "view")
+    __slots__ = ("alone", "bucket", "kept", "kind", "parameter", "slot", "stays", "view", "waiting")
 
     def __init__(self, bucket: Bucket, parameter: torch.Tensor, kind: Kind) -> None:
         self.bucket = bucket
         self.parameter = parameter
         self.kind = kind
-        self.view: torch.Tensor = parameter  # until there is memory
-        # .grad is not this memory: it is copied in and out. On a GPU, where nobody can tell who holds it (below), too.
+        # In the bucket's memory: what nobody else has, and what .grad is.
+        self.slot = self.view = parameter
+        self.alone = (0, 0, 0)  # holders of the view, where nobody else has it
+        # .grad is never the view: it is copied in and out. On a GPU nobody can tell who keeps it.
         self.stays = kind.dtype != parameter.dtype or not parameter.is_cpu
-        self.is_apart = False  # in this step
         self.kept = 0  # in how many steps somebody had kept the gradient of the step before
+        self.waiting: torch.Tensor | None = None  # a gradient to be copied in
+
+    def make_room(self, memory: torch.Tensor, offset: int) -> None:
+        """`memory` holds the slot from element `offset` on."""
+        kind = self.kind
+        self.slot = memory.as_strided(kind.shape, kind.stride, offset)
+        if self.stays or self.slot.numel() == 0:
+            self.view = torch.empty_strided((0,), (1,), dtype=kind.dtype)
+            self.stays = True
+            return
+        # A storage of its own: so it is seen who holds it, and a copy of it is no copy of the bucket. No view of
+        # another tensor, which some calls of torch refuse.
+        bytes_of_it = memory[offset : offset + self.slot.numel()].view(torch.uint8).numpy()
+        storage = torch.frombuffer(bytes_of_it, dtype=kind.dtype).untyped_storage()
+        self.view = torch.empty(0, dtype=kind.dtype).set_(storage, 0, kind.shape, kind.stride)
+        del storage
+        self.alone = _holders(self.view)
+
+    def is_home(self, gradient: torch.Tensor) -> bool:
+        """Whether .grad is the bucket's memory; not after an assignment to its .data."""
+        return gradient is self.view and gradient.data_ptr() == self.slot.data_ptr()
+
+    def can_move(self) -> bool:
+        """Whether the view may become .grad in the gradient's stead: nobody has that but the parameter and the caller,
+        and the view is as it was made."""
+        return (
+            not self.stays
+            and _holders_of_gradient(self.parameter) == _fresh_holders()
+            and self.view.data_ptr() == self.slot.data_ptr()
+        )
+
+    def is_kept(self) -> bool:
+        """Whether somebody else has the gradient of the step before: it must not change."""
+        # Where .grad is still the view, torch itself adds to it in place.
+        if self.stays or self.parameter.grad is self.view:
+            return False
+        return _holders(self.view) != self.alone or self.view.data_ptr() != self.slot.data_ptr()
 
 
 class Bucket:
@@ -131,64 +233,70 @@ class Bucket:
         self._reduce = reduce
         others = len(kinds) - 1
         self._name = kinds[0].name + (f" and {others} more" if others else "")
-        self._dtype = kinds[0].dtype
-        self._device = parameters[0].device
         self._memory: torch.Tensor | None = None
-        self._storage_holders = self._view_holders = 0  # where nobody else has any
         self._missing = len(self.places)
-        self._made: list[Any] = []  # on a GPU: when each copy was made, on its stream
+        self._made: list[Any] = []  # on a GPU: when each gradient was made, on its stream
         self._operation: Any = None
 
     def put(self, place: Place) -> None:
         """Takes the gradient as it is now; starts the reduction with the last one. Call without gradient tracking."""
-        if self._missing == len(self.places) and (self._memory is None or self._is_kept()):
+        if self._missing == len(self.places):
             self._make_room()
         self._missing -= 1
-        parameter, view = place.parameter, place.view
+        parameter = place.parameter
         gradient = parameter.grad
-        place.is_apart = place.stays
         if gradient is None:
-            if place.stays:
-                parameter.grad = torch.zeros_like(parameter)
+            gradient = parameter.grad = torch.zeros_like(parameter) if place.stays else place.view.zero_()
+        if not parameter.is_cpu:
+            self._made.append(moment(parameter.device))
+            place.waiting = gradient
+        elif not place.is_home(gradient):
+            if _is_plain(gradient) and gradient.dtype == place.kind.dtype and place.can_move():
+                parameter.grad = place.view.copy_(gradient)
             else:
-                parameter.grad = view.zero_()
-        elif gradient is not view and not place.is_apart and _is_plain(gradient):
-            parameter.grad = view.copy_(gradient)
-        elif gradient is not view:
-            place.is_apart = True
-        if not view.is_cpu:
-            self._made.append(moment(view.device))
+                place.slot.copy_(_dense(gradient))
         if self._missing == 0:
             self._copy_in()
             assert self._memory is not None
             self._operation = self._reduce(self._memory, self._name)
 
     def _copy_in(self) -> None:
-        """What is apart, in one call: for a GPU, in one kernel."""
+        """What is on a GPU: in one kernel."""
         for made in self._made:
             made.block_current_stream()
         self._made.clear()
-        apart = [each for each in self.places if each.is_apart]
-        if apart:
-            torch._foreach_copy_([each.view for each in apart], [_dense(each.parameter) for each in apart])
+        waiting = [each for each in self.places if each.waiting is not None]
+        if waiting:
+            gradients = [_dense(each.waiting) for each in waiting if each.waiting is not None]
+            torch._foreach_copy_([each.slot for each in waiting], gradients)
+        for each in waiting:
+            each.waiting = None
 
     def finish(self, keep: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """Waits for the reduction. `keep` copies a result to the gradient of a parameter, where that is none of an
-        ordinary kind."""
-        operation, self._operation, self._missing = self._operation, None, len(self.places)
+        """Waits for the reduction, once. Every .grad is its part of the result afterwards, whoever has replaced it
+        meanwhile; `keep` copies it to one of no ordinary kind.
+
+        Raises HorovodInternalError where it failed, or never started: an error came before all gradients were in.
+        """
+        operation = self._operation
         if operation is None:
+            if self._missing != len(self.places):
+                raise HorovodInternalError(f"allreduce.{self._name}: an error came before all its gradients were there")
             return
         operation.wait()
+        self._operation, self._missing = None, len(self.places)
         gradients, results = [], []
         for place in self.places:
-            if not place.is_apart:
-                continue
             gradient = place.parameter.grad
-            if gradient is not None and _is_plain(gradient):
+            if gradient is None:
+                place.parameter.grad = place.slot.to(place.parameter.dtype, copy=True)
+            elif place.is_home(gradient):
+                continue
+            elif _is_plain(gradient):
                 gradients.append(gradient)
-                results.append(place.view)
+                results.append(place.slot)
             else:
-                keep(place.parameter, place.view)
+                keep(place.parameter, place.slot)
         if gradients:
             torch._foreach_copy_(gradients, results)
 
@@ -196,58 +304,67 @@ class Bucket:
         """What is in it counts for nothing. What is on its way arrives first."""
         operation, self._operation, self._missing = self._operation, None, len(self.places)
         self._made.clear()
+        for place in self.places:
+            place.waiting = None
         if operation is not None:
             operation.wait()
 
-    def _is_kept(self) -> bool:
-        """Whether somebody else has a gradient of the step before, or a part of it: it must not change."""
-        # Where .grad is still the memory, torch itself adds to it in place.
-        moved = [each for each in self.places if not each.stays and each.parameter.grad is not each.view]
-        kept = [each for each in moved if sys.getrefcount(each.view) != self._view_holders]
-        if not kept and moved and _holders(moved[0].view) != self._storage_holders:
-            kept = moved  # A part of one of them: nobody knows of which.
+    def _make_room(self) -> None:
+        """Once; and again where somebody has kept a gradient of the step before."""
+        kept = [] if self._memory is None else [each for each in self.places if each.is_kept()]
+        if self._memory is not None and not kept:
+            return
         for each in kept:
             each.kept += 1
             each.stays = each.kept >= _KEPT_OFTEN
-        return bool(kept)
-
-    def _make_room(self) -> None:
+        first = self.places[0]
         size = sum(each.kind.count for each in self.places)
-        memory = self._memory = operations.memory_for(size, self._dtype, self._device).zero_()
-        if memory.is_cpu:
-            # A storage of their own: operations have that of the memory for a while after they have ended.
-            memory = torch.frombuffer(memory.view(torch.uint8).numpy(), dtype=self._dtype)
-        storage, offset = memory.untyped_storage(), memory.storage_offset()
-        del memory
+        memory = self._memory = operations.memory_for(size, first.kind.dtype, first.parameter.device).zero_()
+        offset = 0
         for each in self.places:
-            # No view of another tensor, which some calls of torch refuse.
-            empty = torch.empty(0, dtype=self._dtype, device=self._device)
-            each.view = empty.set_(storage, offset, each.kind.shape, each.kind.stride)
+            each.make_room(memory, offset)
             offset += each.kind.count
-        del empty, storage
-        self._view_holders = sys.getrefcount(self.places[0].view)
-        self._storage_holders = _holders(self.places[0].view)
+
+
+def _holders(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Of the tensor and of its storage. Comparable where the caller's own are the same."""
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(tensor), sys.getrefcount(storage), int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def _holders_of_gradient(parameter: torch.Tensor) -> tuple[int, int, int]:
+    gradient = parameter.grad
+    assert gradient is not None
+    return _holders(gradient)
+
+
+@functools.cache
+def _fresh_holders() -> tuple[int, int, int]:
+    """Those of a gradient that nobody has but its parameter, and the caller."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    gradient = parameter.grad
+    found = _holders_of_gradient(parameter)
+    del gradient
+    return found
+
+
+def _is_ordinary(parameter: torch.Tensor) -> bool:
+    return type(parameter) in (torch.Tensor, torch.nn.Parameter) and parameter.layout is torch.strided
 
 
 def _is_plain(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and not gradient.requires_grad and gradient.layout is torch.strided
 
 
-def _dense(parameter: torch.Tensor) -> torch.Tensor:
-    gradient = parameter.grad
-    assert gradient is not None
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
     gradient = gradient.detach()
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-def _holders(tensor: torch.Tensor) -> int:
-    """Of its storage."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
-
-
 def fits(parameter: torch.Tensor, gradient: torch.Tensor | None, device: torch.device) -> bool:
     """Whether the gradient of a step by name can be in a bucket, of parameters on that device. None: not computed."""
-    if parameter.device != device or not operations.is_dtype_served(parameter.dtype):
+    if not _is_ordinary(parameter) or parameter.device != device or not operations.is_dtype_served(parameter.dtype):
         return False
     if not parameter.is_cpu and not is_served(parameter):
         return False

@@ -312,6 +312,18 @@ def all_reduce_in_place(
     return lambda: [handles.synchronize(handle)]
 
 
+def add_up(numbers: torch.Tensor, name: str, process_set: ProcessSet) -> Operation:
+    """Starts to sum them over the ranks, in place; the result is a list of the one tensor. The name is free again when
+    it has ended, whether or not somebody has seen that."""
+    members, one = members_of(process_set), [numbers]
+    operation = home.current().start(
+        "allreduce", name, members.set_id, _reduction(members, one, one, one, Sum, 1.0, 1.0), shadow=_shadow(one, Sum),
+        op=OPS[Sum],
+    )  # fmt: skip
+    operation.on_done(operation.poll)
+    return operation
+
+
 def memory_for(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Elements in memory that this host's ranks share and the network can reach, so that nothing is copied on its way,
     where there is such memory; else in any. Uninitialised."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -18,10 +19,10 @@ from herring._errors import InvalidArgumentError
 from herring.horovod._engine import info
 from herring.horovod._engine.engine import Engine, home
 from herring.horovod._engine.process_sets import ProcessSet, global_process_set, members_of
-from herring.horovod._engine.reduce_ops import Adasum, Average, Sum
+from herring.horovod._engine.reduce_ops import Adasum, Average
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations as operations
-from herring.horovod.torch._buckets import Bucket, Kind, Place, agree, fits, kind_of, refuse
+from herring.horovod.torch._buckets import Agreements, Bucket, Kind, Kinds, Place, agreements_on, fits, kind_of, say
 from herring.horovod.torch._calls import SparseHandle
 from herring.horovod.torch._compression import Compression
 from herring.horovod.torch._device import moment
@@ -74,7 +75,7 @@ class _Bundle:
     """One group: how many passes each parameter has to go, and what is on its way. Tensors are no keys here: to hash
     one takes a good part of the time of sending it."""
 
-    __slots__ = ("came", "fits", "left", "made", "name", "parameters", "place", "reduction")
+    __slots__ = ("came", "device", "dtype", "fits", "kind", "left", "made", "name", "parameters", "place", "reduction")
 
     def __init__(self, parameters: Group, name: str) -> None:
         self.parameters = parameters
@@ -88,6 +89,24 @@ class _Bundle:
         # The handle alone, where the gradient itself is on its way by its name; of one in a bucket, that.
         self.reduction: int | _Reduction | Bucket | None = None
 
+    def remember(self, kind: Kind) -> None:
+        """What the first parameter is like now."""
+        self.kind = kind
+        self.dtype, self.device = self.parameters[0].dtype, self.parameters[0].device
+        self.place = None
+
+    def has_changed(self) -> bool:
+        """Whether it is like something else since (model.double(), a layer that has grown)."""
+        first = self.parameters[0]
+        return first.shape != self.kind.shape or first.dtype != self.dtype or first.device != self.device
+
+
+def _tell(gradients: weakref.ref[_Gradients], index: int, place: int, parameter: torch.Tensor) -> None:
+    """A gradient has been made."""
+    one = gradients()
+    if one is not None:
+        one.on_gradient(one.bundles[index], place, parameter)
+
 
 class _Gradients:
     """Starts the reduction of each gradient as soon as backward has made it, and waits for all of them."""
@@ -95,18 +114,23 @@ class _Gradients:
     def __init__(self, options: _Options, backward_passes_per_step: int) -> None:
         self.options = options
         self.passes = backward_passes_per_step
-        self._bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
+        self._lock = threading.RLock()  # Backward may run in several threads.
+        self.bundles = [_Bundle(group, options.names[group[0]]) for group in options.groups]
         self._on_the_way: list[_Bundle] = []
+        self._failure: HorovodInternalError | None = None  # of the step before, until there are new gradients
         self._is_plain = options.compression is Compression.none
-        self._device = options.groups[0][0].device if options.groups else torch.device("cpu")
-        self._buckets: list[Bucket] | None = None  # None: not agreed yet
-        self._engine: weakref.ref[Engine] | None = None  # where that was, or was tried last
-        self._epoch = -1
+        self._device = torch.device("cpu")  # of the first parameter
+        self._engine: weakref.ref[Engine] | None = None  # in which there is:
+        self._agreements: Agreements | None = None
+        self._kinds: Kinds = ()
+        self._asked_in = -1  # how often all ranks had joined when this optimizer asked; -1: it has not
+        self._has_buckets = False  # It knows which; there may be none.
         self.reset()
         if options.process_set.included():
-            for bundle in self._bundles:
+            myself = weakref.ref(self)  # A parameter does not keep its optimizer, nor that one's buckets.
+            for index, bundle in enumerate(self.bundles):
                 for place, parameter in enumerate(bundle.parameters):
-                    hook = functools.partial(self._on_gradient, bundle, place)
+                    hook = functools.partial(_tell, myself, index, place)
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
@@ -124,7 +148,7 @@ class _Gradients:
                     for handle in reduction.sparse.values():
                         handle()
         self._on_the_way.clear()
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             bundle.left = [self.passes] * len(bundle.parameters)
             bundle.made.clear()
 
@@ -132,32 +156,36 @@ class _Gradients:
     def is_reducing(self) -> bool:
         return bool(self._on_the_way)
 
-    def _on_gradient(self, bundle: _Bundle, place: int, parameter: torch.Tensor) -> None:
-        left = bundle.left
-        if left[place] <= 0:
-            raise AssertionError(_TOO_MANY_PASSES)
-        left[place] -= 1
-        if len(left) > 1 and not parameter.is_cpu:
-            bundle.made.append(moment(parameter.device))
-        if not any(left):
-            self._start(bundle)
+    def on_gradient(self, bundle: _Bundle, place: int, parameter: torch.Tensor) -> None:
+        with self._lock:
+            left = bundle.left
+            if left[place] <= 0:
+                raise AssertionError(_TOO_MANY_PASSES)
+            left[place] -= 1
+            if len(left) > 1 and not parameter.is_cpu:
+                bundle.made.append(moment(parameter.device))
+            if not any(left):
+                self._start(bundle)
 
     def synchronize(self) -> None:
         """Every gradient is that of all ranks afterwards; one that this rank did not compute counts as zeros."""
+        if self._failure is not None:
+            raise self._failure  # Some gradients are those of this rank alone.
         if self.options.process_set.included():
             try:
                 self._synchronize()
-            except HorovodInternalError:
-                self._agree(has_failed=True)
+            except HorovodInternalError as error:
+                self._failure = error
+                self.reset()
                 raise
-            self._agree()
         self.reset()
 
     @torch.no_grad()
     def _synchronize(self) -> None:
-        for bundle in self._bundles:
+        for bundle in self.bundles:
             if bundle.reduction is None:
-                self._start(bundle)
+                with self._lock:
+                    self._start(bundle)
         wait = operations.handles.synchronize
         for bundle in self._on_the_way:
             reduction = bundle.reduction
@@ -172,10 +200,11 @@ class _Gradients:
 
     def _start(self, bundle: _Bundle) -> None:
         if not self._on_the_way:
-            self._drop_stale()
+            self._failure = None
+            self._begin_step()
+        self._on_the_way.append(bundle)
         if bundle.place is not None:
             bundle.reduction = bundle.place.bucket
-            self._on_the_way.append(bundle)
             bundle.place.bucket.put(bundle.place)
             return
         gradient = bundle.parameters[0].grad
@@ -187,7 +216,8 @@ class _Gradients:
             bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
         else:
             bundle.reduction = self._start_otherwise(bundle)
-        self._on_the_way.append(bundle)
+        if not self._has_buckets and len(self._on_the_way) == len(self.bundles):
+            self._ask()
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
@@ -216,45 +246,35 @@ class _Gradients:
             )
         return _Reduction(finish, sparse, contexts)
 
-    def _drop_stale(self) -> None:
-        """Buckets of a job that has ended, where hvd.init() was called again."""
-        engine = home.current()
-        if self._engine is None or self._engine() is not engine:
-            self._buckets, self._engine, self._epoch = None, weakref.ref(engine), -1
-            for bundle in self._bundles:
-                bundle.place = None
-
-    def _agree(self, *, has_failed: bool = False) -> None:
-        """After a step by name: which gradients go in buckets from now on. Once; where a rank had joined, again after
-        all have."""
+    def _begin_step(self) -> None:
+        """Looks whether job and parameters are those of the step before, and takes what ranks have agreed on."""
         engine, process_set = home.current(), self.options.process_set
-        members = members_of(process_set)
-        ranks = len(members.ranks)
-        if self._buckets is not None or self._epoch == engine.joins.epoch or not self._bundles:
+        is_known = self._engine is not None and self._engine() is engine
+        if not is_known or any(each.has_changed() for each in self.bundles):
+            self._engine, self._has_buckets, self._asked_in = weakref.ref(engine), False, -1
+            self._device = self.bundles[0].parameters[0].device
+            for bundle in self.bundles:
+                bundle.remember(self._kind_of(bundle))
+            self._kinds = tuple(bundle.kind for bundle in self.bundles)
+            self._agreements = agreements_on([bundle.name for bundle in self.bundles], process_set)
+        if self._has_buckets or self._agreements is None:
             return
-        if ranks == 1:
-            return
-        self._epoch = engine.joins.epoch
-        # The order of parameters may be another one on each rank.
-        name = f"buckets of {min(bundle.name for bundle in self._bundles)} and others, {self._epoch}"
+        answer = self._agreements.answer(self._kinds)
+        # Where lists differed, and this optimizer has not asked, it may be that they do not any more.
+        if answer is not None and (answer.is_one_list or self._asked_in >= 0):
+            self._has_buckets = True
+            for indices in answer.buckets:
+                self._make_bucket([self.bundles[index] for index in indices])
 
-        def start(numbers: torch.Tensor) -> operations.Started:
-            one = [numbers]
-            return operations.all_reduce(one, one, name, Sum, 1.0, 1.0, process_set)
-
-        if has_failed:
-            start(refuse(len(self._bundles)))
+    def _ask(self) -> None:
+        """All gradients have been started by name: which go in buckets from now on."""
+        engine, members = home.current(), members_of(self.options.process_set)
+        if self._agreements is None or len(members.ranks) == 1 or self._asked_in == engine.joins.epoch:
             return
-        buckets = agree(
-            [self._kind_of(bundle) for bundle in self._bundles],
-            [self._fits(bundle) for bundle in self._bundles],
-            [bundle.came for bundle in self._bundles],
-            0 if members.index != 0 or _is_checked(engine) else self._bucket_bytes(engine),
-            ranks,
-            lambda numbers: start(numbers).wait()[0],
-        )
-        if buckets is not None:
-            self._buckets = [self._bucket([self._bundles[index] for index in indices]) for indices in buckets]
+        self._asked_in = engine.joins.epoch
+        fitting = [self._fits(bundle) for bundle in self.bundles]
+        size = 0 if members.index != 0 or _is_checked(engine) else self._bucket_bytes(engine)
+        self._agreements.ask(self._kinds, say(self._kinds, fitting, [bundle.came for bundle in self.bundles], size))
 
     def _bucket_bytes(self, engine: Engine) -> int:
         size = engine.fusions.bucket_bytes
@@ -270,7 +290,7 @@ class _Gradients:
             return False  # By its name, so that it travels with others all the same.
         return bundle.fits and self.options.compression in (Compression.none, Compression.fp16)
 
-    def _bucket(self, bundles: Sequence[_Bundle]) -> Bucket:
+    def _make_bucket(self, bundles: Sequence[_Bundle]) -> None:
         options = self.options
 
         def start(memory: torch.Tensor, name: str) -> operations.Started:
@@ -278,10 +298,9 @@ class _Gradients:
             last = (options.op, options.prescale, options.postscale, options.process_set)
             return operations.all_reduce(one, one, name, *last)
 
-        bucket = Bucket([each.parameters[0] for each in bundles], [self._kind_of(each) for each in bundles], start)
+        bucket = Bucket([each.parameters[0] for each in bundles], [each.kind for each in bundles], start)
         for bundle, place in zip(bundles, bucket.places, strict=True):
             bundle.place = place
-        return bucket
 
     @torch.no_grad()
     def _finish(self, reduction: _Reduction) -> None:
