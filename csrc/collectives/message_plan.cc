@@ -1,78 +1,57 @@
 #include "collectives/message_plan.h"
 
-#include <utility>
-
 #include "core/copy.h"
 
 namespace herring::collectives {
 namespace {
 
-class Planner {
- public:
-  explicit Planner(const MessageCall& call) : call_(call) {}
+void send(MessagePlan& plan, const MessageCall& call, std::uint32_t to, std::span<const std::byte> data) {
+  plan.sends.push_back({call.group, to, call.tag, data, call.timeout, call.dtype, call.collective});
+  if (call.collective) ++call.collective->messages;
+}
 
-  void send(std::uint32_t to, std::span<const std::byte> data) {
-    plan.sends.push_back({call_.group, to, call_.tag, data, call_.timeout, call_.dtype, call_.collective});
-    if (call_.collective) ++call_.collective->messages;
-  }
-  void receive(std::uint32_t from, std::span<std::byte> memory) {
-    plan.receives.push_back({call_.group, from, call_.tag, memory, call_.timeout, call_.dtype, call_.collective});
-    if (call_.collective) ++call_.collective->messages;
-  }
-  void keep(std::span<const std::byte> source, std::span<std::byte> target) {
-    plan.own_source = source;
-    plan.own_target = target;
-  }
-
-  MessagePlan plan;
-
- private:
-  const MessageCall& call_;
-};
+void receive(MessagePlan& plan, const MessageCall& call, std::uint32_t from, std::span<std::byte> memory) {
+  plan.receives.push_back({call.group, from, call.tag, memory, call.timeout, call.dtype, call.collective});
+  if (call.collective) ++call.collective->messages;
+}
 
 }  // namespace
 
 void MessagePlan::copy_own() const { copy_bytes(own_source, own_target); }
 
 MessagePlan exchange(const MessageCall& call, Blocks outputs, ConstBlocks inputs, bool skips_empty) {
-  Planner planner(call);
+  MessagePlan plan;
   // A member that disagrees with itself still tells the others; its own error comes with theirs.
   const bool agrees = outputs[call.index].size() == inputs[call.index].size();
-  if (agrees) planner.keep(inputs[call.index], outputs[call.index]);
+  if (agrees) plan.own_source = inputs[call.index], plan.own_target = outputs[call.index];
   // Each begins with its neighbour, so that no member hears all others at once.
   for (std::uint32_t distance = agrees ? 1 : 0; distance < call.size; ++distance) {
     const std::uint32_t to = (call.index + distance) % call.size;
     const std::uint32_t from = (call.index + call.size - distance) % call.size;
-    if (!skips_empty || !outputs[from].empty()) planner.receive(from, outputs[from]);
-    if (!skips_empty || !inputs[to].empty()) planner.send(to, inputs[to]);
+    if (!skips_empty || !outputs[from].empty()) receive(plan, call, from, outputs[from]);
+    if (!skips_empty || !inputs[to].empty()) send(plan, call, to, inputs[to]);
   }
-  return std::move(planner.plan);
+  return plan;
 }
 
 MessagePlan gather(const MessageCall& call, std::uint32_t root, Blocks outputs, std::span<const std::byte> input) {
-  Planner planner(call);
-  if (call.index != root) {
-    planner.send(root, input);
-    return std::move(planner.plan);
+  MessagePlan plan;
+  if (call.index != root) send(plan, call, root, input);
+  for (std::uint32_t member = 0; member < outputs.size(); ++member) {
+    if (member != root) receive(plan, call, member, outputs[member]);
   }
-  planner.keep(input, outputs[root]);
-  for (std::uint32_t member = 0; member < call.size; ++member) {
-    if (member != root) planner.receive(member, outputs[member]);
-  }
-  return std::move(planner.plan);
+  if (call.index == root) plan.own_source = input, plan.own_target = outputs[root];
+  return plan;
 }
 
 MessagePlan scatter(const MessageCall& call, std::uint32_t root, std::span<std::byte> output, ConstBlocks inputs) {
-  Planner planner(call);
-  if (call.index != root) {
-    planner.receive(root, output);
-    return std::move(planner.plan);
+  MessagePlan plan;
+  if (call.index != root) receive(plan, call, root, output);
+  for (std::uint32_t member = 0; member < inputs.size(); ++member) {
+    if (member != root) send(plan, call, member, inputs[member]);
   }
-  planner.keep(inputs[root], output);
-  for (std::uint32_t member = 0; member < call.size; ++member) {
-    if (member != root) planner.send(member, inputs[member]);
-  }
-  return std::move(planner.plan);
+  if (call.index == root) plan.own_source = inputs[root], plan.own_target = output;
+  return plan;
 }
 
 }  // namespace herring::collectives
