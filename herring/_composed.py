@@ -8,9 +8,6 @@ here; Horovod's names (herring.horovod) and the numpy library (herring._exchange
 from __future__ import annotations
 
 import functools
-import hashlib
-import itertools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
-_MAX_DIMS = 12
-_EXACT_TAG = 1 << 63
 # Between an operation's key and a step of it; not in anybody's names.
 _MARK = "\x1f"
 
@@ -65,8 +60,14 @@ class Call:
 
     def tag(self) -> int:
         """For messages: another one for each use of the key, so that none meets what an earlier use left behind."""
-        digest = hashlib.sha256(f"{self.space}{self.key}#{self.instance}".encode()).digest()
-        return _EXACT_TAG | int.from_bytes(digest[:8], "little") >> 2
+        return _core.message_tag(self.wire_name(), self.instance)
+
+    def exchange(self, sources: Sequence[Any], splits: Sequence[int] | None) -> _core.RowExchange:
+        """Rows of arrays, of which ranks have different numbers, between all ranks."""
+        return _core.RowExchange(
+            sources, splits, group=self.group, ranks=self.ranks, index=self.index, name=self.wire_name(),
+            use=self.instance, timeout=self.timeout_s, label=f"{self.key}: ",
+        )  # fmt: skip
 
 
 def all_reduce(
@@ -178,65 +179,23 @@ def barrier(call: Call) -> Steps:
 
 def all_gather(call: Call, sources: Sequence[Any], new: Callable[[Any, tuple[int, ...]], Any]) -> Steps:
     """The ranks' blocks, whose first dimensions may differ, joined along that. `new(like, shape)` makes the results."""
-    told = [_Meta.of(source) for source in sources]
-    said = _Table(call, [each.values for each in told])
-    yield said.works
-    results, works = [], []
-    for number, source in enumerate(sources):
-        metas = [_Meta(said.row(number, member)) for member in range(len(call.ranks))]
-        _check_same_but_first(call, metas)
-        counts = [meta.first for meta in metas]
-        result = new(source, (sum(counts), *told[number].rest))
-        results.append(result)
-        works += _gather_blocks(call, number, source, result, counts)
-    yield works
+    exchange = call.exchange(sources, None)
+    yield [exchange.tell(call.runtime)]
+    counts = [exchange.counts(number) for number in range(len(sources))]
+    results = [new(each, (sum(rows), *each.shape[1:])) for each, rows in zip(sources, counts, strict=True)]
+    yield [work for number, result in enumerate(results) for work in exchange.move(call.runtime, number, result)]
     return results
 
 
-def _gather_blocks(call: Call, number: int, source: Any, result: Any, counts: list[int]) -> list[_core.Work]:
-    if _count(result.shape) == 0:
-        return []
-    if len(set(counts)) == 1:
-        return [call.submit("all_gather", source, result, f"{_nth(number)}{_MARK}all")]
-    works, start = [], 0
-    for member, count in enumerate(counts):
-        if count > 0:
-            block = result[start : start + count]
-            mine = source if member == call.index else None
-            works.append(call.submit("broadcast", mine, block, f"{_nth(number)}{_MARK}from{member}", root=member))
-        start += count
-    return works
-
-
-def all_to_all(
-    call: Call, source: Any, splits: Sequence[int] | None, new: Callable[[Any, tuple[int, ...]], Any]
-) -> Steps:
-    """Rows of `source` to each rank, `splits[i]` of them to rank i (equally many where None); returns the rows that
+def all_to_all(call: Call, source: Any, splits: Sequence[int], new: Callable[[Any, tuple[int, ...]], Any]) -> Steps:
+    """Rows of `source` to each rank, `splits[i]` of them to rank i (_core.checked_splits()); returns the rows that
     came, and how many from each."""
-    size = len(call.ranks)
-    meta = _Meta.of(source)
-    sent = equal_splits(meta.first, size) if splits is None else checked_splits(splits, meta.first, size)
-    said = _Table(call, [meta.values + sent])
-    yield said.works
-    rows = [said.row(0, member) for member in range(size)]
-    _check_same_but_first(call, [_Meta(row) for row in rows])
-    received = [row[_Meta.LENGTH + call.index] for row in rows]
-    result = new(source, (sum(received), *meta.rest))
-    works: list[_core.Work] = []
-    if _count(meta.rest) > 0:
-        starts = [0, *itertools.accumulate(sent)], [0, *itertools.accumulate(received)]
-        for member in range(size):
-            out = source[starts[0][member] : starts[0][member + 1]]
-            into = result[starts[1][member] : starts[1][member + 1]]
-            if member == call.index:
-                into[:] = out
-                continue
-            if received[member] > 0:
-                works.append(call.receive(into, member))
-            if sent[member] > 0:
-                works.append(call.send(out, member))
-    yield works
-    return result, received
+    exchange = call.exchange([source], splits)
+    yield [exchange.tell(call.runtime)]
+    counts = exchange.counts()
+    result = new(source, (sum(counts), *source.shape[1:]))
+    yield exchange.move(call.runtime, 0, result)
+    return result, counts
 
 
 def reduce_scatter(call: Call, sources: Sequence[Any], whole: Sequence[Any], op: str) -> Steps:
@@ -247,7 +206,7 @@ def reduce_scatter(call: Call, sources: Sequence[Any], whole: Sequence[Any], op:
     yield from all_reduce(call, sources, whole, op)
     results = []
     for each in whole:
-        start, stop = rows_of(each.shape[0], len(call.ranks), call.index)
+        start, stop = _core.rows_of(each.shape[0], len(call.ranks), call.index)
         results.append(each[start:stop])
     return results
 
@@ -276,91 +235,6 @@ def adasum(call: Call, sources: Sequence[Any], combine: Callable[[Any, Any], Any
     return values
 
 
-def equal_splits(rows: int, size: int) -> list[int]:
-    """Raises InvalidArgumentError where `rows` is no multiple of `size`."""
-    if rows % size != 0:
-        raise InvalidArgumentError(
-            f"alltoall without splits: {rows} rows cannot be divided equally among {size} ranks; pass splits"
-        )
-    return [rows // size] * size
-
-
-def checked_splits(splits: Sequence[int], rows: int, size: int) -> list[int]:
-    """Raises InvalidArgumentError unless there is one for each rank and all rows have a place."""
-    try:
-        values = [operator.index(each) for each in splits]
-    except TypeError:
-        raise InvalidArgumentError(
-            f"alltoall: splits are {splits!r}; they must be whole numbers, one for each rank"
-        ) from None
-    if len(values) != size or any(each < 0 for each in values) or sum(values) > rows:
-        raise InvalidArgumentError(
-            f"alltoall: splits are {values}; there must be {size}, none negative, with a sum of at most {rows} rows"
-        )
-    return values
-
-
-def rows_of(rows: int, size: int, index: int) -> tuple[int, int]:
-    """The first row of member `index`, and the one after its last."""
-    each, more = divmod(rows, size)
-    start = index * each + min(index, more)
-    return start, start + each + (1 if index < more else 0)
-
-
-class _Meta:
-    """What ranks tell each other of an array: dtype, number of dimensions, dimensions."""
-
-    LENGTH = _MAX_DIMS + 2
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self.values = list(values[: self.LENGTH])
-
-    @staticmethod
-    def of(array: Any) -> _Meta:
-        check_dims(array)
-        dims = [int(size) for size in array.shape] or [1]
-        return _Meta([DTYPES.index(dtype_name(array)), len(dims), *dims, *[0] * (_MAX_DIMS - len(dims))])
-
-    @property
-    def first(self) -> int:
-        return self.values[2]
-
-    @property
-    def rest(self) -> tuple[int, ...]:
-        return tuple(self.values[3 : 2 + self.values[1]])
-
-    def __str__(self) -> str:
-        return f"{DTYPES[self.values[0]]}{[self.first, *self.rest]}"
-
-
-class _Table:
-    """One row of integers for each array of each rank, gathered; `works` has to end before row() is asked."""
-
-    def __init__(self, call: Call, rows: list[list[int]]) -> None:
-        import numpy as np
-
-        mine: npt.NDArray[np.int64] = np.asarray(rows, np.int64)
-        self._all: npt.NDArray[np.int64] = np.empty((len(call.ranks), *mine.shape), np.int64)
-        self.works = [call.submit("all_gather", mine, self._all)]
-
-    def row(self, number: int, member: int) -> list[int]:
-        return [int(value) for value in self._all[member, number]]
-
-
-def _check_same_but_first(call: Call, metas: list[_Meta]) -> None:
-    """All ranks see the same, so all raise or none does."""
-    odd = [i for i, meta in enumerate(metas) if (meta.values[0], meta.rest) != (metas[0].values[0], metas[0].rest)]
-    if odd:
-        told = ", ".join(f"rank {call.ranks[i]}: {metas[i]}" for i in (0, *odd))
-        raise MismatchError(f"{call.key}: ranks disagree, and only the first dimension may differ: {told}")
-
-
-def check_dims(array: Any) -> None:
-    """Raises InvalidArgumentError for more dimensions than ranks tell each other of."""
-    if len(array.shape) > _MAX_DIMS:
-        raise InvalidArgumentError(f"the array has {len(array.shape)} dimensions; at most {_MAX_DIMS} are supported")
-
-
 def dtype_name(array: Any) -> str:
     """ "float32". Raises InvalidArgumentError for a dtype that Herring does not move."""
     name = _text(array.dtype).removeprefix("torch.")
@@ -373,13 +247,6 @@ def dtype_name(array: Any) -> str:
 def _text(dtype: Any) -> str:
     """numpy takes microseconds to write one."""
     return str(dtype)
-
-
-def _count(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= int(size)
-    return product
 
 
 def _nth(number: int) -> str:

@@ -436,6 +436,42 @@ class Runtime:
         """ "herring.runtime": a heap std::shared_ptr<herring::runtime::Communicator>*, for other extensions."""
 
 @final
+class RowExchange:
+    """Rows of arrays, of which ranks have different numbers, between all ranks (csrc/collectives/row_exchange.h)."""
+
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        splits: Sequence[int] | None,
+        *,
+        group: int,
+        ranks: Sequence[int],
+        index: int,
+        name: str,
+        use: int,
+        timeout: float | None,
+        label: str,
+    ) -> None: ...
+    def tell(self, runtime: Runtime) -> Work:
+        """The first step: each rank tells all others how many it has."""
+    def counts(self, number: int = 0) -> list[int]:
+        """After it: how many rows of array `number` come from each rank. Raises MismatchError, on all ranks."""
+    def move(self, runtime: Runtime, number: int, output: Any) -> list[Work]:
+        """The second step: all these rows into `output`."""
+
+def checked_splits(splits: Sequence[int] | None, rows: int, size: int) -> list[int]:
+    """How many rows go to each rank; None: equally many. Raises InvalidArgumentError."""
+
+def check_dims(dims: int) -> None:
+    """Raises InvalidArgumentError for more dimensions than RowExchange takes."""
+
+def rows_of(rows: int, size: int, index: int) -> tuple[int, int]:
+    """The first row of member `index` where all share them, and the one after its last."""
+
+def message_tag(name: str, use: int) -> int:
+    """Another one for each use of the name."""
+
+@final
 class ServerProcess:
     """A server of its own. Construct it while the workers construct their runtimes."""
 

@@ -206,14 +206,12 @@ def alltoall(
     _rows(source, "alltoall")
     size = session.job.size if group is None else group.size
     # Here, so that a bad call starts nothing.
-    _composed.check_dims(source)
-    counts = None if splits is None else _composed.checked_splits(splits, source.shape[0], size)
-    if counts is None:
-        _composed.equal_splits(source.shape[0], size)
+    _core.check_dims(len(source.shape))
+    counts = _core.checked_splits(splits, source.shape[0], size)
 
     def steps(call: _composed.Call) -> Steps:
         result, received = yield from _composed.all_to_all(call, source, counts, _maker(session))
-        return result if counts is None else (result, received)
+        return result if splits is None else (result, received)
 
     return _start(session, "alltoall", steps, name=name, timeout=timeout, group=group, async_op=async_op)
 
@@ -276,7 +274,7 @@ def allgather_uneven(array: Any, async_op: bool, **options: Any) -> Any:
     """allgather(uneven=True)."""
     session = _session("allgather(uneven=True)")
     source = as_sliced(array)
-    _composed.check_dims(source)
+    _core.check_dims(max(len(source.shape), 1))
 
     def steps(call: _composed.Call) -> Steps:
         [result] = yield from _composed.all_gather(call, [source], _maker(session))

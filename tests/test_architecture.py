@@ -107,7 +107,7 @@ def is_engine(path: Path) -> bool:
         folder in {"wire", "worker", "point_to_point", "staging"}
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
         or (folder == "control" and path.stem in CONTROL_ENGINES)
-        or (folder == "collectives" and path.stem in {"fusion_engine", "tensor_spec"})
+        or (folder == "collectives" and path.stem in {"fusion_engine", "message_plan", "rows", "tensor_spec"})
         or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous", "rendezvous_admission"})
     )
 

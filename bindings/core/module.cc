@@ -2,6 +2,7 @@
 
 namespace herring::python {
 void bind_cuda(py::module_& module);           // cuda.cc
+void bind_row_exchange(py::module_& module);   // row_exchange.cc
 void bind_tensor_reader(py::module_& module);  // tensor_reader.cc
 }  // namespace herring::python
 
@@ -16,5 +17,6 @@ PYBIND11_MODULE(_core, module) {
   herring::python::bind_tensor_reader(module);
   herring::python::bind_fusion(module);
   herring::python::bind_arrays(module);
+  herring::python::bind_row_exchange(module);
   herring::python::bind_elastic(module);
 }

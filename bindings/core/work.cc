@@ -7,6 +7,11 @@
 
 namespace herring::python {
 
+std::optional<Duration> to_duration(const std::optional<double>& seconds) {
+  if (!seconds) return std::nullopt;
+  return deadline_after(*seconds) - std::chrono::steady_clock::now();
+}
+
 namespace {
 
 using runtime::Communicator;
@@ -66,11 +71,6 @@ void check_output(Collective collective, const View& input, const View& output) 
     throw Error(Code::kInvalidArgument,
                 "the input and the output overlap; use separate memory, or the same memory for both");
   }
-}
-
-std::optional<Duration> to_duration(const std::optional<double>& seconds) {
-  if (!seconds) return std::nullopt;
-  return deadline_after(*seconds) - std::chrono::steady_clock::now();
 }
 
 /// Calls `callback` on a thread of the runtime, once, when the operation has ended. What it raises is reported as

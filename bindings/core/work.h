@@ -51,6 +51,8 @@ struct MessageArguments {
   std::optional<double> timeout;
 };
 
+std::optional<Duration> to_duration(const std::optional<double>& seconds);
+
 /// Checks the arguments (throws Error(kInvalidArgument)), starts the operation, and keeps both arrays alive until it is
 /// done, whether or not anybody holds the result.
 std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& arguments);

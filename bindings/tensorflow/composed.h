@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/tensorflow/pending.h"
+#include "collectives/row_exchange.h"
 #include "core/types.h"
 #include "runtime/communicator.h"
 
@@ -16,20 +17,17 @@
 /// arguments that do not work.
 namespace herring::tensorflow_binding {
 
-/// Who takes part, as this rank sees it.
-struct Members {
-  GroupId group;
-  std::uint32_t size = 1;
-  std::uint32_t index = 0;  ///< Of this rank.
-};
-
-/// What `wire_name` and `use` are to the ranks of the group, and what is to be moved.
+/// What is to be moved, between whom. `wire_name` and `use` are the same on all of them.
 struct Call {
   std::shared_ptr<runtime::Communicator> job;
-  Members members;
+  GroupId group;
+  std::vector<std::uint32_t> ranks;  ///< Of the job, in the group's order.
+  std::uint32_t index = 0;           ///< Of this one.
   std::string wire_name;
   std::uint64_t use = 0;
   DataType dtype = DataType::kFloat32;
+
+  collectives::NamedCall named() const { return {group, ranks, index, wire_name, use}; }
 };
 
 /// Output: the ranks' rows, in their order. Ranks may have different numbers of them.

@@ -141,7 +141,7 @@ void start_simple(const Settings& settings, const Call& call, Pending& pending) 
   const std::vector<std::int64_t> shape = shape_of(pending.input.get());
   pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), shape));
   runtime::Request request;
-  request.group = call.members.group;
+  request.group = call.group;
   if (!call.wire_name.empty()) request.name = call.wire_name;
   request.descriptor = describe(settings.collective, call.dtype, settings.reduce, settings.root, shape);
   request.input = bytes_of(pending.input);
@@ -162,16 +162,15 @@ void start(const Settings& settings, const Call& call, Pending& pending) {
   }
 }
 
-Members members_of(const runtime::Communicator& job, std::uint32_t group) {
-  const auto ranks = Process::instance().group(group);
-  const auto place =
-      ranks ? std::find(ranks->begin(), ranks->end(), job.rank()) : std::vector<std::uint32_t>::const_iterator{};
-  if (!ranks || place == ranks->end()) {
+void find_members(Call& call, std::uint32_t group) {
+  call.group = GroupId{group};
+  call.ranks = Process::instance().group(group).value_or(std::vector<std::uint32_t>());
+  const auto place = std::find(call.ranks.begin(), call.ranks.end(), call.job->rank());
+  if (place == call.ranks.end()) {
     throw Error(Code::kInvalidArgument,
-                "rank " + std::to_string(job.rank()) + " is not in process set " + std::to_string(group));
+                "rank " + std::to_string(call.job->rank()) + " is not in process set " + std::to_string(group));
   }
-  return {GroupId{group}, static_cast<std::uint32_t>(ranks->size()),
-          static_cast<std::uint32_t>(place - ranks->begin())};
+  call.index = static_cast<std::uint32_t>(place - call.ranks.begin());
 }
 
 std::string name_of(const Settings& settings, TF_OpKernelContext* context) {
@@ -190,7 +189,7 @@ void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr
   call.dtype = dtype;
   call.wire_name = pending->name;
   if (settings.has_key) {
-    call.members = members_of(*call.job, settings.group);
+    find_members(call, settings.group);
     Keys& keys = Process::instance().keys();
     Announcement announcement = keys.take(settings.group, settings.collective, pending->name);
     announcement.reduce = settings.reduce;

@@ -28,7 +28,6 @@ struct Pending {
   Tensor input;
   Tensor splits;  ///< All-to-all alone.
   std::vector<Tensor> outputs;
-  std::vector<std::int64_t> said;  ///< Rows of numbers that ranks tell each other first.
   std::string name;
   std::int64_t call = 0;                              ///< Of Process::begin_call().
   std::vector<std::shared_ptr<runtime::Work>> works;  ///< Of its current step.

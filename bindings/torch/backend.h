@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "collectives/message_plan.h"
 #include "device.h"
 #include "runtime/communicator.h"
 #include "tensors.h"
@@ -44,26 +45,6 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{0};
   bool is_world = false;           ///< torch's default group: its abort is the job's.
   std::function<void()> released;  ///< Called once, when the group is destroyed.
-};
-
-/// What the messages of one collective have in common; without `collective` they are each on their own.
-struct CollectiveTag {
-  std::uint64_t tag = 0;
-  std::shared_ptr<runtime::Composed> collective;
-};
-
-/// Messages of all members with all, in one collective: what a later step of it needs to know when the Backend may be
-/// gone.
-struct Exchange {
-  GroupId group;
-  int rank = 0;
-  int size = 1;
-  CollectiveTag tag;
-  std::chrono::milliseconds timeout{0};
-  const char* title = nullptr;
-
-  /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
-  void add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const;
 };
 
 /// torch.distributed's backend "herring": turns each call into runtime operations; tensors on an accelerator go through
@@ -158,17 +139,13 @@ class Backend final : public c10d::Backend {
   void add_all_gather_into(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input, Step& step) const;
   void add_reduce_scatter(const WorkInfo& info, const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op, Step& step) const;
-  /// A collective made of messages has a tag of its own.
-  CollectiveTag next_collective(Collective kind, const at::Tensor& memory, std::int64_t root, const char* title);
+  /// A collective made of messages has a tag of its own. `memory`: some that it moves.
+  collectives::MessageCall next_collective(const WorkInfo& info, Collective kind, const at::Tensor& memory,
+                                           std::int64_t root = 0);
   /// `memory` is contiguous and of a wire dtype.
-  void add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory, Step& step) const;
-  void add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag, const at::Tensor& memory,
+  void add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory, Step& step) const;
+  void add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
                    Step& step) const;
-  /// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
-  void add_exchange(const WorkInfo& info, Collective kind, const Tensors& outputs, const Tensors& inputs, Step& step) {
-    exchange(info, kind, inputs.front()).add(outputs, inputs, step);
-  }
-  Exchange exchange(const WorkInfo& info, Collective kind, const at::Tensor& memory);
   /// sparse.cc
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   /// monitored.cc: one byte to or from `member`.
@@ -234,5 +211,10 @@ class Backend final : public c10d::Backend {
 
 /// Adds `then` after what `step` already does at its end.
 void append(Step& step, std::function<void()> then);
+/// What members keep of their own is copied at the step's end, whose own `then` holds the memory.
+void add_messages(collectives::MessagePlan plan, Step& step);
+/// inputs[i] goes to member i, whose tensor for this rank comes into outputs[i]. Contiguous, of wire dtypes.
+void add_exchange(const collectives::MessageCall& call, const std::vector<at::Tensor>& outputs,
+                  const std::vector<at::Tensor>& inputs, Step& step);
 
 }  // namespace herring::torch_binding

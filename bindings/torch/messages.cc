@@ -16,10 +16,6 @@ namespace {
 constexpr std::uint64_t kCollectiveBit = std::uint64_t{1} << 63;
 constexpr int kCollectiveShift = 56;
 
-void copy_to(const at::Tensor& target, const at::Tensor& source) {
-  if (target.numel() > 0 && target.data_ptr() != source.data_ptr()) target.copy_(source);
-}
-
 /// all_to_all_single's splits of dimension 0, in rows; none given: equal.
 std::vector<std::int64_t> split_rows(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int size,
                                      const char* title, const char* which) {
@@ -63,35 +59,17 @@ std::vector<Dense> dense_list(const std::vector<at::Tensor>& tensors, const char
   return list;
 }
 
-runtime::Send message_to(GroupId group, int member, std::uint64_t tag, const at::Tensor& memory,
-                         std::chrono::milliseconds timeout, const char* title,
-                         const std::shared_ptr<runtime::Composed>& collective) {
-  runtime::Send message;
-  message.group = group;
-  message.to = static_cast<std::uint32_t>(member);
-  message.tag = tag;
-  message.data = bytes_of(memory);
-  message.timeout = timeout;
-  message.collective = collective;
-  if (collective) ++collective->messages;
-  // Ranks call a collective alike, types too; what a message holds is its two users' affair.
-  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
-  return message;
+/// The memory of each, as plans of messages have it.
+std::vector<std::span<std::byte>> blocks_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::span<std::byte>> blocks;
+  for (const at::Tensor& tensor : tensors) blocks.push_back(bytes_of(tensor));
+  return blocks;
 }
 
-runtime::Receive message_from(GroupId group, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
-                              std::chrono::milliseconds timeout, const char* title,
-                              const std::shared_ptr<runtime::Composed>& collective) {
-  runtime::Receive message;
-  message.group = group;
-  if (member) message.from = static_cast<std::uint32_t>(*member);
-  message.tag = tag;
-  message.memory = bytes_of(memory);
-  message.timeout = timeout;
-  message.collective = collective;
-  if (collective) ++collective->messages;
-  if ((tag & kCollectiveBit) != 0) message.dtype = describe(Collective::kAllGather, memory, title).dtype;
-  return message;
+std::vector<std::span<const std::byte>> const_blocks_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::span<const std::byte>> blocks;
+  for (const at::Tensor& tensor : tensors) blocks.emplace_back(bytes_of(tensor));
+  return blocks;
 }
 
 }  // namespace
@@ -109,28 +87,33 @@ WorkInfo Backend::open_message(c10d::OpType type, const char* title) const {
   return info;
 }
 
-CollectiveTag Backend::next_collective(Collective kind, const at::Tensor& memory, std::int64_t root,
-                                       const char* title) {
+collectives::MessageCall Backend::next_collective(const WorkInfo& info, Collective kind, const at::Tensor& memory,
+                                                  std::int64_t root) {
   // Collectives of two kinds must not take each other's messages.
   const std::uint64_t bits = kCollectiveBit | static_cast<std::uint64_t>(kind) << kCollectiveShift;
+  collectives::MessageCall call{options_.id, static_cast<std::uint32_t>(size_), static_cast<std::uint32_t>(rank_)};
+  call.timeout = info.timeout;
+  // Ranks call a collective alike, types too; what a message holds is its two users' affair.
+  call.dtype = describe(Collective::kAllGather, memory, info.title).dtype;
   const std::optional<std::uint64_t> number = process_->runtime->take_number(options_.id);
-  if (!number) return {bits | collective_tag_.fetch_add(1), nullptr};
-  auto collective = std::make_shared<runtime::Composed>();
-  collective->number = *number;
-  collective->descriptor.collective = kind;
-  collective->descriptor.dtype = describe(Collective::kAllGather, memory, title).dtype;
-  collective->descriptor.root = static_cast<std::uint32_t>(root);
-  return {bits | *number, std::move(collective)};
+  call.tag = bits | (number ? *number : collective_tag_.fetch_add(1));
+  if (!number) return call;
+  call.collective = std::make_shared<runtime::Composed>();
+  call.collective->number = *number;
+  call.collective->descriptor.collective = kind;
+  call.collective->descriptor.dtype = *call.dtype;
+  call.collective->descriptor.root = static_cast<std::uint32_t>(root);
+  return call;
 }
 
-void Backend::add_send(const WorkInfo& info, int member, const CollectiveTag& tag, const at::Tensor& memory,
+void Backend::add_send(const WorkInfo& info, int member, std::uint64_t tag, const at::Tensor& memory,
                        Step& step) const {
-  step.sends.push_back(message_to(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
+  step.sends.push_back({options_.id, static_cast<std::uint32_t>(member), tag, bytes_of(memory), info.timeout});
 }
 
-void Backend::add_receive(const WorkInfo& info, std::optional<int> member, const CollectiveTag& tag,
-                          const at::Tensor& memory, Step& step) const {
-  step.receives.push_back(message_from(options_.id, member, tag.tag, memory, info.timeout, info.title, tag.collective));
+void Backend::add_receive(const WorkInfo& info, std::optional<int> member, std::uint64_t tag, const at::Tensor& memory,
+                          Step& step) const {
+  step.receives.push_back({options_.id, member, tag, bytes_of(memory), info.timeout});
 }
 
 void Backend::check_message(const Tensors& tensors, int peer, int tag, const char* title) const {
@@ -148,7 +131,7 @@ Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
-  add_send(info, destination, {static_cast<std::uint64_t>(tag), nullptr}, dense.memory, step);
+  add_send(info, destination, static_cast<std::uint64_t>(tag), dense.memory, step);
   append(step, [dense = std::move(dense)] {});
   return start(std::move(info), std::move(step));
 }
@@ -169,7 +152,7 @@ Backend::WorkPtr Backend::receive(WorkInfo info, const Tensors& tensors, std::op
   info.inputs = tensors;
   info.outputs = tensors;
   Step step;
-  add_receive(info, source, {static_cast<std::uint64_t>(tag), nullptr}, dense.memory, step);
+  add_receive(info, source, static_cast<std::uint64_t>(tag), dense.memory, step);
   append(step, [dense = std::move(dense)] { dense.copy_back(); });
   return start(std::move(info), std::move(step));
 }
@@ -199,13 +182,10 @@ Backend::WorkPtr Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     info.outputs = outputs[0];
   }
   Step step;
-  const CollectiveTag tag = next_collective(Collective::kGather, source.memory, options.rootRank, info.title);
-  if (!is_root) add_send(info, static_cast<int>(options.rootRank), tag, source.memory, step);
-  for (int member = 0; member < size_ && is_root; ++member) {
-    if (member != rank_) add_receive(info, member, tag, memory[static_cast<std::size_t>(member)], step);
-  }
-  append(step, [targets = std::move(targets), memory, source = std::move(source), rank = rank_] {
-    if (!memory.empty()) copy_to(memory[static_cast<std::size_t>(rank)], source.memory.view({-1}));
+  const collectives::MessageCall call = next_collective(info, Collective::kGather, source.memory, options.rootRank);
+  const auto root = static_cast<std::uint32_t>(options.rootRank);
+  add_messages(collectives::gather(call, root, blocks_of(memory), bytes_of(source.memory)), step);
+  append(step, [targets = std::move(targets), source = std::move(source)] {
     for (const Dense& each : targets) each.copy_back();
   });
   return start(std::move(info), std::move(step));
@@ -236,36 +216,22 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   }
   info.outputs = outputs;
   Step step;
-  const CollectiveTag tag = next_collective(Collective::kScatter, target.memory, options.rootRank, info.title);
-  if (!is_root) add_receive(info, static_cast<int>(options.rootRank), tag, target.memory, step);
-  for (int member = 0; member < size_ && is_root; ++member) {
-    if (member != rank_) add_send(info, member, tag, memory[static_cast<std::size_t>(member)], step);
-  }
-  append(step, [target = std::move(target), sources = std::move(sources), memory, rank = rank_] {
-    if (!memory.empty()) copy_to(target.memory.view({-1}), memory[static_cast<std::size_t>(rank)]);
-    target.copy_back();
-  });
+  const collectives::MessageCall call = next_collective(info, Collective::kScatter, target.memory, options.rootRank);
+  const auto root = static_cast<std::uint32_t>(options.rootRank);
+  add_messages(collectives::scatter(call, root, bytes_of(target.memory), const_blocks_of(memory)), step);
+  append(step, [target = std::move(target), sources = std::move(sources)] { target.copy_back(); });
   return start(std::move(info), std::move(step));
 }
 
-Exchange Backend::exchange(const WorkInfo& info, Collective kind, const at::Tensor& memory) {
-  return {options_.id, rank_, size_, next_collective(kind, memory, 0, info.title), info.timeout, info.title};
+void add_messages(collectives::MessagePlan plan, Step& step) {
+  step.receives.insert(step.receives.end(), plan.receives.begin(), plan.receives.end());
+  step.sends.insert(step.sends.end(), plan.sends.begin(), plan.sends.end());
+  append(step, [plan = std::move(plan)] { plan.copy_own(); });
 }
 
-void Exchange::add(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, Step& step) const {
-  const auto mine = static_cast<std::size_t>(rank);
-  // A rank that disagrees with itself still tells the others; its own error comes with theirs.
-  const bool agrees = outputs[mine].nbytes() == inputs[mine].nbytes();
-  // Each rank begins with its neighbour, so that no rank hears all others at once.
-  for (int distance = agrees ? 1 : 0; distance < size; ++distance) {
-    const int to = (rank + distance) % size;
-    const int from = (rank + size - distance) % size;
-    const at::Tensor& source = inputs[static_cast<std::size_t>(to)];
-    const at::Tensor& target = outputs[static_cast<std::size_t>(from)];
-    step.receives.push_back(message_from(group, from, tag.tag, target, timeout, title, tag.collective));
-    step.sends.push_back(message_to(group, to, tag.tag, source, timeout, title, tag.collective));
-  }
-  append(step, [target = outputs[mine], source = inputs[mine]] { copy_to(target, source); });
+void add_exchange(const collectives::MessageCall& call, const std::vector<at::Tensor>& outputs,
+                  const std::vector<at::Tensor>& inputs, Step& step) {
+  add_messages(collectives::exchange(call, blocks_of(outputs), const_blocks_of(inputs), false), step);
 }
 
 void Backend::add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs, const at::Tensor& input, Step& step) {
@@ -280,7 +246,8 @@ void Backend::add_uneven_all_gather(const WorkInfo& info, const Tensors& outputs
   const Dense source = dense_for_move(input, info.title);
   Tensors memory;
   std::vector<Dense> targets = dense_list(outputs, info.title, memory);
-  add_exchange(info, Collective::kUnevenAllGather, memory, Tensors(outputs.size(), source.memory.view({-1})), step);
+  add_exchange(next_collective(info, Collective::kUnevenAllGather, source.memory), memory,
+               Tensors(outputs.size(), source.memory.view({-1})), step);
   append(step, [targets = std::move(targets), source] {
     for (const Dense& each : targets) each.copy_back();
   });
@@ -305,7 +272,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input, s
   info.inputs = {input};
   info.outputs = {output};
   Step step;
-  add_exchange(info, Collective::kAllToAll, slices(target.memory, output, receives),
+  add_exchange(next_collective(info, Collective::kAllToAll, source.memory), slices(target.memory, output, receives),
                slices(source.memory, input, sends), step);
   append(step, [source, target] { target.copy_back(); });
   return start(std::move(info), std::move(step));
@@ -332,7 +299,7 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d
   info.inputs = inputs;
   info.outputs = outputs;
   Step step;
-  add_exchange(info, Collective::kAllToAll, output_memory, input_memory, step);
+  add_exchange(next_collective(info, Collective::kAllToAll, input_memory.front()), output_memory, input_memory, step);
   append(step, [sources = std::move(sources), targets = std::move(targets), input_memory] {
     for (const Dense& each : targets) each.copy_back();
   });

@@ -29,9 +29,9 @@ Backend::WorkPtr Backend::post_word(const WorkInfo& call, int member, std::uint6
   WorkInfo info = call;
   Step step;
   if (is_send) {
-    add_send(info, member, {tag, nullptr}, word, step);
+    add_send(info, member, tag, word, step);
   } else {
-    add_receive(info, member, {tag, nullptr}, word, step);
+    add_receive(info, member, tag, word, step);
   }
   append(step, [word] {});
   return start(std::move(info), std::move(step));

@@ -58,9 +58,10 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
   Step step;
   step.requests.push_back(all_gather_request(info, records, record));
   // Tags are given out in the order of calls, which is the same on all ranks; the order in which steps end is not.
-  Exchange of_indices = exchange(info, Collective::kUnevenAllGather, record);
-  Exchange of_values = exchange(info, Collective::kUnevenAllGather,
-                                wire_view(mine.values().resolve_conj().resolve_neg().contiguous(), info.title));
+  const collectives::MessageCall of_indices = next_collective(info, Collective::kUnevenAllGather, record);
+  const collectives::MessageCall of_values =
+      next_collective(info, Collective::kUnevenAllGather,
+                      wire_view(mine.values().resolve_conj().resolve_neg().contiguous(), info.title));
   step.then = [=, op = options.reduceOp, title = info.title]() -> Step {
     Tensors indices, values, own_indices, own_values;
     const at::Tensor my_indices = mine.indices().contiguous();
@@ -82,8 +83,8 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors, const c10d::Allredu
       return views;
     };
     Step next;
-    of_indices.add(flat(indices), flat(Tensors(indices.size(), my_indices)), next);
-    of_values.add(flat(values), flat(Tensors(values.size(), my_values)), next);
+    add_exchange(of_indices, flat(indices), flat(Tensors(indices.size(), my_indices)), next);
+    add_exchange(of_values, flat(values), flat(Tensors(values.size(), my_values)), next);
     append(next, [=, my_indices_held = my_indices, my_values_held = my_values] {
       const at::NoGradGuard no_grad;  // detach() would give a tensor whose number of elements is its own.
       user.copy_(add_up(indices, values, mine, op));

@@ -16,6 +16,19 @@ std::string to_string(const OpKey& key) {
   return text;
 }
 
+void set_shape(OpDescriptor& descriptor, std::span<const std::int64_t> shape) {
+  descriptor.op_bytes = element_bytes(descriptor.dtype);
+  descriptor.dims = 0;
+  for (const std::int64_t size : shape) {
+    descriptor.op_bytes *= static_cast<std::uint64_t>(size);
+    if (descriptor.dims < kMaxDims) {
+      descriptor.shape[descriptor.dims++] = static_cast<std::uint64_t>(size);
+    } else {
+      descriptor.shape[kMaxDims - 1] *= static_cast<std::uint64_t>(size);
+    }
+  }
+}
+
 std::string to_string(const OpDescriptor& descriptor) {
   std::string text(name(descriptor.collective));
   if (is_made_of_messages(descriptor.collective)) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "core/types.h"
@@ -49,6 +50,10 @@ struct OpDescriptor {
   std::array<std::uint64_t, kMaxDims> shape{};
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
+
+/// Says the argument's shape, and so its bytes; dtype goes before. More dimensions than are said are folded into the
+/// last.
+void set_shape(OpDescriptor& descriptor, std::span<const std::int64_t> shape);
 
 /// A rank whose time limit of an operation is this or more lets the others come when they like, so it never stalls.
 /// More than any other operation's; on the wire it is the largest number.

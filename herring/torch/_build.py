@@ -27,7 +27,7 @@ _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
 # What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
-HEADERS = ("cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")
+HEADERS = ("collectives/message_plan.h", "cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")
 
 
 class BuildError(RuntimeError):

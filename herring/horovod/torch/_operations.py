@@ -438,16 +438,12 @@ def all_to_all(
     elif splits is not None:
         counts = [int(each) for each in splits]
     # Here, so that a bad call starts nothing.
-    size = len(members.ranks)
-    if counts is None:
-        collectives.equal_splits(source.shape[0], size)
-    else:
-        collectives.checked_splits(counts, source.shape[0], size)
+    sent = _core.checked_splits(counts, source.shape[0], len(members.ranks))
 
     host, new = (source, _new) if stage is None else (stage.read(source), stage.host_like)
 
     def steps(call: Call) -> Steps:
-        result, received = yield from collectives.all_to_all(call, host, counts, new)
+        result, received = yield from collectives.all_to_all(call, host, sent, new)
         return result, torch.tensor(received, dtype=dtype)
 
     if stage is None:
@@ -502,7 +498,7 @@ def _reduce_scatter_on_device(
     waits: bool,
 ) -> OnDevice:
     _check_rows(tensors)
-    rows = [collectives.rows_of(each.shape[0], len(members.ranks), members.index or 0) for each in tensors]
+    rows = [_core.rows_of(each.shape[0], len(members.ranks), members.index or 0) for each in tensors]
     targets = [
         each.detach().new_empty((last - first, *each.shape[1:]))
         for each, (first, last) in zip(tensors, rows, strict=True)
