@@ -43,6 +43,7 @@ SUITES = (
         "make test-kubernetes",
         ("kubernetes_validate", "kubeflow_trainer_api"),
     ),
+    Suite(("skypilot/test_skypilot_schema.py",), "make test-skypilot", ("sky",)),
     Suite(("slurm",), "make test-slurm", programs=("slurmctld", "slurmd", "munged")),
     Suite(("ssh",), "make test-ssh", programs=("sshd",)),
 )
