@@ -44,6 +44,7 @@ SUITES = (
         ("kubernetes_validate", "kubeflow_trainer_api"),
     ),
     Suite(("skypilot/test_skypilot_schema.py",), "make test-skypilot", ("sky",)),
+    Suite(("spark",), "make test-spark", ("pyspark",)),
     Suite(("slurm",), "make test-slurm", programs=("slurmctld", "slurmd", "munged")),
     Suite(("ssh",), "make test-ssh", programs=("sshd",)),
 )
