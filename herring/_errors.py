@@ -60,7 +60,8 @@ class UnavailableError(HerringError):
 class MissingPackageError(UnavailableError, ImportError):
     """A module of Herring cannot be imported without a Python package; the message says what to install."""
 
-    __init__ = ImportError.__init__
+    def __init__(self, *args: object, name: str | None = None, path: str | None = None) -> None:
+        ImportError.__init__(self, *args, name=name, path=path)
 
 
 def missing_package(module: str, install: str, error: ImportError) -> MissingPackageError:
