@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+# pytest puts this folder there for this file. On it, tests/torch is found as torch where torch is not installed.
+if str(TESTS) in sys.path:
+    sys.path.remove(str(TESTS))
 
 
 @dataclass(frozen=True)
