@@ -16,7 +16,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-aarch64 wheels format doctor docs clean
+.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -29,6 +29,8 @@ help:
 	@echo "make test-kubernetes  the manifests of herring kubernetes: published schemas, and played on emulated hosts"
 	@echo "make test-sagemaker  a SageMaker job on four emulated hosts with SageMaker's own SDK (root; 1.1 GB)"
 	@echo "make test-ray         Ray Train on a real Ray cluster of one machine (its own environment in build/ray)"
+	@echo "make test-spark  Spark's TorchDistributor on a real Spark of one machine (its own environment in build/spark, 1.7 GB; Java)"
+	@echo "make test-skypilot  SkyPilot itself reads examples/skypilot/train.yaml (its own environment in build/skypilot, 460 MB)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
@@ -86,6 +88,12 @@ test-kubernetes: setup-tests
 
 test-sagemaker: setup
 	@PYTHON="$(RUN)" .ci/test-sagemaker
+
+test-spark: setup
+	@PYTHON="$(RUN)" .ci/test-spark
+
+test-skypilot:
+	@.ci/test-skypilot
 
 test-ray: setup
 	@PYTHON="$(RUN)" .ci/test-ray

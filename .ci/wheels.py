@@ -1,7 +1,7 @@
 """`make wheels`: a wheel for this Python and processor that needs no compiler where it is installed; then tries it.
 
 1. pip builds it, with the torch binding for the torch that is installed here; --torch adds bindings for other releases,
-   each built in an environment of its own (build/wheels/torch-VERSION, kept).
+   each built in an environment of its own (build/wheels/torch-VERSION-PYTHON, kept).
 2. Debug information is stripped; auditwheel checks what is linked, and names the oldest system that it runs on. Nothing
    is copied into it: libfabric is loaded at run time, torch and TensorFlow bring their own libraries. That system is
    the one that it is built on, for its glibc and libstdc++ are linked (.ci/older_libstdcxx.h spares one version).
@@ -79,8 +79,8 @@ def say(text: str) -> None:
 
 
 def environment(name: str, *packages: str) -> Path:
-    """A virtual environment with these packages, kept; its bin folder."""
-    folder = KEPT / name
+    """A virtual environment of this Python with these packages, kept; its bin folder."""
+    folder = KEPT / f"{name}-{sys.implementation.cache_tag}"
     ready = folder / ".ready"
     if not ready.exists() or ready.read_text() != " ".join(packages):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a link of the emulated cluster really carries: plain TCP streams, every host sending to the next one at once.
+"""Measures what a link of the emulated cluster carries: plain TCP streams, every host sending to the next one at once.
 
   benchmarks/emulate_cluster.py --workers 4 --rate 200mbit -- benchmarks/link_rate.py --megabytes 25
 

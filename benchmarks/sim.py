@@ -1,4 +1,4 @@
-"""Plays seeded schedules of the pure engines, the messages, the ranks of a host and elastic jobs, on all cores.
+"""Plays seeded schedules through the engines, messages, the ranks of a host and elastic jobs, on all cores.
 
 Each schedule is one seed of a world in the C++ tests: real engines under a virtual clock, with deaths, cut links,
 delays, damaged and doubled messages, servers and workers that go and come. What has to hold (no wait without an end,

@@ -1,4 +1,4 @@
-"""Trains on while workers die and come: three workers, one is killed with kill -9, another one comes in later.
+"""Trains while workers die and join: of three workers one is killed with kill -9, and another one joins later.
 
 herringrun --elastic -np 3 --restart-workers 1 python examples/elastic_train.py
 
@@ -31,8 +31,8 @@ def batch(step: int, rank: int, truth: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--kill-in-step", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=3000, help="training steps (default 3000)")
+    parser.add_argument("--kill-in-step", type=int, default=40, help="when rank 1 kills itself (default 40)")
     steps, strike = (args := parser.parse_args()).steps, args.kill_in_step
     # The same for all workers of this job, and for one that is started again.
     mark = Path(tempfile.gettempdir(), f"herring-elastic-{os.environ.get('MASTER_PORT', 'alone')}")
@@ -41,7 +41,7 @@ def main() -> None:
     herring.init()
     truth = np.random.default_rng(0).standard_normal(FEATURES)
     state = herring.elastic.State(step=0, weights=np.zeros(FEATURES), momentum=np.zeros(FEATURES))
-    state.sync()  # Who comes later begins where rank 0 is.
+    state.sync()  # A worker that comes later begins where rank 0 is.
     print(f"worker {herring.rank()} of {herring.size()} begins in step {state.step}")
     while state.step < steps:
         inputs, targets = batch(state.step, herring.rank(), truth)
@@ -50,7 +50,7 @@ def main() -> None:
         if herring.rank() == 1 and state.step == strike and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        gradient = herring.allreduce(gradient)  # The average of those who are there.
+        gradient = herring.allreduce(gradient)  # The average over the workers that are there.
         loss = herring.allreduce(np.array([np.mean(errors**2)]))[0]
         state.momentum = 0.9 * state.momentum + gradient
         state.weights = state.weights - 0.0002 * state.momentum

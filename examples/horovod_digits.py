@@ -29,8 +29,8 @@ def make_model() -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the data (default 5)")
     parser.add_argument("--fp16-allreduce", action="store_true", help="halve what is sent")
     parser.add_argument("--adasum", action="store_true", help="combine steps by Adasum instead of averaging gradients")
     arguments = parser.parse_args()

@@ -169,7 +169,7 @@ def train_whole(data: torch.Tensor, steps: int) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
     parser.add_argument("--json", type=Path, help="write the losses to this file")
     args = parser.parse_args()
     dist.init_process_group("herring")

@@ -9,6 +9,7 @@ HerringError (RuntimeError)
 +-- TransportError                       a network or system call failed
 +-- ShutdownError                        before init(), after shutdown(), or in a forked child
 +-- UnavailableError                     something needed is not on this machine
+|   +-- MissingPackageError (ImportError)    a module of Herring needs a Python package that is not installed
 +-- CancelledError                       given up on purpose
 +-- CorruptedError                       data arrived damaged again and again; the message names the peer
 +-- NotFiniteError (ArithmeticError)     a tensor holds NaN or infinity; the message names rank and place
@@ -56,6 +57,19 @@ class UnavailableError(HerringError):
     """Something needed is not on this machine (a library, a device); the message says what to install."""
 
 
+class MissingPackageError(UnavailableError, ImportError):
+    """A module of Herring cannot be imported without a Python package; the message says what to install."""
+
+    def __init__(self, *args: object, name: str | None = None, path: str | None = None) -> None:
+        ImportError.__init__(self, *args, name=name, path=path)
+
+
+def missing_package(module: str, install: str, error: ImportError) -> MissingPackageError:
+    """What `module` raises where `error` came from importing its framework; `install` is what pip is given."""
+    text = f"{module} needs a package that cannot be imported ({error}). Install it: pip install {install}"
+    return MissingPackageError(text, name=error.name)
+
+
 class CancelledError(HerringError):
     """The operation was given up on purpose by its owner."""
 
@@ -77,5 +91,5 @@ class InternalError(HerringError):
 HerringError.__init__ = Exception.__init__  # type: ignore[method-assign]
 
 # What a traceback shows is what can be imported.
-for _kind in (HerringError, *HerringError.__subclasses__()):
+for _kind in (HerringError, *HerringError.__subclasses__(), MissingPackageError):
     _kind.__module__ = "herring"

@@ -28,6 +28,7 @@ from herring._rendezvous import (
     read_store,
     store_key,
 )
+from herring._start_line import counted
 
 _HUB_GRACE_S = 2.0
 # Longer than the pause between two rounds of who looks for a hub (csrc/control/connect.cc).
@@ -277,6 +278,7 @@ def join_as_server(
         raise InvalidArgumentError(
             f"server rank {rank} is not from 0 to {config.servers - 1} (HERRING_SERVERS={config.servers})"
         )
+    _refuse_one_world(found, config.servers)
     workers = found.size if workers is None else workers
     meeting = from_hub_setting(config.hub, config.secret) if config.hub else _scheduled(found.hub, env, config.secret)
     if meeting is None:
@@ -293,6 +295,19 @@ def find_server_rank(config: _core.Config, environment: Mapping[str, str] | None
     return _server_rank(found, None if config.rendezvous else config.servers)
 
 
+def _refuse_one_world(found: Detected, servers: int) -> None:
+    """One MPI world of more processes than servers, and nothing that says how many are workers: ranks count both."""
+    if "PMI_RANK" in found.source and found.size is None and found.peers is not None and found.peers > servers:
+        raise InvalidArgumentError(_one_world(found, servers))
+
+
+def _one_world(found: Detected, servers: int) -> str:
+    return (
+        f"HERRING_SERVERS is {servers}, but {found.peers} processes were started together with this server (from "
+        f"{found.source}): start exactly {counted(servers, 'server')}, separately from the workers"
+    )
+
+
 def _server_rank(found: Detected, servers: int | None) -> int:
     """`servers` is None where a rendezvous knows how many there are."""
     if found.rank is None:
@@ -301,10 +316,7 @@ def _server_rank(found: Detected, servers: int | None) -> int:
             "VC_TASK_INDEX, mpirun's variables, SageMaker's hosts): give --rank, 0 to HERRING_SERVERS - 1"
         )
     if servers is not None and found.peers not in (None, servers):
-        raise InvalidArgumentError(
-            f"HERRING_SERVERS is {servers}, but {found.peers} processes were started together with this server (from "
-            f"{found.source}): start exactly {servers} servers, separately from the workers"
-        )
+        raise InvalidArgumentError(_one_world(found, servers))
     return found.rank
 
 

@@ -42,7 +42,7 @@ def missing_text(session: Session) -> str:
         return ""
     return (
         f"starting with {now} of {asked} workers: no more came within {session.config.join_timeout_s:g} s "
-        "(HERRING_JOIN_TIMEOUT_S); who comes later joins at the end of a step"
+        "(HERRING_JOIN_TIMEOUT_S); workers that come later join at the end of a step"
     )
 
 

@@ -1,7 +1,7 @@
 """Jobs whose workers may change: what a training script calls.
 
 >>> state = herring.elastic.State(model=model, optimizer=optimizer, batch=0)
->>> state.sync()                                # who comes later begins where rank 0 is
+>>> state.sync()                                # a worker that comes later begins where rank 0 is
 >>> while state.batch < batches:
 ...     train_on(state.batch, herring.rank(), herring.size())
 ...     state.batch += 1

@@ -2,10 +2,13 @@
 
 from herring.ray import HerringConfig
 TorchTrainer(train, torch_config=HerringConfig(servers=2), scaling_config=ScalingConfig(num_workers=4)).fit()
+
+With elastic=True, Ray replaces a lost worker alone and the others go on; `train` then uses herring.elastic.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -13,26 +16,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from herring._errors import InvalidArgumentError, UnavailableError
-from herring._job import is_elastic, join_as_server, read_settings
+from herring import _core
+from herring._errors import InvalidArgumentError, UnavailableError, missing_package
+from herring._job import is_elastic, join_as_server, join_elastic_as_server, read_settings
 from herring._launch._options import most_servers
 
 try:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
     from ray.train._internal.utils import get_address_and_port
+    from ray.train.backend import Backend
     from ray.train.torch import TorchConfig
     from ray.train.torch.config import _TorchBackend
     from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
-    raise UnavailableError(
-        f"herring.ray needs Ray Train and torch (pip install 'ray[train]' torch): {error}"
-    ) from error
+    raise missing_package(__name__, "'ray[train]' torch", error) from error
 
 __all__ = ["HerringConfig"]
 
 _GROUP = "herring-servers"  # The placement group's name, as Ray shows it.
+_log = logging.getLogger("herring.ray")
+_OTHER_RENDEZVOUS = (
+    "HERRING_RENDEZVOUS is set, but HerringConfig(elastic=True) starts a rendezvous of its own, and without elastic "
+    "there is none: unset it"
+)
 _GOODBYE_S = 5.0  # Servers end with the last worker; one that has not by then is killed.
 
 
@@ -46,6 +54,9 @@ class HerringConfig(TorchConfig):  # type: ignore[misc]  # Ray is not here where
         servers: Number of server processes, each a Ray actor. 0: the servers are inside the workers.
         server_resources: What one server reserves, as `resources_per_worker` in ScalingConfig. None: {"CPU": 1}.
         server_timeout_s: How long to wait for a place for the servers, and then for their processes, in seconds.
+        elastic: A lost worker is replaced while the others go on. The training function calls herring.init() and uses
+            herring.elastic or herring.horovod.torch; there is no process group of torch.
+        min_workers: With elastic: the job fails with fewer workers than this. Ray then starts all of them again.
 
     Raises InvalidArgumentError for a value that cannot be.
     """
@@ -54,6 +65,8 @@ class HerringConfig(TorchConfig):  # type: ignore[misc]  # Ray is not here where
     servers: int = 0
     server_resources: dict[str, float] | None = None
     server_timeout_s: float = 60
+    elastic: bool = False
+    min_workers: int = 1
 
     def __post_init__(self) -> None:
         if "herring" not in (self.backend or ""):
@@ -73,15 +86,29 @@ class HerringConfig(TorchConfig):  # type: ignore[misc]  # Ray is not here where
             raise InvalidArgumentError(
                 f"HerringConfig(server_timeout_s={self.server_timeout_s!r}): it must be above 0 seconds"
             )
+        self._check_elastic()
+
+    def _check_elastic(self) -> None:
+        least = self.min_workers
+        if not isinstance(self.elastic, bool):
+            raise InvalidArgumentError(f"HerringConfig(elastic={self.elastic!r}): it must be True or False")
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise InvalidArgumentError(f"HerringConfig(min_workers={least!r}): it must be a whole number above 0")
+        if least > 1 and not self.elastic:
+            raise InvalidArgumentError(f"HerringConfig(min_workers={least}): it has a meaning with elastic=True only")
+        if self.elastic and not hasattr(Backend, "has_replica_groups"):
+            raise UnavailableError(
+                f"HerringConfig(elastic=True): Ray {ray.__version__} cannot replace one worker: pip install 'ray>=2.60'"
+            )
 
     @property
-    def backend_cls(self) -> type[_Backend]:
+    def backend_cls(self) -> type[Backend]:
         """What Ray calls when workers start and end."""
-        return _Backend
+        return _ElasticBackend if self.elastic else _Backend
 
     def to_dict(self) -> dict[str, Any]:
         """What Ray shows of it."""
-        own = {"servers": self.servers, "server_resources": self.server_resources}
+        own = {"servers": self.servers, "server_resources": self.server_resources, "elastic": self.elastic}
         return {**super().to_dict(), **own}
 
 
@@ -91,13 +118,18 @@ class HerringServer:
     def prepare(self, settings: Mapping[str, object]) -> None:
         """Reads HERRING_* and these settings. Raises InvalidArgumentError for bad ones."""
         self._config = read_settings(settings)
-        if is_elastic(self._config):
-            raise InvalidArgumentError(
-                "HERRING_RENDEZVOUS is set: elastic jobs have no servers as Ray actors; unset it"
-            )
+        if is_elastic(self._config) and "rendezvous" not in settings:
+            raise InvalidArgumentError(_OTHER_RENDEZVOUS)
 
     def serve(self, rank: int) -> None:
         """Until the last worker has left. Raises as `herring server` does."""
+        if is_elastic(self._config):
+            server = join_elastic_as_server(rank, self._config)
+            try:
+                server.run()
+            finally:
+                server.close()
+            return
         job = join_as_server(rank, self._config)
         try:
             process = job.start()
@@ -112,10 +144,10 @@ class HerringServer:
 class _Servers:
     """The actors of one start of the workers, and the places that they hold."""
 
-    def __init__(self, config: HerringConfig, hub: str) -> None:
-        """Reserves the places and starts the actors; returns when all are ready to join."""
+    def __init__(self, config: HerringConfig, settings: Mapping[str, str]) -> None:
+        """Reserves the places and starts the actors; returns when all are ready to join with these settings."""
         self._resources = config.server_resources or {"CPU": 1}
-        self.settings = {"HUB": hub, "SERVERS": str(config.servers), "SECRET": secrets.token_hex(16)}
+        self._settings = dict(settings)
         self._actors: list[Any] = []
         self._ends: list[Any] = []
         places = [dict(self._resources) for _ in range(config.servers)]
@@ -125,11 +157,6 @@ class _Servers:
         except BaseException:
             self.stop(0)
             raise
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What the workers have to know."""
-        return {f"HERRING_{name}": value for name, value in self.settings.items()}
 
     def _start(self, config: HerringConfig) -> None:
         count, limit = config.servers, config.server_timeout_s
@@ -143,8 +170,7 @@ class _Servers:
             place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
             options = _actor_options(self._resources)
             self._actors.append(ray.remote(HerringServer).options(scheduling_strategy=place, **options).remote())
-        settings = {name.lower(): value for name, value in self.settings.items()}
-        ready = [actor.prepare.remote(settings) for actor in self._actors]
+        ready = [actor.prepare.remote(self._settings) for actor in self._actors]
         for rank, each in enumerate(ready):
             try:
                 ray.get(each, timeout=limit)
@@ -190,10 +216,10 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         self._stop(0)  # Ray does not say that workers have ended where it aborts them.
         environment: dict[str, str] = {}
         if backend_config.servers > 0:
-            host, port = worker_group.execute_single(0, get_address_and_port)
-            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            self._servers = _Servers(backend_config, place)
-            environment = self._servers.environment
+            place = _place(*worker_group.execute_single(0, get_address_and_port))
+            settings = {"hub": place, "servers": str(backend_config.servers), "secret": secrets.token_hex(16)}
+            self._servers = _Servers(backend_config, settings)
+            environment = _as_environment(settings)
         try:
             worker_group.execute(_enter, environment)
             super().on_start(worker_group, backend_config)
@@ -215,6 +241,104 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         servers, self._servers = self._servers, None
         if servers is not None:
             servers.stop(limit_s)
+
+
+class _ElasticBackend(Backend):  # type: ignore[misc]
+    """Each worker is a replica group of Ray's: what is lost is replaced alone, and the others keep their process.
+
+    Ray's own use of that is torchft (ray/train/v2/torch/torchft_config.py, the model for this).
+    """
+
+    has_replica_groups = True
+    share_cuda_visible_devices = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rendezvous: _core.Rendezvous | None = None
+        self._servers: _Servers | None = None
+        self._environment: dict[str, str] = {}
+
+    def on_start(self, worker_group: Any, backend_config: HerringConfig) -> None:
+        """For all workers: a new job. For a replica group: a worker more for the job that runs."""
+        if not _is_replica_group(worker_group):
+            self._stop(0)
+            try:
+                self._open(len(worker_group), backend_config)
+            except BaseException:
+                self._stop(0)
+                raise
+        worker_group.execute(_enter_elastic, self._environment)
+
+    def _open(self, workers: int, config: HerringConfig) -> None:
+        if config.min_workers > workers:
+            raise InvalidArgumentError(
+                f"HerringConfig(min_workers={config.min_workers}), but ScalingConfig has num_workers={workers}"
+            )
+        settings = {"secret": secrets.token_hex(16)}
+        read = read_settings(settings)
+        if is_elastic(read):
+            raise InvalidArgumentError(_OTHER_RENDEZVOUS)
+        # In Ray Train's controller, where this runs: without it there is nobody to replace a worker.
+        host = ray.util.get_node_ip_address()
+        self._rendezvous = _core.Rendezvous(
+            config=read,
+            listen_host=host,
+            port=0,
+            workers=workers,
+            servers=config.servers,
+            min_workers=config.min_workers,
+        )
+        settings["rendezvous"] = _place(host, self._rendezvous.port)
+        if config.servers > 0:
+            self._servers = _Servers(config, settings)
+        self._environment = _as_environment({**settings, "elastic": "on"})
+
+    def on_shutdown(self, worker_group: Any, backend_config: HerringConfig) -> None:
+        """A replica group is lost already, or has failed: Ray ends its process, and the others see that."""
+        if _is_replica_group(worker_group):
+            return
+        try:
+            ray.get(worker_group.execute_async(_leave), timeout=_GOODBYE_S)
+        except GetTimeoutError:
+            _log.warning("Herring's workers have not left their job within %g s; Ray ends them now", _GOODBYE_S)
+        finally:
+            self._stop(_GOODBYE_S)
+
+    def _stop(self, limit_s: float) -> None:
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.stop(limit_s)
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.close()
+
+
+def _is_replica_group(worker_group: Any) -> bool:
+    from ray.train.v2._internal.execution.worker_group import ReplicaGroup
+
+    return isinstance(worker_group, ReplicaGroup)
+
+
+def _enter_elastic(environment: Mapping[str, str]) -> None:
+    """In a worker, before the training function. Ray's rank is the first one here; herring.rank() may change."""
+    context = ray.train.get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(size), **environment})
+
+
+def _leave() -> None:
+    """In a worker whose training function has ended, and has not called herring.shutdown()."""
+    import herring
+
+    herring.shutdown()
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    return {f"HERRING_{name.upper()}": value for name, value in settings.items()}
 
 
 def _enter(environment: Mapping[str, str]) -> None:

@@ -44,7 +44,7 @@ Status Engine::Impl::take_roster(const wire::Header& header, const wire::Announc
   const std::uint64_t owned = std::uint64_t{announce.owned_count} * announce.chunk_bytes;
   if (announce.owned_first != 0 || owned < announce.shard_bytes) return wrong("with a roster it owns all chunks");
   if ((header.flags & wire::kFlagEager) != 0 && !is_in(roster, announce.contributor)) {
-    return wrong("data of one who is not in");
+    return wrong("data from a contributor that is not in the roster");
   }
   return Status::ok();
 }

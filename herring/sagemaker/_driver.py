@@ -83,7 +83,7 @@ def _summary(cluster: Cluster, starts: Sequence[Start], has_secret: bool) -> str
     servers = f"servers on {', '.join(cluster.servers)}" if cluster.servers else "servers inside the workers"
     warning = ""
     if not has_secret and len(cluster.workers) + len(cluster.servers) > 1:
-        warning = ". There is no secret: who reaches these hosts' ports can join the job. Set secret_arn"
+        warning = ". There is no secret: anyone who can reach these hosts' ports can join the job. Set secret_arn"
     return f"{cluster.here} runs {names}; workers on {', '.join(cluster.workers)}, {servers}{warning}"
 
 

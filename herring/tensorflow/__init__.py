@@ -13,6 +13,13 @@ The names are those of smdistributed.dataparallel.tensorflow. docs/tensorflow.md
 
 from __future__ import annotations
 
+from herring._errors import missing_package
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ImportError as _error:
+    raise missing_package(__name__, "tensorflow", _error) from _error
+
 from herring import is_initialized, local_rank, local_size, rank, shutdown, size
 from herring.tensorflow._collectives import ReduceOp, allgather, allreduce, broadcast, init, oob_allreduce, overlap
 from herring.tensorflow._compression import Compression

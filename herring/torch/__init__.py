@@ -13,6 +13,13 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from herring._errors import missing_package
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as _error:
+    raise missing_package(__name__, "torch", _error) from _error
+
 from herring.torch._launch import prepare_environment
 from herring.torch._register import register
 

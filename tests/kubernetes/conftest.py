@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
 import emulated
 import player
-
-# Their packages come with `make test-kubernetes`.
-_PACKAGES = ("kubernetes_validate", "kubeflow_trainer_api")
-collect_ignore = (
-    [] if all(map(importlib.util.find_spec, _PACKAGES)) else ["test_kubernetes_schemas.py", "test_kubernetes_long.py"]
-)
 
 
 @pytest.fixture(scope="module")

@@ -264,6 +264,15 @@ def test_servers_without_a_place_say_what_to_set(bare_environment):
         ({"servers": 2}, 0, {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
         ({"servers": 2}, 0, {}, "MASTER_ADDR"),
         ({"servers": 2}, 0, {"WORLD_SIZE": "1"}, "MASTER_ADDR"),
+        # mpiexec of MPICH with workers and servers in one world: it does not say so, but there are too many of them.
+        (
+            {"servers": 1},
+            0,
+            {"PMI_RANK": "2", "PMI_SIZE": "3"},
+            "3 processes were started .*: start exactly 1 server, ",
+        ),
+        ({"servers": 2}, 0, {"PMI_RANK": "0", "PMI_SIZE": "1"}, "MASTER_ADDR"),
+        ({"servers": 1}, 0, {"PMI_RANK": "2", "PMI_SIZE": "3", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
     ],
 )
 def test_a_server_says_what_it_lacks(bare_environment, settings, rank, env, names):

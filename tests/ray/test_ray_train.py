@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray.train", reason="Ray is not installed: make test-ray")
 
-import ray
+from conftest import assert_nothing_is_left
 from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
@@ -21,21 +19,6 @@ from herring import InvalidArgumentError, UnavailableError
 from herring.ray import HerringConfig, _Servers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers do not find this file.
-
-CPUS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory):
-    ray.init(
-        num_cpus=CPUS,
-        include_dashboard=False,
-        object_store_memory=80 << 20,
-        _node_ip_address="127.0.0.1",
-        runtime_env={"env_vars": {"HERRING_JOIN_TIMEOUT_S": "60"}},
-    )
-    yield
-    ray.shutdown()
 
 
 def train(folder: str) -> None:
@@ -88,45 +71,6 @@ def results(folder: Path) -> list[dict]:
     import json
 
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-def server_processes() -> list[str]:
-    """Titles of processes that serve, or did until now."""
-    titles = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            title = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:
-            continue
-        # Only a process under this cluster: another one may run on this machine.
-        if re.match(r"ray::HerringServer", title) and _descends(int(pid), os.getpid()):
-            titles.append(title)
-    return titles
-
-
-def _descends(pid: int, from_pid: int) -> bool:
-    while pid > 1:
-        if pid == from_pid:
-            return True
-        try:
-            pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return False
-
-
-def places_held() -> list[str]:
-    """States of the servers' placement groups that are not given back."""
-    groups = ray.util.placement_group_table().values()
-    return [each["state"] for each in groups if each["name"] == "herring-servers" and each["state"] != "REMOVED"]
-
-
-def assert_nothing_is_left() -> None:
-    """No server, and what was reserved for servers is given back."""
-    deadline = time.monotonic() + 30
-    while server_processes() or places_held():
-        assert time.monotonic() < deadline, f"left: {server_processes()}, places: {places_held()}"
-        time.sleep(0.2)
 
 
 def assert_trained(seen: list[dict], servers: str) -> None:
@@ -201,7 +145,7 @@ def test_servers_that_find_no_place_are_an_error_that_says_what_to_do(tmp_path):
 
 def test_a_server_that_cannot_start_says_why():
     with pytest.raises(UnavailableError, match="(?s)Herring server 0 of 1 could not be started.*HERRING_HUB"):
-        _Servers(HerringConfig(servers=1), "no port here")
+        _Servers(HerringConfig(servers=1), {"hub": "no port here", "servers": "1"})
     assert_nothing_is_left()
 
 
@@ -217,6 +161,9 @@ def test_a_server_that_cannot_start_says_why():
         {"server_resources": {}},
         {"server_resources": {"CPU": 0}},
         {"server_timeout_s": 0},
+        {"elastic": 1},
+        {"min_workers": 0},
+        {"min_workers": 2},
     ],
 )
 def test_values_that_cannot_be_are_named(values):

@@ -2,7 +2,13 @@
 
 from typing import Any
 
-import keras
+from herring._errors import missing_package
+
+try:
+    import keras
+    import tensorflow as _tensorflow  # noqa: F401
+except ImportError as _error:
+    raise missing_package(__name__, "tensorflow", _error) from _error
 
 from herring.horovod._engine.info import (
     ccl_built,

@@ -7,6 +7,13 @@
 docs/horovod.md says where it differs.
 """
 
+from herring._errors import missing_package
+
+try:
+    import tensorflow as _tensorflow  # noqa: F401
+except ImportError as _error:
+    raise missing_package(__name__, "tensorflow", _error) from _error
+
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.tensorflow import elastic, mpi_ops
 from herring.horovod.tensorflow._calls import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter

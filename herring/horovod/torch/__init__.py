@@ -7,6 +7,13 @@
 docs/horovod.md says where it differs.
 """
 
+from herring._errors import missing_package
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as _error:
+    raise missing_package(__name__, "torch", _error) from _error
+
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.torch import elastic, mpi_ops
 from herring.horovod.torch.functions import (

