@@ -174,6 +174,49 @@ def case_an_optimizer_is_made_anew_on_one_rank() -> None:
         assert step == 0 or count == 1, count
 
 
+def case_an_optimizer_is_made_anew_on_one_rank_where_there_are_no_buckets() -> None:
+    """Ranks have another order of parameters: they go on by name, whoever makes an optimizer. Then one order."""
+    for turn in range(2):
+        for step in range(6):
+            if step in (0, 4) or (step == 2 and hvd.rank() == 1):
+                parameters = _parameters((4,), (3,), (300, 300))
+                named = [(f"turned.{index}", each) for index, each in enumerate(parameters)]
+                turned = named if turn else named[hvd.rank() :] + named[: hvd.rank()]
+                sgd = torch.optim.SGD([each for _, each in turned], lr=1.0)
+                optimizer = hvd.DistributedOptimizer(sgd, turned, op=hvd.Sum)
+            _step(optimizer, parameters, float(hvd.rank()))
+            _check(parameters, RANKS)
+
+
+def case_an_optimizer_is_made_anew_while_a_rank_has_joined() -> None:
+    parameters = _parameters((4,), (3,))
+    optimizer = _optimizer("anew.joined", parameters)
+    if hvd.rank() != 2:
+        for step in range(5):
+            if step == 2 and hvd.rank() == 1:
+                parameters = _parameters((4,), (3,))
+                optimizer = _optimizer("anew.joined", parameters)
+            _step(optimizer, parameters, float(hvd.rank()))
+            _check(parameters, 1.0, 2)
+    hvd.join()
+    for step in range(3):
+        count = _step(optimizer, parameters, float(hvd.rank()))
+        _check(parameters, RANKS)
+        assert step == 0 or count == 1, count
+
+
+def case_another_default_device() -> None:
+    parameters = _parameters((4,), (300, 300), (5,))
+    optimizer = _optimizer("default", parameters)
+    for _ in range(4):
+        optimizer.zero_grad()
+        with torch.device("meta"):
+            _back(parameters[:2])
+            optimizer.synchronize()
+        _all(parameters[:2])
+        _all(parameters[2:], 0.0)
+
+
 def case_a_copy_of_a_gradient_is_no_copy_of_its_bucket() -> None:
     parameters = _parameters((4,), (1000, 1000))
     optimizer = _optimizer("copies", parameters)

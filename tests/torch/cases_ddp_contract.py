@@ -69,7 +69,7 @@ def _bucket_sizes() -> None:
     by_position = (None, None, 0, True, True, None, 7)
     for arguments, options, size in (
         ((), {}, 5), ((), {"bucket_cap_mb": None}, 5), ((), {"bucket_cap_mb": 25}, 25), ((), {"bucket_cap_mb": 1}, 1),
-        (by_position, {}, 7), ((), {"bucket_cap_mb_list": [1, 2]}, 2),
+        (by_position, {}, 7), ((*by_position[:-1], None), {}, 5), ((), {"bucket_cap_mb_list": [1, 2]}, 2),
     ):  # fmt: skip
         model = DistributedDataParallel(_model(), *arguments, **options)
         assert model.bucket_bytes_cap == size << 20, (arguments, options, model.bucket_bytes_cap)

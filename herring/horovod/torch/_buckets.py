@@ -13,7 +13,6 @@ import hashlib
 import math
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,29 +127,37 @@ class Agreements:
         self._name = f"buckets of {names[0]} and {len(names) - 1} more ({digest[:8]})"
         self._process_set = process_set
         self._ranks = len(members_of(process_set).ranks)
-        self._asked: Counter[int] = Counter()  # by how often all ranks had joined
+        self._asked: list[tuple[int, Kinds]] = []  # with how often all ranks had joined
         self._operations: dict[Kinds, Operation] = {}
         self._answers: dict[Kinds, Answer] = {}
+        self._is_over = False  # lists differed, or ranks did not come: by name from then on
 
-    def ask(self, kinds: Kinds, numbers: list[int]) -> None:
-        """All ranks do so, after a step by name; never blocks. `numbers`: of say()."""
+    def ask(self, kinds: Kinds, numbers: Callable[[], list[int]]) -> None:
+        """All ranks do so, after a step by name; never blocks. `numbers`: of say().
+
+        Not twice: what makes it ask is the same on all ranks, also where one has made its optimizer anew.
+        """
         epoch = home.current().joins.epoch
         with self._lock:
-            self._asked[epoch] += 1
-            name = f"{self._name} {epoch}.{self._asked[epoch]}"
-            self._operations[kinds] = operations.add_up(torch.tensor(numbers), name, self._process_set)
+            if self._ranks == 1 or self._is_over or (epoch, kinds) in self._asked:
+                return
+            self._asked.append((epoch, kinds))
+            name = f"{self._name} {epoch}.{sum(each == epoch for each, _ in self._asked)}"
+            said = torch.tensor(numbers(), device="cpu")
+            self._operations[kinds] = operations.add_up(said, name, self._process_set)
 
     def answer(self, kinds: Kinds) -> Answer | None:
         """Waits for what all ranks have said. None: not asked, or to be asked again when all have joined."""
         with self._lock:
-            operation = self._operations.pop(kinds, None)
-            if operation is not None:
+            for asked, operation in self._operations.items():
                 try:
-                    found = answer_of(operation.wait()[0].tolist(), kinds, self._ranks)
+                    found = answer_of(operation.wait()[0].tolist(), asked, self._ranks)
                 except HorovodInternalError:  # On all ranks.
                     found = Answer([], is_one_list=False)
                 if found is not None:
-                    self._answers[kinds] = found
+                    self._answers[asked] = found
+                    self._is_over = self._is_over or not found.is_one_list
+            self._operations.clear()
             return self._answers.get(kinds)
 
 
@@ -190,14 +197,14 @@ class Place:
         kind = self.kind
         self.slot = memory.as_strided(kind.shape, kind.stride, offset)
         if self.stays or self.slot.numel() == 0:
-            self.view = torch.empty_strided((0,), (1,), dtype=kind.dtype)
+            self.view = torch.empty(0, dtype=kind.dtype, device="cpu")
             self.stays = True
             return
         # A storage of its own: so it is seen who holds it, and a copy of it is no copy of the bucket. No view of
         # another tensor, which some calls of torch refuse.
         bytes_of_it = memory[offset : offset + self.slot.numel()].view(torch.uint8).numpy()
         storage = torch.frombuffer(bytes_of_it, dtype=kind.dtype).untyped_storage()
-        self.view = torch.empty(0, dtype=kind.dtype).set_(storage, 0, kind.shape, kind.stride)
+        self.view = torch.empty(0, dtype=kind.dtype, device="cpu").set_(storage, 0, kind.shape, kind.stride)
         del storage
         self.alone = _holders(self.view)
 
@@ -341,8 +348,8 @@ def _holders_of_gradient(parameter: torch.Tensor) -> tuple[int, int, int]:
 @functools.cache
 def _fresh_holders() -> tuple[int, int, int]:
     """Those of a gradient that nobody has but its parameter, and the caller."""
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.zeros(1)
+    parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+    parameter.grad = torch.zeros(1, device="cpu")
     gradient = parameter.grad
     found = _holders_of_gradient(parameter)
     del gradient

@@ -123,7 +123,6 @@ class _Gradients:
         self._engine: weakref.ref[Engine] | None = None  # in which there is:
         self._agreements: Agreements | None = None
         self._kinds: Kinds = ()
-        self._asked_in = -1  # how often all ranks had joined when this optimizer asked; -1: it has not
         self._has_buckets = False  # It knows which; there may be none.
         self.reset()
         if options.process_set.included():
@@ -251,7 +250,7 @@ class _Gradients:
         engine, process_set = home.current(), self.options.process_set
         is_known = self._engine is not None and self._engine() is engine
         if not is_known or any(each.has_changed() for each in self.bundles):
-            self._engine, self._has_buckets, self._asked_in = weakref.ref(engine), False, -1
+            self._engine, self._has_buckets = weakref.ref(engine), False
             self._device = self.bundles[0].parameters[0].device
             for bundle in self.bundles:
                 bundle.remember(self._kind_of(bundle))
@@ -260,21 +259,22 @@ class _Gradients:
         if self._has_buckets or self._agreements is None:
             return
         answer = self._agreements.answer(self._kinds)
-        # Where lists differed, and this optimizer has not asked, it may be that they do not any more.
-        if answer is not None and (answer.is_one_list or self._asked_in >= 0):
+        if answer is not None:
             self._has_buckets = True
             for indices in answer.buckets:
                 self._make_bucket([self.bundles[index] for index in indices])
 
     def _ask(self) -> None:
         """All gradients have been started by name: which go in buckets from now on."""
-        engine, members = home.current(), members_of(self.options.process_set)
-        if self._agreements is None or len(members.ranks) == 1 or self._asked_in == engine.joins.epoch:
-            return
-        self._asked_in = engine.joins.epoch
+        if self._agreements is not None:
+            self._agreements.ask(self._kinds, self._say)
+
+    def _say(self) -> list[int]:
+        engine = home.current()
+        is_first = members_of(self.options.process_set).index == 0
+        size = self._bucket_bytes(engine) if is_first and not _is_checked(engine) else 0
         fitting = [self._fits(bundle) for bundle in self.bundles]
-        size = 0 if members.index != 0 or _is_checked(engine) else self._bucket_bytes(engine)
-        self._agreements.ask(self._kinds, say(self._kinds, fitting, [bundle.came for bundle in self.bundles], size))
+        return say(self._kinds, fitting, [bundle.came for bundle in self.bundles], size)
 
     def _bucket_bytes(self, engine: Engine) -> int:
         size = engine.fusions.bucket_bytes

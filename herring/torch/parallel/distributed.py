@@ -68,7 +68,7 @@ class DistributedDataParallel(_TorchDDP):
             if kwargs[name] is not None and kwargs[name] is not False:
                 raise TypeError(f"torch {torch.__version__}'s DistributedDataParallel has no argument {name!r}")
             del kwargs[name]
-        _choose_bucket_size(module, args, kwargs)
+        args = _with_bucket_size(module, args, kwargs)
         super().__init__(module, *args, **kwargs)
         self._wire_dtype = wire_dtype
         self._register_wire_dtype()
@@ -120,13 +120,20 @@ class DistributedDataParallel(_TorchDDP):
         super().register_comm_hook(state, hook)
 
 
-def _choose_bucket_size(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Where the caller has not."""
-    by_position = _SIGNATURE.bind_partial(None, module, *args).arguments
-    named = ("bucket_cap_mb", "bucket_cap_mb_list")
-    is_given = any(kwargs.get(name) is not None or name in by_position for name in named)
-    if not is_given and all(each.is_cpu for each in module.parameters()):
-        kwargs["bucket_cap_mb"] = _BUCKET_CAP_MB
+def _with_bucket_size(module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments by position. Adds ours to them, or to `kwargs`, where the caller gives none."""
+    names = list(_SIGNATURE.parameters)[2:]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    is_given = given.get("bucket_cap_mb") is not None or given.get("bucket_cap_mb_list") is not None
+    if is_given or len(args) > len(names) or not isinstance(module, torch.nn.Module):
+        return args  # torch says what is wrong.
+    if not all(each.is_cpu for each in module.parameters()):
+        return args
+    place = names.index("bucket_cap_mb")
+    if len(args) > place:
+        return (*args[:place], _BUCKET_CAP_MB, *args[place + 1 :])
+    kwargs["bucket_cap_mb"] = _BUCKET_CAP_MB
+    return args
 
 
 def _in_torchs_order(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
