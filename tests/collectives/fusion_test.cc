@@ -18,6 +18,7 @@ namespace herring::collectives {
 namespace {
 
 using runtime::Runtime;
+using runtime::testing::expect_clean;
 using runtime::testing::JobShape;
 using runtime::testing::run_job;
 using namespace std::chrono_literals;
@@ -126,15 +127,11 @@ std::vector<float> reduced_by_the_runtime(Runtime& runtime, std::vector<float> v
   return values;
 }
 
-void expect_none(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
-
 class FusionOnJobs : public ::testing::TestWithParam<JobShape> {};
 
 TEST_P(FusionOnJobs, TensorsInAnyOrderHaveTheBitsThatTheyHaveAlone) {
   if (GetParam().hosts > 1 && !runtime::testing::has_fabric()) GTEST_SKIP() << "no libfabric";
-  expect_none(run_job(GetParam(), [](Runtime& runtime) {
+  expect_clean(run_job(GetParam(), [](Runtime& runtime) {
     Door door(runtime);
     constexpr int kTensors = 60;
     std::mt19937 order(runtime.rank());
@@ -180,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Jobs, FusionOnJobs,
                          shape_name);
 
 TEST(Fusion, FactorsAreAppliedBeforeAndAfter) {
-  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);
     std::vector<float> values(10, 1.0f + static_cast<float>(runtime.rank()));
     TensorSpec tensor = spec(10);
@@ -193,7 +190,7 @@ TEST(Fusion, FactorsAreAppliedBeforeAndAfter) {
 }
 
 TEST(Fusion, ANameThatIsInFlightIsRefused) {
-  expect_none(run_job({.workers = 1}, [](Runtime& runtime) {
+  expect_clean(run_job({.workers = 1}, [](Runtime& runtime) {
     Door door(runtime);
     std::vector<float> one(10), two(10);
     const Ticket ticket = door.start("t", one);
@@ -205,7 +202,7 @@ TEST(Fusion, ANameThatIsInFlightIsRefused) {
 }
 
 TEST(Fusion, MemoryThatIsInUseIsRefused) {
-  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);
     std::vector<float> values(10, 1), others(10, 1);
     const Ticket ticket = door.start("t", values);
@@ -222,7 +219,7 @@ TEST(Fusion, MemoryThatIsInUseIsRefused) {
 }
 
 TEST(Fusion, AShapeThatDiffersIsNamedAndTheRestIsWhole) {
-  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);
     for (int step = 0; step < 2; ++step) {
       std::vector<float> odd(10 + runtime.rank()), even(10, 1);
@@ -241,7 +238,7 @@ TEST(Fusion, AShapeThatDiffersIsNamedAndTheRestIsWhole) {
 TEST(Fusion, NaNIsBlamedOnItsTensorAlone) {
   JobShape shape{.workers = 2};
   shape.config.check_finite = Toggle::kOn;
-  expect_none(run_job(shape, [](Runtime& runtime) {
+  expect_clean(run_job(shape, [](Runtime& runtime) {
     Door door(runtime);
     for (int step = 0; step < 2; ++step) {
       std::vector<float> bad(10, 1), good(10, 1);
@@ -260,7 +257,7 @@ TEST(Fusion, NaNIsBlamedOnItsTensorAlone) {
 TEST(Fusion, ATensorThatNeverComesIsNamedWhenItsTimeIsOver) {
   JobShape shape{.workers = 2};
   shape.config.timeout_s = 3;
-  expect_none(run_job(shape, [](Runtime& runtime) {
+  expect_clean(run_job(shape, [](Runtime& runtime) {
     FusionSettings settings;
     settings.timeout = 3s;
     settings.engine.patience = 500ms;
@@ -279,7 +276,7 @@ TEST(Fusion, ATensorThatNeverComesIsNamedWhenItsTimeIsOver) {
 }
 
 TEST(Fusion, WhoClosesInARoundThatNobodyElseEntersIsNotHeldUp) {
-  expect_none(run_job({.workers = 2}, [](Runtime& runtime) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);
     std::vector<float> values(10, 1);
     EXPECT_TRUE(door.finish(door.start("t", values)).is_ok());

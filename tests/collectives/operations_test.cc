@@ -119,10 +119,7 @@ class Caller {
   }
 
   static void wait_for(Work& work) {
-    if (!work.wait(runtime::testing::in_seconds(30))) {
-      ADD_FAILURE() << "an operation that never ended";
-      std::abort();  // It holds memory of this test.
-    }
+    runtime::testing::wait_to_the_end(work);
     EXPECT_TRUE(work.status().is_ok()) << work.status().message();
   }
 
@@ -158,7 +155,7 @@ TEST_P(OperationsOnJobs, EverySumComesWhateverIsDoneWithTheHandles) {
       for (std::thread& thread : threads) thread.join();
       operations.close(runtime::testing::in_seconds(30));  // What was dropped ends first.
     });
-    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    runtime::testing::expect_clean(errors);
     for (const std::deque<Caller>& of_rank : callers) {
       for (const Caller& caller : of_rank) caller.check_sums();
     }
@@ -178,7 +175,7 @@ TEST(Operations, WhoStartsByNameNeedsNotKeepTheWork) {
     EXPECT_TRUE(work->status().is_ok()) << work->status().message();
     for (const std::vector<float>& tensor : tensors) EXPECT_EQ(tensor.back(), 2.0f);
   });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  runtime::testing::expect_clean(errors);
 }
 
 /// One rank's is in a bucket's round, the other's by itself, with nobody who waits for it: who closes has called it.
@@ -198,7 +195,7 @@ TEST(Operations, WhoClosesTellsOthersFirstWhatIsUnderWayByItself) {
     }
     operations.close(runtime::testing::in_seconds(20));
   });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  runtime::testing::expect_clean(errors);
   for (const std::vector<float>& tensor : tensors) EXPECT_EQ(tensor.back(), 4);
 }
 

@@ -21,16 +21,10 @@ using runtime::Runtime;
 using runtime::Work;
 using runtime::testing::JobShape;
 using runtime::testing::run_job;
+using runtime::testing::wait_to_the_end;
 
 constexpr int kCalls = 8;
 constexpr std::size_t kWide = 3;  // Elements of a row.
-
-void wait_for(Work& work) {
-  if (!work.wait(runtime::testing::in_seconds(30))) {
-    ADD_FAILURE() << "a step that never ended";
-    std::abort();  // It holds memory of this test.
-  }
-}
 
 NamedCall call_of(const Runtime& runtime, int number) {
   NamedCall call;
@@ -68,7 +62,7 @@ class Call {
   void begin() { works_ = {exchange_->tell(runtime_)}; }
 
   void go_on() {
-    for (const std::shared_ptr<Work>& work : works_) wait_for(*work);
+    for (const std::shared_ptr<Work>& work : works_) wait_to_the_end(*work);
     ASSERT_TRUE(works_[0]->status().is_ok()) << works_[0]->status().message();
     counts_ = exchange_->counts(0);
     const auto total = std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
@@ -79,7 +73,7 @@ class Call {
 
   void end() {
     for (const std::shared_ptr<Work>& work : works_) {
-      wait_for(*work);
+      wait_to_the_end(*work);
       EXPECT_TRUE(work->status().is_ok()) << work->status().message();
     }
     std::vector<double> expected;
@@ -125,7 +119,7 @@ TEST_P(RowExchanges, RowsComeInWhateverOrderTheCallsAreMade) {
         for (const std::size_t number : order) (calls[number].*step)();
       }
     });
-    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    runtime::testing::expect_clean(errors);
   }
 }
 
@@ -138,7 +132,7 @@ TEST(RowExchange, RanksWhoseTensorsDifferHearOfItAll) {
   const auto errors = run_job({.workers = 3}, [](Runtime& runtime) {
     const std::int64_t width = runtime.rank() == 1 ? 5 : 2;
     RowExchange odd(call_of(runtime, 0), {{DataType::kInt32, {runtime.rank(), width}}});
-    wait_for(*odd.tell(runtime));
+    wait_to_the_end(*odd.tell(runtime));
     try {
       static_cast<void>(odd.counts(0));
       ADD_FAILURE() << "rank " << runtime.rank() << " has not heard of it";
@@ -149,10 +143,10 @@ TEST(RowExchange, RanksWhoseTensorsDifferHearOfItAll) {
           "call: ranks disagree, and only the first dimension may differ: rank 0: int32[0, 2], rank 1: int32[1, 5]");
     }
     RowExchange next(call_of(runtime, 1), {{DataType::kInt32, {runtime.rank(), 2}}});
-    wait_for(*next.tell(runtime));
+    wait_to_the_end(*next.tell(runtime));
     EXPECT_EQ(next.counts(0), (std::vector<std::int64_t>{0, 1, 2}));
   });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  runtime::testing::expect_clean(errors);
 }
 
 TEST(RowExchange, EachUseOfANameHasATagOfItsOwn) {

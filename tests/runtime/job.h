@@ -26,6 +26,13 @@ inline Instant in_seconds(double seconds) {
          std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
+/// Ends the program where the work does not end: it holds memory of the test.
+inline void wait_to_the_end(Work& work) {
+  if (work.wait(in_seconds(30))) return;
+  ADD_FAILURE() << "it never ended";
+  std::abort();
+}
+
 inline std::vector<std::string> fabric_search() {
   const char* library = std::getenv("HERRING_TEST_LIBFABRIC");
   return library == nullptr ? std::vector<std::string>{} : std::vector<std::string>{library};
