@@ -204,12 +204,19 @@ class _Servers:
         remove_placement_group(self._group)
 
 
-class _Backend(_TorchBackend):  # type: ignore[misc]
-    """Ray keeps one of these for a training run, and starts it again where workers are started again."""
+class _HasServers:
+    """What both backends below have: the servers of one start of the workers, if there are any."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._servers: _Servers | None = None
+    _servers: _Servers | None = None
+
+    def _stop(self, limit_s: float) -> None:
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            servers.stop(limit_s)
+
+
+class _Backend(_HasServers, _TorchBackend):  # type: ignore[misc]
+    """Ray keeps one of these for a training run, and starts it again where workers are started again."""
 
     def on_start(self, worker_group: Any, backend_config: HerringConfig) -> None:
         """Servers first, then torch's process group in the workers: both wait for one another."""
@@ -237,13 +244,8 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         finally:
             self._stop(_GOODBYE_S)
 
-    def _stop(self, limit_s: float) -> None:
-        servers, self._servers = self._servers, None
-        if servers is not None:
-            servers.stop(limit_s)
 
-
-class _ElasticBackend(Backend):  # type: ignore[misc]
+class _ElasticBackend(_HasServers, Backend):  # type: ignore[misc]
     """Each worker is a replica group of Ray's: what is lost is replaced alone, and the others keep their process.
 
     Ray's own use of that is torchft (ray/train/v2/torch/torchft_config.py, the model for this).
@@ -255,7 +257,6 @@ class _ElasticBackend(Backend):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._rendezvous: _core.Rendezvous | None = None
-        self._servers: _Servers | None = None
         self._environment: dict[str, str] = {}
 
     def on_start(self, worker_group: Any, backend_config: HerringConfig) -> None:
@@ -305,9 +306,7 @@ class _ElasticBackend(Backend):  # type: ignore[misc]
             self._stop(_GOODBYE_S)
 
     def _stop(self, limit_s: float) -> None:
-        servers, self._servers = self._servers, None
-        if servers is not None:
-            servers.stop(limit_s)
+        super()._stop(limit_s)
         rendezvous, self._rendezvous = self._rendezvous, None
         if rendezvous is not None:
             rendezvous.close()
