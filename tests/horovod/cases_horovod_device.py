@@ -274,7 +274,7 @@ def case_gradients_come_on_several_streams() -> None:
                 value = torch.tensor([0x3F3F3F3F], dtype=torch.int32).view(torch.float32)
                 assert layer.grad is not None
                 assert layer.grad.cpu().unique().equal(value * hvd.size())
-            if groups is None and step > 0:
+            if groups is None and step > 1:  # What ranks agree with may end in the second one.
                 assert herring.stats()["ops_completed"] == before + 1
 
 

@@ -8,10 +8,11 @@ import os
 import pickle
 import sys
 import threading
+import weakref
 from typing import Any
 
 import torch
-from cases_horovod_buckets import RANKS, _check, _optimizer, _parameters, _step
+from cases_horovod_buckets import RANKS, _check, _check_count, _optimizer, _parameters, _step
 from torch import nn
 
 import herring
@@ -171,7 +172,7 @@ def case_an_optimizer_is_made_anew_on_one_rank() -> None:
             optimizer = _optimizer("anew", parameters)
         count = _step(optimizer, parameters, float(hvd.rank()))
         _check(parameters, RANKS)
-        assert step == 0 or count == 1, count
+        _check_count(step, count)
 
 
 def case_an_optimizer_is_made_anew_on_one_rank_where_there_are_no_buckets() -> None:
@@ -202,7 +203,7 @@ def case_an_optimizer_is_made_anew_while_a_rank_has_joined() -> None:
     for step in range(3):
         count = _step(optimizer, parameters, float(hvd.rank()))
         _check(parameters, RANKS)
-        assert step == 0 or count == 1, count
+        _check_count(step, count)
 
 
 def case_another_default_device() -> None:
@@ -243,7 +244,10 @@ def case_memory_goes_with_the_optimizer() -> None:
         optimizer = _optimizer(f"goes.{number}", parameters)
         for _ in range(3):
             _step(optimizer, parameters, float(hvd.rank()))
+        bucket = weakref.ref(optimizer._gradients.bundles[0].place.bucket)
         del parameters, optimizer
         gc.collect()
+        assert bucket() is None
         sizes.append(resident())
-    assert sizes[-1] - sizes[9] < 40 << 20, sizes
+    # Of allocators that keep some: the most of the last ones beside the most of the first ones.
+    assert max(sizes[20:]) - max(sizes[:10]) < 40 << 20, sizes

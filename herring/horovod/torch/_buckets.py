@@ -79,6 +79,9 @@ class Answer:
     is_one_list: bool  # Else the ranks' lists differ (an order, a shape, a layout), and there are no buckets.
 
 
+_BY_NAME = Answer([], is_one_list=False)
+
+
 def answer_of(told: Sequence[int], kinds: Sequence[Kind], ranks: int) -> Answer | None:
     """None: some ranks have joined, and added nothing.
 
@@ -91,7 +94,7 @@ def answer_of(told: Sequence[int], kinds: Sequence[Kind], ranks: int) -> Answer 
     sums, squares, counts = told[1 : 1 + _HASHES], told[1 + _HASHES : 1 + 2 * _HASHES], told[_HEAD : _HEAD + len(kinds)]
     # The mean of squares is the square of the mean only where all are equal; and each rank sees the same numbers.
     if any(ranks * square != total * total for total, square in zip(sums, squares, strict=True)):
-        return Answer([], is_one_list=False)
+        return _BY_NAME
     places = told[_HEAD + len(kinds) :]
     order = sorted((index for index, count in enumerate(counts) if count == ranks), key=lambda i: (places[i], i))
     return Answer(_split(order, kinds, told[_HEAD - 1]), is_one_list=True)
@@ -120,17 +123,17 @@ class Agreements:
     rank may make its optimizer anew."""
 
     def __init__(self, names: Sequence[str], process_set: ProcessSet) -> None:
+        """`names`: in one order on all ranks."""
         self._lock = threading.Lock()
-        # The order of parameters may be another one on each rank.
-        names = sorted(names)
-        digest = hashlib.sha256(repr(names).encode()).hexdigest()
+        digest = hashlib.sha256(repr(list(names)).encode()).hexdigest()
         self._name = f"buckets of {names[0]} and {len(names) - 1} more ({digest[:8]})"
         self._process_set = process_set
         self._ranks = len(members_of(process_set).ranks)
         self._asked: list[tuple[int, Kinds]] = []  # with how often all ranks had joined
         self._operations: dict[Kinds, Operation] = {}
         self._answers: dict[Kinds, Answer] = {}
-        self._is_over = False  # lists differed, or ranks did not come: by name from then on
+        # By name from then on: lists differed, or ranks did not come; or there is nobody to agree with.
+        self._is_over = self._ranks == 1
 
     def ask(self, kinds: Kinds, numbers: Callable[[], list[int]]) -> None:
         """All ranks do so, after a step by name; never blocks. `numbers`: of say().
@@ -139,7 +142,7 @@ class Agreements:
         """
         epoch = home.current().joins.epoch
         with self._lock:
-            if self._ranks == 1 or self._is_over or (epoch, kinds) in self._asked:
+            if self._is_over or (epoch, kinds) in self._asked:
                 return
             self._asked.append((epoch, kinds))
             name = f"{self._name} {epoch}.{sum(each == epoch for each, _ in self._asked)}"
@@ -147,18 +150,18 @@ class Agreements:
             self._operations[kinds] = operations.add_up(said, name, self._process_set)
 
     def answer(self, kinds: Kinds) -> Answer | None:
-        """Waits for what all ranks have said. None: not asked, or to be asked again when all have joined."""
+        """Waits for what all ranks have said. None: to be asked, or to be asked again when all have joined."""
         with self._lock:
             for asked, operation in self._operations.items():
                 try:
                     found = answer_of(operation.wait()[0].tolist(), asked, self._ranks)
                 except HorovodInternalError:  # On all ranks.
-                    found = Answer([], is_one_list=False)
+                    found = _BY_NAME
                 if found is not None:
                     self._answers[asked] = found
                     self._is_over = self._is_over or not found.is_one_list
             self._operations.clear()
-            return self._answers.get(kinds)
+            return self._answers.get(kinds, _BY_NAME if self._is_over else None)
 
 
 _agreements: WeakKeyDictionary[Engine, dict[tuple[int | None, tuple[str, ...]], Agreements]] = WeakKeyDictionary()
@@ -167,11 +170,12 @@ _agreements_lock = threading.Lock()
 
 def agreements_on(names: Sequence[str], process_set: ProcessSet) -> Agreements:
     """Those of the job that there is now."""
+    # The order of parameters may be another one on each rank.
     key = (process_set.process_set_id, tuple(sorted(names)))
     with _agreements_lock:
         known = _agreements.setdefault(home.current(), {})
         if key not in known:
-            known[key] = Agreements(names, process_set)
+            known[key] = Agreements(key[1], process_set)
         return known[key]
 
 
@@ -208,25 +212,25 @@ class Place:
         del storage
         self.alone = _holders(self.view)
 
+    @property
+    def is_intact(self) -> bool:
+        """Whether the view is the bucket's memory; not after an assignment to its .data."""
+        return self.view.data_ptr() == self.slot.data_ptr()
+
     def is_home(self, gradient: torch.Tensor) -> bool:
-        """Whether .grad is the bucket's memory; not after an assignment to its .data."""
-        return gradient is self.view and gradient.data_ptr() == self.slot.data_ptr()
+        """Whether .grad is the bucket's memory."""
+        return gradient is self.view and self.is_intact
 
     def can_move(self) -> bool:
-        """Whether the view may become .grad in the gradient's stead: nobody has that but the parameter and the caller,
-        and the view is as it was made."""
-        return (
-            not self.stays
-            and _holders_of_gradient(self.parameter) == _fresh_holders()
-            and self.view.data_ptr() == self.slot.data_ptr()
-        )
+        """Whether the view may become .grad: nobody has the gradient but the parameter and the caller."""
+        return not self.stays and _holders_of_gradient(self.parameter) == _fresh_holders() and self.is_intact
 
     def is_kept(self) -> bool:
         """Whether somebody else has the gradient of the step before: it must not change."""
         # Where .grad is still the view, torch itself adds to it in place.
         if self.stays or self.parameter.grad is self.view:
             return False
-        return _holders(self.view) != self.alone or self.view.data_ptr() != self.slot.data_ptr()
+        return _holders(self.view) != self.alone or not self.is_intact
 
 
 class Bucket:
@@ -258,7 +262,7 @@ class Bucket:
             self._made.append(moment(parameter.device))
             place.waiting = gradient
         elif not place.is_home(gradient):
-            if _is_plain(gradient) and gradient.dtype == place.kind.dtype and place.can_move():
+            if _is_ordinary_gradient(gradient) and gradient.dtype == place.kind.dtype and place.can_move():
                 parameter.grad = place.view.copy_(gradient)
             else:
                 place.slot.copy_(_dense(gradient))
@@ -299,7 +303,7 @@ class Bucket:
                 place.parameter.grad = place.slot.to(place.parameter.dtype, copy=True)
             elif place.is_home(gradient):
                 continue
-            elif _is_plain(gradient):
+            elif _is_ordinary_gradient(gradient):
                 gradients.append(gradient)
                 results.append(place.slot)
             else:
@@ -360,7 +364,7 @@ def _is_ordinary(parameter: torch.Tensor) -> bool:
     return type(parameter) in (torch.Tensor, torch.nn.Parameter) and parameter.layout is torch.strided
 
 
-def _is_plain(gradient: torch.Tensor) -> bool:
+def _is_ordinary_gradient(gradient: torch.Tensor) -> bool:
     return type(gradient) is torch.Tensor and not gradient.requires_grad and gradient.layout is torch.strided
 
 

@@ -61,6 +61,11 @@ class _Options:
     sparse_as_dense: bool
     process_set: ProcessSet
 
+    @functools.cached_property
+    def how(self) -> tuple[int, float, float, ProcessSet]:
+        """The last arguments of a reduction."""
+        return self.op, self.prescale, self.postscale, self.process_set
+
 
 @dataclass(frozen=True)
 class _Reduction:
@@ -210,13 +215,12 @@ class _Gradients:
         bundle.came = len(self._on_the_way)
         bundle.fits = len(bundle.parameters) == 1 and fits(bundle.parameters[0], gradient, self._device)
         if self._is_plain and len(bundle.parameters) == 1 and gradient is not None and not gradient.is_sparse:
-            options = self.options
-            last = (bundle.name, options.op, options.prescale, options.postscale, options.process_set)
-            bundle.reduction = operations.all_reduce_async(gradient, gradient, *last)
+            bundle.reduction = operations.all_reduce_async(gradient, gradient, bundle.name, *self.options.how)
         else:
             bundle.reduction = self._start_otherwise(bundle)
         if not self._has_buckets and len(self._on_the_way) == len(self.bundles):
-            self._ask()
+            assert self._agreements is not None
+            self._agreements.ask(self._kinds, self._say)  # which of them go in buckets from now on
 
     @torch.no_grad()
     def _start_otherwise(self, bundle: _Bundle) -> _Reduction:
@@ -240,9 +244,7 @@ class _Gradients:
             sent.append(compressed)
         finish = None
         if sent:
-            finish = operations.all_reduce_in_place(
-                sent, bundle.name, options.op, options.prescale, options.postscale, options.process_set
-            )
+            finish = operations.all_reduce_in_place(sent, bundle.name, *options.how)
         return _Reduction(finish, sparse, contexts)
 
     def _begin_step(self) -> None:
@@ -256,18 +258,14 @@ class _Gradients:
                 bundle.remember(self._kind_of(bundle))
             self._kinds = tuple(bundle.kind for bundle in self.bundles)
             self._agreements = agreements_on([bundle.name for bundle in self.bundles], process_set)
-        if self._has_buckets or self._agreements is None:
+        if self._has_buckets:
             return
+        assert self._agreements is not None
         answer = self._agreements.answer(self._kinds)
         if answer is not None:
             self._has_buckets = True
             for indices in answer.buckets:
                 self._make_bucket([self.bundles[index] for index in indices])
-
-    def _ask(self) -> None:
-        """All gradients have been started by name: which go in buckets from now on."""
-        if self._agreements is not None:
-            self._agreements.ask(self._kinds, self._say)
 
     def _say(self) -> list[int]:
         engine = home.current()
@@ -291,12 +289,9 @@ class _Gradients:
         return bundle.fits and self.options.compression in (Compression.none, Compression.fp16)
 
     def _make_bucket(self, bundles: Sequence[_Bundle]) -> None:
-        options = self.options
-
         def start(memory: torch.Tensor, name: str) -> operations.Started:
             one = [memory]
-            last = (options.op, options.prescale, options.postscale, options.process_set)
-            return operations.all_reduce(one, one, name, *last)
+            return operations.all_reduce(one, one, name, *self.options.how)
 
         bucket = Bucket([each.parameters[0] for each in bundles], [each.kind for each in bundles], start)
         for bundle, place in zip(bundles, bucket.places, strict=True):
