@@ -18,6 +18,7 @@ class Settings(TypedDict, total=False):
     chunk_bytes: int | str | None
     window: int | str | None
     eager_bytes: int | str | None
+    one_hop_hosts: int | str | None
     local_part_bytes: int | str | None
     fusion_bytes: int | str | None
     fusion_cycle_ms: int | str | None

@@ -82,6 +82,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("chunk_bytes", reader(&Config::chunk_bytes))
       .def_property_readonly("window", reader(&Config::window))
       .def_property_readonly("eager_bytes", reader(&Config::eager_bytes))
+      .def_property_readonly("one_hop_hosts", reader(&Config::one_hop_hosts))
       .def_property_readonly("local_part_bytes", reader(&Config::local_part_bytes))
       .def_property_readonly("fusion_bytes", reader(&Config::fusion_bytes))
       .def_property_readonly("fusion_cycle_ms", reader(&Config::fusion_cycle_ms))

@@ -74,6 +74,11 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "
      "16KB. At most HERRING_CHUNK_BYTES.",
      0, 1 * kMiB},
+    {"HERRING_ONE_HOP_HOSTS", Type::kCount, &Config::one_hop_hosts,
+     "In a job of up to so many hosts, without server processes, each host sends small data to all others: one hop "
+     "instead of two. Small is at most HERRING_EAGER_BYTES with 2 hosts, 6KB with 3, 2.6KB with 4, less with more. "
+     "0: never.",
+     0, 64},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
      "Ranks of one host exchange data in parts of this size. At most half of HERRING_ARENA_BYTES.", 4 * kKiB,
      1024 * kMiB, kWireAlignment},

@@ -73,6 +73,7 @@ std::string settings_that_must_agree(const Config& config) {
   return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_BUCKET_BYTES=" + bytes_text(config.bucket_bytes) +
          " HERRING_CHUNK_BYTES=" + bytes_text(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
          " HERRING_EAGER_BYTES=" + bytes_text(config.eager_bytes) +
+         " HERRING_ONE_HOP_HOSTS=" + std::to_string(config.one_hop_hosts) +
          " HERRING_LOCAL_PART_BYTES=" + bytes_text(config.local_part_bytes) +
          " HERRING_INTRA_NODE=" + switch_text(config.intra_node) + " HERRING_FAILOVER=" + switch_text(config.failover) +
          " HERRING_CHECKSUM=" + switch_text(config.checksum) +

@@ -139,6 +139,22 @@ void keep_within_budget(Placement& placement, const Config& config) {
   }
 }
 
+/// Up to which size operations go to the lanes of all hosts at once. Each host then sends n - 1 messages instead of
+/// one, and (n - 1)(n - 2) / n of the data more than in two hops: a message's own cost is worth a few KB.
+std::uint64_t one_hop_bytes(const Placement& placement, const Config& config) {
+  constexpr std::uint64_t kMoreOnLink = 4 << 10;
+  const std::uint64_t hosts = placement.hosts;
+  const bool is_one_each = placement.lanes.size() == hosts * placement.rails;
+  const bool are_near = std::ranges::all_of(
+      placement.lanes, [&](const LanePlace& lane) { return near_worker(config, lane).has_value(); });
+  if (hosts < 2 || hosts > config.one_hop_hosts || !is_one_each || !are_near || placement.failover ||
+      placement.backup_workers > 0) {
+    return 0;
+  }
+  const std::uint64_t most = std::min(placement.budget.eager_bytes, placement.chunk_bytes);
+  return hosts == 2 ? most : std::min(most, kMoreOnLink * hosts / ((hosts - 1) * (hosts - 2)));
+}
+
 }  // namespace
 
 std::vector<std::uint32_t> Placement::neighbours(std::uint32_t worker) const {
@@ -197,6 +213,7 @@ Placement make_placement(const Config& config, std::span<const Member> workers, 
   }
   placement.failover = can_move && config.failover != Switch::kOff && config.backup_workers == 0;
   keep_within_budget(placement, config);
+  placement.one_hop_bytes = one_hop_bytes(placement, config);
   return placement;
 }
 
@@ -216,6 +233,17 @@ std::uint64_t rails_within(const Placement& placement, std::span<const std::uint
   }
   const std::uint64_t served = all & ~lacking;
   return served == 0 || served == all ? worker::kEveryRail : served;
+}
+
+/// GroupRoute::may_go_in_one_hop: every host is a contributor, and the process of its lane of rail r is its owner r.
+bool may_go_in_one_hop(const Placement& placement, std::span<const std::uint32_t> ranks, std::size_t contributors) {
+  if (placement.one_hop_bytes == 0 || contributors != placement.hosts) return false;
+  std::vector<std::vector<std::uint32_t>> owners(placement.hosts);
+  for (const std::uint32_t rank : ranks) owners[placement.host_of[rank]].push_back(rank);
+  return std::ranges::all_of(placement.lanes, [&](const LanePlace& lane) {
+    const std::vector<std::uint32_t>& here = owners[placement.host_of[lane.owner]];
+    return lane.rail < here.size() && here[lane.rail] == lane.owner;
+  });
 }
 
 }  // namespace
@@ -267,6 +295,8 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
   } else {
     route.path = GroupRoute::Path::kNetwork;
   }
+  const std::size_t contributors = route.path == GroupRoute::Path::kHostFirst ? hosts.size() : ranks.size();
+  route.may_go_in_one_hop = may_go_in_one_hop(placement, ranks, contributors);
   return route;
 }
 

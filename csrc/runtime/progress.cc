@@ -312,10 +312,10 @@ void Progress::count_ended(std::uint64_t ended) {
   drained_.notify_all();
 }
 
-/// What others wait for counts as pending until it is out, and so do results that others may still need.
+/// What others wait for counts as pending until it is out, and so does what they may still need of what has ended.
 void Progress::watch_unsent() {
-  const bool has_unsent = has_local_backlog() || (messages_ && messages_->has_unsent()) ||
-                          (network_ && network_config_.failover && network_->has_operations());
+  const bool has_unsent =
+      has_local_backlog() || (messages_ && messages_->has_unsent()) || (network_ && network_->is_needed());
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {

@@ -276,9 +276,8 @@ void Progress::submit_local(Instant now, Part& part) {
   operation.root = part.descriptor.root;  // The path is local for these collectives: group order is member order.
   operation.network = whole.path == GroupRoute::Path::kHostFirst;
   if (operation.network) {
-    const auto members = static_cast<std::uint32_t>(route.local_members.size());
     for (const std::vector<ByteRange>& ranges :
-         worker::owned_ranges(network_config_, part.key, part.descriptor.part_bytes, route.rails, members)) {
+         worker::owned_ranges(network_config_, network_operation(now, part, {}))) {
       auto& share = operation.owned.emplace_back();
       for (const ByteRange& range : ranges) share.push_back({range.offset, range.bytes});
     }
@@ -323,6 +322,7 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }
   operation.rails = route.rails;
+  operation.may_go_in_one_hop = route.may_go_in_one_hop && whole.path == route.path;
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});

@@ -175,7 +175,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   sends_.erase(found);
   if (sent.is_credit) {
     workers_[sent.peer.value].credit_on_way = false;
-    credit(sent.peer, workers_[sent.peer.value]);
+    credit(sent.peer, workers_[sent.peer.value], one_way_due_ == Instant::max());
   }
   if (sent.is_answer) {
     --workers_[sent.peer.value].answers_on_way;
@@ -216,6 +216,10 @@ void Engine::Impl::on_tick(Instant now) {
     settled_due_ = Instant::max();
     for (std::uint32_t worker = 0; worker < config_.workers; ++worker) flush_settled(PeerId{worker}, true);
   }
+  if (now >= one_way_due_) {
+    one_way_due_ = Instant::max();
+    for (std::uint32_t worker = 0; worker < config_.workers; ++worker) credit(PeerId{worker}, workers_[worker], true);
+  }
   while (!timers_.empty() && timers_.begin()->first <= now) {
     const std::uint64_t id = timers_.begin()->second;
     Op& op = *find_op(id);
@@ -243,11 +247,18 @@ void Engine::Impl::on_tick(Instant now) {
   follow_up(now);
 }
 
+/// Of the workers that have announced, this lane's is the first.
+bool Engine::Impl::has_first(const Op& op) const {
+  const auto is_before = [](const Participant& a, const Participant& b) { return a.peer.value < b.peer.value; };
+  const auto first = std::ranges::min_element(op.participants, is_before);
+  return first != op.participants.end() && config_.near_worker == first->peer;
+}
+
 void Engine::Impl::note_stall(Instant now, Op& op) {
   op.stalls_at = Instant::max();
   // Of the lanes that have a part of it, one says it. What waits behind it mostly waits for the same: its turn is
   // later.
-  const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0;
+  const bool is_said_here = op.key.op.part == 0 && op.shape.shard_offset == 0 && (!op.is_one_hop || has_first(op));
   if (is_said_here && op.state == OpState::kGathering && !op.disagreed) {
     if (now < next_warning_) {
       op.stalls_at = next_warning_;

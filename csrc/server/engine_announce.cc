@@ -11,6 +11,8 @@ namespace {
 /// How far ahead of the oldest missing announce one may arrive; more is not reordering.
 constexpr std::uint64_t kMaxAhead = 65536;
 constexpr std::size_t kMaxGroups = 4096;
+/// One-hop announces that are over are told with other credits, or after so long.
+constexpr Duration kOneWayDelay = std::chrono::milliseconds(10);
 
 bool same_shape(const wire::Announce& a, const wire::Announce& b) {
   return a.descriptor == b.descriptor && a.contributor_count == b.contributor_count && a.pusher == b.pusher &&
@@ -74,14 +76,41 @@ bool Engine::Impl::may_announce(const WorkerState& worker, PeerId peer, std::uin
 }
 
 /// One Credit to a worker at a time: who does not read what it is sent gets no more of them.
-void Engine::Impl::credit(PeerId peer, WorkerState& worker) {
-  if (config_.announce_credits == 0 || worker.credit_on_way || worker.lost) return;
-  if (worker.uncredited < std::max(1u, config_.announce_credits / 2)) return;
+void Engine::Impl::credit(PeerId peer, WorkerState& worker, bool is_due) {
+  if (worker.credit_on_way || worker.lost) return;
+  const bool has_many = worker.one_way_over >= std::max(1u, config_.eager_window / 2);
+  const bool is_enough =
+      config_.announce_credits != 0 && worker.uncredited >= std::max(1u, config_.announce_credits / 2);
+  if (!is_enough && !has_many && !(is_due && worker.one_way_over > 0)) return;
   wire::Header header = header_to({}, wire::MessageType::kCredit);
-  header.count = worker.uncredited;
-  worker.credited += std::exchange(worker.uncredited, 0);
+  header.offset = std::exchange(worker.one_way_over, 0);
+  if (config_.announce_credits != 0) {
+    header.count = worker.uncredited;
+    worker.credited += std::exchange(worker.uncredited, 0);
+  }
   worker.credit_on_way = true;
   send(peer, kControlTag, header, {}, {}, {0, kNone, peer, false, false, true});
+}
+
+/// In one hop: its worker is in another process, and hears from the lane there.
+bool Engine::Impl::is_one_way(const wire::Header& header) const {
+  return (header.flags & wire::kFlagOneHop) != 0 && config_.near_worker != PeerId{header.sender};
+}
+
+/// Its worker counts such an announce until it hears that it is over: before that it does not leave the job.
+void Engine::Impl::note_one_way_over(Instant now, PeerId peer) {
+  WorkerState& worker = workers_[peer.value];
+  ++worker.one_way_over;
+  one_way_due_ = std::min(one_way_due_, now + kOneWayDelay);
+  credit(peer, worker);
+}
+
+void Engine::Impl::retire_one_way(Instant now, Op& op) {
+  for (Participant& participant : op.participants) {
+    if (!participant.is_one_way || !participant.counted) continue;
+    retire(participant);
+    note_one_way_over(now, participant.peer);
+  }
 }
 
 /// Until an earlier operation of its key is out of the way. Counted as what it will be.
@@ -105,6 +134,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
   const auto refuse = [&](const Status& status) {
     ++stats_.messages_rejected;
     send_error(peer, key_of(header), header.tag, 0, status);
+    if (is_one_way(header)) note_one_way_over(now, peer);
   };
   const std::optional<wire::Announce> announce =
       body.size() < wire::kAnnounceBytes ? std::nullopt : wire::decode_announce(body.first(wire::kAnnounceBytes));
@@ -125,7 +155,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     refuse(status);
     return;
   }
-  if (join_tombstone(header, *announce)) return;
+  if (join_tombstone(now, header, *announce)) return;
   Op* op = find_live(key_of(header));
   if (op != nullptr) {
     const auto mine = std::find_if(op->participants.begin(), op->participants.end(),
@@ -156,6 +186,7 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     op->shape = *announce;
     op->chunks = chunk_count(*announce);
     op->is_join = (header.flags & wire::kFlagJoin) != 0;
+    op->is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
     op->roster = roster;
     op->in = members_of(roster);
     live_.emplace(op->key, op->id);
@@ -206,6 +237,11 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
                                               std::to_string(config_.max_chunk_bytes) +
                                               ". Set HERRING_CHUNK_BYTES to the same value everywhere");
   }
+  if ((header.flags & wire::kFlagOneHop) != 0) {
+    const bool is_plain = (header.flags & (wire::kFlagJoin | wire::kFlagRoster)) == 0;
+    if (!config_.near_worker || config_.failover) return wrong("in one hop; this server is not in a worker's process");
+    if (chunks > 1 || !is_plain) return wrong("in one hop, of what cannot go so");
+  }
   const bool eager = (header.flags & wire::kFlagEager) != 0;
   if (!eager && !data.empty()) return wrong("data without the eager flag");
   if (eager) {
@@ -225,7 +261,7 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
 }
 
 /// An operation of this key that failed and that this process has not yet heard of: it does now.
-bool Engine::Impl::join_tombstone(const wire::Header& header, const wire::Announce& announce) {
+bool Engine::Impl::join_tombstone(Instant now, const wire::Header& header, const wire::Announce& announce) {
   const auto failed = failed_.find(key_of(header));
   if (failed == failed_.end()) return false;
   for (const std::uint64_t id : failed->second) {
@@ -236,6 +272,7 @@ bool Engine::Impl::join_tombstone(const wire::Header& header, const wire::Announ
     if (known) continue;
     add_participant(op, header, announce, {});
     send_error(PeerId{header.sender}, op.key, header.tag, 0, op.failure);
+    if (is_one_way(header)) note_one_way_over(now, PeerId{header.sender});
     return true;
   }
   return false;
@@ -273,7 +310,9 @@ Status Engine::Impl::check_place(const Op& op, const wire::Header& header, const
 bool Engine::Impl::agrees(const Op& op, const wire::Header& header, const wire::Announce& announce,
                           const Roster& roster) const {
   const bool is_join = (header.flags & wire::kFlagJoin) != 0;
-  return same_shape(announce, op.shape) && is_join == op.is_join && (is_join || roster == op.roster);
+  const bool is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
+  return same_shape(announce, op.shape) && is_one_hop == op.is_one_hop && is_join == op.is_join &&
+         (is_join || roster == op.roster);
 }
 
 void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
@@ -284,6 +323,7 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
   participant.tag = header.tag;
   participant.announcers = header.count;
   participant.is_join = (header.flags & wire::kFlagJoin) != 0;
+  participant.is_one_way = is_one_way(header);
   if (!data.empty()) {
     participant.eager = op.any_eager = true;
     participant.data.assign(data.begin(), data.end());
@@ -388,7 +428,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   if (op.roster.empty()) note_lateness(op);
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
-      send_result(op, participant, kNone, {});
+      if (!participant.is_one_way) send_result(op, participant, kNone, {});
     } else if (!participant.eager && (config_.failover || is_pusher(participant.announce))) {
       participant.push_tag = next_tag_;
       next_tag_ += op.chunks;

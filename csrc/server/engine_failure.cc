@@ -17,6 +17,7 @@ constexpr std::uint32_t kMaxAnswers = 64;
 /// Tells everybody who has announced, and keeps the operation to tell those who announce later. The first reason wins.
 void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
+  retire_one_way(now, op);  // Also where the first one went another way: they disagree.
   for (Participant& participant : op.participants) retire(participant);
   forget_tags(op);
   forget_missing(op);
@@ -269,7 +270,8 @@ bool Engine::Impl::waits_in_vain(const Op& op, PeerId left) const {
 /// said.
 bool Engine::Impl::needs(const Op& op, PeerId peer) const {
   for (const Participant& participant : op.participants) {
-    if (participant.peer == peer) return !participant.silent && !participant.has_everything();
+    if (participant.peer != peer) continue;
+    return !participant.silent && (!participant.has_everything() || !participant.has_all_data());
   }
   if (op.absentees() > 0 && op.state != OpState::kGathering) return true;
   if (op.state != OpState::kGathering) return false;

@@ -187,10 +187,10 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
 }
 
 /// Whether what it pushes is summed where it lies. Only where others push too, so that the sum has a slot to be sent
-/// from: whoever lends may use its memory as soon as it has its own result.
+/// from: whoever lends may use its memory as soon as it has its own result. Not in one hop: other lanes need it too.
 bool Engine::Impl::lends(const Op& op, const Participant& participant, std::uint32_t bytes) const {
   return config_.near_worker == participant.peer && bytes >= config_.min_loan_bytes && op.pushers() > 1 &&
-         !op.may_lack_some() && !config_.failover && !config_.check_finite;
+         !op.may_lack_some() && !op.is_one_hop && !config_.failover && !config_.check_finite;
 }
 
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
@@ -267,6 +267,7 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
     if (op.owners[contributor].empty()) continue;  // It gets what is kept.
     Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
+    if (owner.is_one_way) continue;
     if (is_lent && config_.near_worker == owner.peer) {
       stats_.bytes_sent += output.size();
       send_result(op, owner, number, {}, wire::kFlagInPlace);
@@ -343,6 +344,10 @@ void Engine::Impl::finish_op(Instant now, Op& op) {
   set_timer(op, config_.failover ? now + op.timeout : Instant::max());
   ++stats_.ops_completed;
   if (config_.failover) ++stats_.unsettled;
+  if (op.is_one_hop) {
+    ++stats_.one_hop;
+    retire_one_way(now, op);
+  }
   for (Deferred& deferred : op.deferred) replay_.push_back(std::move(deferred));
   op.deferred.clear();
 }

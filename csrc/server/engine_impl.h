@@ -47,10 +47,11 @@ struct Participant {
   std::uint64_t tag = 0;         // Of its Results; also names this announce in Grant, Error and Cancel.
   std::uint32_t announcers = 1;  // Processes of its contributor that announce to this lane.
   Instant announced;
-  std::uint32_t late = 0;  // wire::kWasLast
-  bool silent = false;     // It gave the operation up without an announce: told nothing.
-  bool counted = false;    // In its worker's numbers of unfinished announces.
-  bool is_join = false;    // It asks for the roster.
+  std::uint32_t late = 0;   // wire::kWasLast
+  bool silent = false;      // It gave the operation up without an announce: told nothing.
+  bool counted = false;     // In its worker's numbers of unfinished announces.
+  bool is_join = false;     // It asks for the roster.
+  bool is_one_way = false;  // In one hop, in another process: its own lane answers it.
   bool eager = false;
   std::vector<std::byte> data;                 // Eager payload: its owned chunks.
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
@@ -70,10 +71,17 @@ struct Participant {
   std::vector<bool> held;  // Announced because a lane died: by owned chunk, whether it has the result already.
 
   std::uint32_t expected_results() const {
+    if (is_one_way) return 0;
     if (is_join) return roster_words(announce.contributor_count);
     return announce.owned_count == 0 ? 1 : announce.owned_count;
   }
   bool has_everything() const { return !silent && results >= expected_results(); }
+  /// Nothing of it is missing.
+  bool has_all_data() const {
+    const Collective collective = announce.descriptor.collective;
+    const bool has_one_pusher = collective == Collective::kBroadcast || collective == Collective::kAllGather;
+    return eager || pushed >= announce.owned_count || (has_one_pusher && announce.contributor != announce.pusher);
+  }
   bool owns(std::uint32_t chunk) const {
     return chunk >= announce.owned_first && chunk - announce.owned_first < announce.owned_count;
   }
@@ -122,7 +130,8 @@ struct Op {
   std::uint32_t contributors_complete = 0;
   bool disagreed = false;
   bool any_eager = false;
-  bool drained = false;  // kFailed: nothing of it is in flight any more.
+  bool is_one_hop = false;  // Nobody but the worker in this process gets the result.
+  bool drained = false;     // kFailed: nothing of it is in flight any more.
   std::uint32_t chunks = 0;
   std::uint32_t next_chunk = 0;  // The first one not granted.
   std::uint32_t chunks_done = 0;
@@ -189,7 +198,8 @@ struct WorkerState {
   std::set<std::uint64_t> early;                   // ... and these above it.
   std::map<std::uint64_t, Deferred> held_cancels;  // By the sequence of the announce that they overtook.
   std::uint32_t uncredited = 0;
-  std::uint64_t credited = 0;  // Sent to it so far, beside those that it began with.
+  std::uint32_t one_way_over = 0;  // Announces that are is_one_way and over, which it has not been told of.
+  std::uint64_t credited = 0;      // Sent to it so far, beside those that it began with.
   bool credit_on_way = false;
   std::uint32_t answers_on_way = 0;                           // To its Cancels of what was over here ...
   std::deque<std::pair<Key, std::uint64_t>> answers_waiting;  // ... and those that wait for these: key and tag.
@@ -243,7 +253,7 @@ class Engine::Impl {
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
   Instant next_deadline() const {
-    return std::min(settled_due_, timers_.empty() ? Instant::max() : timers_.begin()->first);
+    return std::min({settled_due_, one_way_due_, timers_.empty() ? Instant::max() : timers_.begin()->first});
   }
   void take_actions(Actions& out);
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
@@ -262,6 +272,7 @@ class Engine::Impl {
   // engine.cc
   bool is_from_job(const wire::Header& header) const;
   void follow_up(Instant now);
+  bool has_first(const Op& op) const;
   void note_stall(Instant now, Op& op);
   void set_timer(Op& op, Instant when);
   Op& create_op(const Key& key, Instant now);
@@ -279,13 +290,16 @@ class Engine::Impl {
   void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
   bool take_sequence(WorkerState& worker, std::uint64_t sequence);
   bool may_announce(const WorkerState& worker, PeerId peer, std::uint64_t sequence);
-  void credit(PeerId peer, WorkerState& worker);
+  void credit(PeerId peer, WorkerState& worker, bool is_due = false);
+  bool is_one_way(const wire::Header& header) const;
+  void note_one_way_over(Instant now, PeerId peer);
+  void retire_one_way(Instant now, Op& op);
   void defer(Op& op, const wire::Header& header, std::span<const std::byte> body);
   void undefer(const Deferred& deferred);
   void process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
   Status check_announce(const wire::Header& header, const wire::Announce& announce,
                         std::span<const std::byte> data) const;
-  bool join_tombstone(const wire::Header& header, const wire::Announce& announce);
+  bool join_tombstone(Instant now, const wire::Header& header, const wire::Announce& announce);
   Status check_place(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   bool agrees(const Op& op, const wire::Header& header, const wire::Announce& announce, const Roster& roster) const;
   void add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
@@ -423,6 +437,7 @@ class Engine::Impl {
   std::uint64_t next_token_ = 1;
   std::uint64_t next_tag_ = 1;
   Instant settled_due_ = Instant::max();
+  Instant one_way_due_ = Instant::max();  // When WorkerState::one_way_over is told at the latest.
   std::string warning_;
   Instant next_warning_{};
   std::set<std::uint32_t> concluded_;  // Losses whose moves are all here.

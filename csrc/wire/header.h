@@ -57,6 +57,8 @@ inline constexpr std::uint16_t kFlagJoin = 256;    ///< Announce: nothing to sum
 inline constexpr std::uint16_t kFlagRoster = 512;  ///< Announce: who is in follows the body.
 inline constexpr std::uint16_t kFlagInPlace =
     1024;  ///< Result without payload: it lies where the push lay, which was lent.
+inline constexpr std::uint16_t kFlagOneHop =
+    2048;  ///< Announce: the lane in each host has all of it, and answers there.
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {
@@ -74,6 +76,7 @@ struct Header {
                              ///< Result: the tag it is sent to. Error, Cancel: the announce's.
   std::uint64_t offset = 0;  ///< Push, Result: byte offset of the payload in the part. Grant: the announce's tag.
                              ///< Announce, Cancel: the announce's number. Moved: the number of the next announce.
+                             ///< Credit: one-hop announces that are over.
   std::uint32_t chunk = 0;   ///< Index of the (first) chunk in the shard. Cancel: docs/wire.md.
   std::uint32_t count = 0;   ///< Result: kWasLast. Grant: chunks. Credit: announces. Announce: processes of this
                              ///< contributor. Error, Cancel: Results, Pushes sent. Roster: as Result.

@@ -26,6 +26,7 @@ Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 bool Engine::has_operations() const { return impl_->has_operations(); }
+bool Engine::is_needed() const { return impl_->is_needed(); }
 void Engine::add_awaited(std::vector<PeerId>& lanes) const { impl_->add_awaited(lanes); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
@@ -64,6 +65,7 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
   Op& op = *owned;
   op.id = next_op_++;
   op.operation = operation;
+  op.is_one_hop = goes_in_one_hop(config_, operation);
   op.submitted = now;
   if (status.is_ok() && !losses_.empty() && losses_.size() == lanes_.size()) {
     status = Status(Code::kPeerLost, lanes_[losses_.back()].why_lost);
@@ -92,8 +94,7 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
 /// The lanes of an operation, from one that depends on the worker, so that no lane hears all workers at once.
 void Engine::Impl::make_parts(Op& op) const {
   const Operation& operation = op.operation;
-  const std::vector<ByteRange> plan =
-      plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rails);
+  const std::vector<ByteRange> plan = plan_part(config_, operation);
   const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
   const std::uint64_t seed = heir_seed(operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
@@ -103,7 +104,8 @@ void Engine::Impl::make_parts(Op& op) const {
     const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
     // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none: then
     // one of each is enough, but where nobody has anything: an owner hears from nobody else that all have come.
-    const bool meets = origin == home && chunks == 0 && (operation.owner == 0 || is_empty(operation));
+    const bool is_meeting = origin == home || (op.is_one_hop && are_on_one_rail(config_, origin, home));
+    const bool meets = is_meeting && chunks == 0 && (operation.owner == 0 || is_empty(operation));
     if (owned_chunks(config_, origin, chunks, operation).count == 0 && !meets) continue;
     for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
       LanePart part = make_part(op, item, shard, origin == home);
@@ -120,6 +122,7 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.item = item;
   part.lane = item.lane;
   part.is_home = is_home_shard && item.first == 0;
+  part.is_one_way = op.is_one_hop && !lanes_[item.lane].is_near;
   part.chunks = item.chunks;
   part.is_settled = !config_.failover;
   part.has_roster = !operation.roster.empty();
@@ -159,13 +162,18 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.tag = next_tag_;
   next_tag_ += std::max(part.chunks, part.answers);
   if (config_.failover) reserve(op, part);
-  const bool is_small = part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
-                        (config_.failover ? part.eager_slot != kNone : lane.eager < config_.eager_window);
+  const bool is_small =
+      part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
+      (config_.failover ? part.eager_slot != kNone : lane.eager + lane.one_way < config_.eager_window);
   part.is_eager = is_small && op.pushes();
   part.receives.resize(part.expected());
   part.is_pushed.resize(part.owned.count);
   const bool lands_on_input = part.is_eager && this->lands_on_input(op);
   if (!lands_on_input) post_results(op, index);
+  if (part.is_one_way) {
+    ++lane.one_way;
+    ++one_way_;
+  }
 
   wire::Announce announce;
   announce.descriptor = operation.descriptor;
@@ -193,7 +201,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   header.count = part.announcers;
   std::span<const std::byte> data;
   if (is_small && config_.failover) header.flags = wire::kFlagReady;
-  if (part.is_eager || (header.flags & wire::kFlagReady) != 0) ++lane.eager;
+  if (!part.is_one_way && (part.is_eager || (header.flags & wire::kFlagReady) != 0)) ++lane.eager;
   if (part.is_eager) {
     header.flags |= wire::kFlagEager;
     const std::span<std::byte> first = chunk_memory(op, part, part.owned.first);
@@ -203,6 +211,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   }
   const auto fixed = wire::encode(announce);
   std::vector<std::byte> body(fixed.begin(), fixed.end());
+  if (op.is_one_hop) header.flags |= wire::kFlagOneHop;
   if (operation.is_join) header.flags |= wire::kFlagJoin;
   if (part.has_roster) {
     header.flags |= wire::kFlagRoster;
@@ -215,9 +224,35 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
     add_bitmap(body, part.held);
   }
   Send record{op.id, index, !data.empty(), true};
-  if (lands_on_input && !config_.sealed_sends) record.answered = part.owned;
+  if (lands_on_input && !config_.sealed_sends && !op.is_one_hop) record.answered = part.owned;
   send(lane.peer, kControlTag, header, std::move(body), data, record);
-  if (lands_on_input && config_.sealed_sends) post_results(op, index);
+  if (op.is_one_hop) {
+    if (part.is_one_way) sent_one_way(op, part);
+    post_held_back(op);
+  } else if (lands_on_input && config_.sealed_sends) {
+    post_results(op, index);
+  }
+}
+
+/// The lane has all that it needs, or will push what it asks for from a copy: the result may come first.
+void Engine::Impl::sent_one_way(Op& op, LanePart& part) {
+  if (part.is_eager || !op.pushes() || part.owned.count == 0) return finish_part(part, op);
+  if (op.outgoing) return;
+  const std::span<const std::byte> memory = op.operation.memory;
+  op.outgoing = std::make_shared_for_overwrite<std::byte[]>(memory.size());
+  std::ranges::copy(memory, op.outgoing.get());
+}
+
+/// In one hop, where the result lands on the input: the lane in this process may have it before the others have the
+/// input. Posts its receive once nothing that is on its way, or has yet to be sent, reads that memory.
+void Engine::Impl::post_held_back(Op& op) {
+  if (!lands_on_input(op) || is_empty(op.operation) || op.payload_sends > 0) return;
+  const auto waits = [](const LanePart& part) { return !part.is_announced && !part.is_done; };
+  if (std::ranges::any_of(op.parts, waits)) return;
+  for (LanePart& part : op.parts) {
+    if (part.is_one_way || part.is_closing || part.is_done || part.received > 0 || part.receives[0] != 0) continue;
+    if (part.is_eager || part.is_pushed[0]) post(op, {op.id, part.index, part.owned.first, 0});
+  }
 }
 
 /// Receives for what the lane may send back without a grant; posted before the announce, so nothing arrives unexpected.
@@ -282,6 +317,8 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
     ++op.payload_sends;
     action.is_unregistered = op.is_over;
     if (op.is_over) sends_.at(action.token.value).keep = op.retained;
+  } else {
+    action.is_unregistered = record.keep != nullptr;
   }
   actions_.emplace_back(std::move(action));
 }
@@ -297,7 +334,7 @@ void Engine::Impl::finish_part(LanePart& part, Op& op) {
   part.is_done = true;
   --op.open_parts;
   Lane& lane = lanes_[part.lane];
-  if (part.is_eager || part.eager_slot != kNone) --lane.eager;
+  if (!part.is_one_way && (part.is_eager || part.eager_slot != kNone)) --lane.eager;
   if (part.eager_slot != kNone && !lane.lost) lane.free_eager.push_back(std::exchange(part.eager_slot, kNone));
 }
 
@@ -335,7 +372,7 @@ void Engine::Impl::add_awaited(std::vector<PeerId>& lanes) const {
     }
   }
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (is_awaited[lane] && !lanes_[lane].lost) lanes.push_back(lanes_[lane].peer);
+    if ((is_awaited[lane] || lanes_[lane].one_way > 0) && !lanes_[lane].lost) lanes.push_back(lanes_[lane].peer);
   }
 }
 

@@ -29,6 +29,9 @@ struct EngineConfig {
   std::vector<std::uint32_t> lane_rails;  ///< As `lanes`; may be empty where there is one rail.
   std::uint32_t chunk_bytes = 0;          ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;      ///< Shards up to this travel inside the announce.
+  /// Operations up to this size that may go in one hop (Operation::may_go_in_one_hop) do: each host's lane gets all of
+  /// it, and answers inside its host alone (docs/adr/0027-one-hop.md). 0: none; not with failover; at most chunk_bytes.
+  std::uint64_t one_hop_bytes = 0;
   std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
@@ -69,6 +72,9 @@ struct Operation {
   std::uint32_t owner = 0;           ///< Several processes may share a contributor (the ranks of one host): this one
   std::uint32_t owner_count = 1;     ///< pushes and pulls a run of chunks of each shard whose lane's rail it is on.
   std::uint64_t rails = kEveryRail;  ///< The lanes that take part: those of rail i where bit i is set. There is one.
+  /// Its contributors are the hosts that the lanes of a rail are on, one each, and owner r of a host is the process
+  /// that the host's lane of rail r is in.
+  bool may_go_in_one_hop = false;
   Duration timeout{};
   /// Backup workers: no data; ends when it is decided who is in the operation (CompleteAction::roster). Goes before all
   /// parts, with part 0's key, no memory and part_bytes 0.
@@ -93,9 +99,8 @@ struct EngineStats {
 std::uint64_t bounce_bytes(const EngineConfig& config);
 
 /// By owner of a contributor: the bytes of a part that it pushes and pulls. What a host's ranks divide their local
-/// reduction by.
-std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                                 std::uint64_t rails, std::uint32_t owner_count);
+/// reduction by. Who asks need not be the operation's owner, nor have its memory.
+std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const Operation& operation);
 
 /// The worker's side of the two hops, as a pure state machine: (event, now) -> actions. Any number of operations may be
 /// in flight, submitted in any order on each worker.
@@ -128,11 +133,13 @@ class Engine final {
   void take_actions(Actions& out);
   bool is_idle() const;
   /// Something is awaited from lanes: whether the links to them work matters.
-  bool is_waiting() const { return has_operations(); }
+  bool is_waiting() const { return has_operations() || is_needed(); }
   /// Adds the lanes that something is awaited from.
   void add_awaited(std::vector<PeerId>& lanes) const;
   /// Operations that have not ended, or that others may still need the result of.
   bool has_operations() const;
+  /// Others may still need what it has of operations that have ended: a result, or an announce that is on its way.
+  bool is_needed() const;
   const EngineStats& stats() const;
 
  private:

@@ -41,11 +41,14 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
 
 void Engine::Impl::handle_credit(const wire::Header& header) {
   Lane& lane = *lane_of(header.sender);
-  if (config_.announce_credits == 0 || header.count == 0 || header.count > config_.announce_credits - lane.credits) {
+  const std::uint32_t given = config_.announce_credits == 0 ? 0 : config_.announce_credits - lane.credits;
+  if ((header.count == 0 && header.offset == 0) || header.count > given || header.offset > lane.one_way) {
     ++stats_.messages_rejected;
     return;
   }
   lane.credits += header.count;
+  lane.one_way -= static_cast<std::uint32_t>(header.offset);
+  one_way_ -= header.offset;
   serve_queue(lane);
 }
 
@@ -57,7 +60,9 @@ void Engine::Impl::serve_queue(Lane& lane) {
     if (id == 0) {
       say_moved(lane, index);
     } else {
-      announce(*find_op(id), index);
+      Op& op = *find_op(id);
+      announce(op, index);
+      complete_if_done(op);
     }
   }
 }
@@ -95,14 +100,16 @@ void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std:
     }
     // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
     const Receive result{op->id, part->index, chunk, 0, kNone, run};
-    if (!lands_on_input) post(*op, result);
+    if (!lands_on_input && !part->is_one_way) post(*op, result);
     push(*op, *part, chunk, run, Tag{header.tag + i});
-    if (lands_on_input && config_.sealed_sends) post(*op, result);
+    if (lands_on_input && config_.sealed_sends && !op->is_one_hop) post(*op, result);
   }
+  if (part->is_one_way) finish_part(*part, *op);
+  complete_if_done(*op);
 }
 
 void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag) {
-  const std::span<std::byte> memory = chunk_memory(op, part, chunk, run);
+  std::span<const std::byte> memory = chunk_memory(op, part, chunk, run);
   std::fill_n(part.is_pushed.begin() + (chunk - part.owned.first), run, true);
   part.pushed += run;
   stats_.bytes_sent += memory.size();
@@ -112,7 +119,13 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32
   header.chunk = chunk;
   header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
   Send record{op.id, part.index, true, true};
-  if (lands_on_input(op) && !config_.sealed_sends) record.answered = {chunk, record.run = run};
+  if (part.is_one_way) {
+    memory = {op.outgoing.get() + (memory.data() - op.operation.memory.data()), memory.size()};
+    record.borrows = false;
+    record.keep = op.outgoing;
+  } else if (lands_on_input(op) && !config_.sealed_sends && !op.is_one_hop) {
+    record.answered = {chunk, record.run = run};
+  }
   send(lanes_[part.lane].peer, tag, header, {}, memory, record);
 }
 
@@ -247,6 +260,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (op == nullptr) return;
   if (sent.borrows) --op->payload_sends;
   post_answered(*op, sent);
+  if (op->is_one_hop) post_held_back(*op);
   if (!status.is_ok() && sent.matters && !op->has_failed) {
     const std::uint32_t lane = op->parts[sent.part].lane;
     if (lanes_[lane].lost) return complete_if_done(*op);

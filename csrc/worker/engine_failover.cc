@@ -322,8 +322,7 @@ void Engine::Impl::move_parts(Op& op, std::uint32_t lane) {
     LanePart& part = op.parts[i];
     if (part.lane != lane) continue;
     if (!op.has_failed && !part.is_settled) {
-      if (plan.empty())
-        plan = plan_part(config_, op.operation.key, op.operation.descriptor.part_bytes, op.operation.rails);
+      if (plan.empty()) plan = plan_part(config_, op.operation);
       const ByteRange shard = plan[part.item.origin];
       for (const Item& item : make_items(part.item.origin, chunk_count(shard.bytes, config_.chunk_bytes), losses_,
                                          config_.lane_weights, heir_seed(op.operation.key))) {

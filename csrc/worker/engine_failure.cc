@@ -21,7 +21,7 @@ void Engine::Impl::abort(Instant now, const Operation& operation, const Status& 
 void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
   if (operation.contributor >= operation.contributor_count || losses_.size() == lanes_.size()) return;
   const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
-  const ByteRange shard = plan_part(config_, operation.key, operation.descriptor.part_bytes, operation.rails)[home];
+  const ByteRange shard = plan_part(config_, operation)[home];
   const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
   const std::vector<Item> items = make_items(home, chunks, losses_, config_.lane_weights, heir_seed(operation.key));
   const Item& item =
@@ -43,7 +43,12 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   op.failure = why;
   set_timer(op, now + config_.lane_grace);
   for (std::size_t i = 0; i < op.parts.size(); ++i) {
-    if (!op.parts[i].is_closing && !op.parts[i].is_done) give_up_part(op, i);
+    LanePart& part = op.parts[i];
+    if (!part.is_closing && !part.is_done) {
+      give_up_part(op, i);
+    } else if (part.is_one_way && part.is_announced) {
+      cancel(op, i, false);  // The workers there wait for an answer.
+    }
   }
   complete_if_done(op);
 }
@@ -57,16 +62,20 @@ void Engine::Impl::give_up_part(Op& op, std::size_t index) {
     if (part.is_home) send_unannounced_cancel(op.operation, op.failure);
     return;
   }
-  if (!lane.lost) {
-    wire::Header header = header_to(op.operation.key, wire::MessageType::kCancel);
-    header.shard = shard_of(part);
-    header.tag = part.tag;
-    header.offset = part.sequence;
-    header.count = part.pushed;
-    header.chunk = part.has_error ? 1 : 0;
-    send(lane.peer, kControlTag, header, wire::encode_reason(op.failure), {}, {op.id, index, false, false});
-  }
+  cancel(op, index, !part.has_error);
   drain_part(op, part, false);
+}
+
+void Engine::Impl::cancel(Op& op, std::size_t index, bool wants_answer) {
+  const LanePart& part = op.parts[index];
+  if (lanes_[part.lane].lost) return;
+  wire::Header header = header_to(op.operation.key, wire::MessageType::kCancel);
+  header.shard = shard_of(part);
+  header.tag = part.tag;
+  header.offset = part.sequence;
+  header.count = part.pushed;
+  header.chunk = wants_answer ? 0 : 1;
+  send(lanes_[part.lane].peer, kControlTag, header, wire::encode_reason(op.failure), {}, {op.id, index, false, false});
 }
 
 /// Gives the receives of a failed operation back once no Result can be on its way: the lane's Error says how many it
@@ -118,6 +127,7 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
     if (lanes_[lane->second].lost) return;
     const bool moves = may_move(lane->second);
     lanes_[lane->second].lost = true;
+    one_way_ -= std::exchange(lanes_[lane->second].one_way, 0);
     lanes_[lane->second].why_lost = why;
     if (config_.failover) losses_.push_back(lane->second);
     if (moves) return move_lane(now, lane->second);

@@ -35,6 +35,7 @@ struct LanePart {
   std::uint32_t answers = 1;     // Messages that come back where there are no chunks.
   bool has_roster = false;
   bool is_home = false;
+  bool is_one_way = false;    // In one hop, of a lane in another process: nothing comes back.
   bool is_announced = false;  // Else it waits for an announce credit.
   bool is_eager = false;
   bool is_closing = false;              // Its receives are being withdrawn, ...
@@ -54,7 +55,7 @@ struct LanePart {
   std::uint32_t eager_slot = kNone;  // Where all its Results land; else each has a slot of its own.
   std::vector<bool> held;            // By expected Result: what it brings is here.
 
-  std::uint32_t expected() const { return std::max(owned.count, answers); }
+  std::uint32_t expected() const { return is_one_way ? 0 : std::max(owned.count, answers); }
 };
 
 /// Running -> (all Results came) -> complete; or Running -> failed: Cancels sent, waits until no Result can be on its
@@ -66,12 +67,14 @@ struct Op {
   std::deque<LanePart> parts;    // Grows when a lane dies, never shrinks.
   std::uint32_t open_parts = 0;  // Not is_done.
   std::uint32_t unsettled = 0;   // Parts that are not is_settled.
+  bool is_one_hop = false;       // goes_in_one_hop()
   Roster answer;                 // Of a join: as it comes in.
   bool is_over = false;          // For its user: `retained` stands in for the memory from now on.
   std::shared_ptr<std::byte[]> retained;
-  std::uint64_t retained_bytes = 0;  // As counted against EngineConfig::retain_bytes.
-  Status suspicion;                  // A send that failed: the reason given where its lane turns out to be alive.
-  std::uint32_t payload_sends = 0;   // Sends on their way that borrow the operation's memory.
+  std::uint64_t retained_bytes = 0;       // As counted against EngineConfig::retain_bytes.
+  Status suspicion;                       // A send that failed: the reason given where its lane turns out to be alive.
+  std::uint32_t payload_sends = 0;        // Sends on their way that borrow the operation's memory.
+  std::shared_ptr<std::byte[]> outgoing;  // One hop: what is pushed later than the result may come.
   bool has_failed = false;
   Status failure;
   Instant submitted;
@@ -104,7 +107,8 @@ struct Lane {
   bool lost = false;
   std::string why_lost;
   std::uint32_t credits = 0;
-  std::uint32_t eager = 0;  // Unfinished eager announces.
+  std::uint32_t eager = 0;    // Unfinished eager announces.
+  std::uint32_t one_way = 0;  // Announces of parts that are is_one_way which the lane has not said to be over.
   std::uint64_t next_sequence = 0;
   // Parts that wait for a credit: operation id, part index; 0 and a loss: that it is time to say Moved.
   std::deque<std::pair<std::uint64_t, std::size_t>> queue;
@@ -143,10 +147,12 @@ struct Send {
   std::uint32_t run = 1;     // ... in messages of so many.
 };
 
+/// Whether the lanes of one rail, one in each host, get all of it each. The same on all who call the same operation.
+bool goes_in_one_hop(const EngineConfig& config, const Operation& operation);
 /// The bytes of a part by lane, and the lane that every contributor announces to.
-std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                 std::uint64_t rails);
+std::vector<ByteRange> plan_part(const EngineConfig& config, const Operation& operation);
 std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint64_t rails);
+bool are_on_one_rail(const EngineConfig& config, std::uint32_t lane, std::uint32_t other);
 /// How many of a contributor's owners announce to a lane that has so many chunks, and which of them are this one's.
 std::uint32_t announcers_of(const EngineConfig& config, std::uint32_t lane, std::uint32_t chunks,
                             const Operation& operation);
@@ -169,8 +175,9 @@ class Engine::Impl {
   // engine.cc
   void submit(Instant now, const Operation& operation);
   void take_actions(Actions& out);
-  bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty(); }
+  bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty() && one_way_ == 0; }
   bool has_operations() const { return !ops_.empty(); }
+  bool is_needed() const { return config_.failover ? !ops_.empty() : one_way_ > 0; }
   void add_awaited(std::vector<PeerId>& lanes) const;
   Instant next_deadline() const;
   const EngineStats& stats() const { return stats_; }
@@ -199,6 +206,8 @@ class Engine::Impl {
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);
   bool lands_on_input(const Op& op) const { return !config_.failover && op.pushes() && op.pulls_data(); }
+  void sent_one_way(Op& op, LanePart& part);
+  void post_held_back(Op& op);
   wire::Header header_to(const OpKey& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
@@ -230,6 +239,7 @@ class Engine::Impl {
   // engine_failure.cc
   void fail(Instant now, Op& op, const Status& why);
   void give_up_part(Op& op, std::size_t index);
+  void cancel(Op& op, std::size_t index, bool wants_answer);
   void send_unannounced_cancel(const Operation& operation, const Status& why);
   void drain_part(Op& op, LanePart& part, bool force);
   void close_part(Op& op, LanePart& part);
@@ -272,6 +282,7 @@ class Engine::Impl {
   Instant now_{};                                                                      // Of the event at hand.
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
+  std::uint64_t one_way_ = 0;  // Lane::one_way, over all that live.
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_tag_ = 1;

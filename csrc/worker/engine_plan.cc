@@ -68,8 +68,34 @@ std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint6
   return lane;
 }
 
-std::vector<ByteRange> plan_part(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                 std::uint64_t rails) {
+bool are_on_one_rail(const EngineConfig& config, std::uint32_t lane, std::uint32_t other) {
+  return rail_of(config, lane) == rail_of(config, other);
+}
+
+bool goes_in_one_hop(const EngineConfig& config, const Operation& operation) {
+  const OpDescriptor& descriptor = operation.descriptor;
+  if (config.one_hop_bytes == 0 || !operation.may_go_in_one_hop || operation.is_join || !operation.roster.empty()) {
+    return false;
+  }
+  if (operation.contributor_count != config.lanes.size() / config.rails) return false;
+  // Several owners hear from one lane alone that all have come, where nobody has anything.
+  if (is_empty(operation) && operation.owner_count > 1) return false;
+  return operation.key.part == 0 && descriptor.part_bytes == descriptor.op_bytes &&
+         descriptor.part_bytes <= config.one_hop_bytes;
+}
+
+std::vector<ByteRange> plan_part(const EngineConfig& config, const Operation& operation) {
+  const OpKey& key = operation.key;
+  const std::uint64_t part_bytes = operation.descriptor.part_bytes;
+  const std::uint64_t rails = operation.rails;
+  if (goes_in_one_hop(config, operation)) {
+    const std::uint32_t home = home_lane(config, key, rails);
+    std::vector<ByteRange> plan(config.lanes.size());
+    for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
+      if (are_on_one_rail(config, lane, home)) plan[lane].bytes = part_bytes;
+    }
+    return plan;
+  }
   std::vector<double> of_rails;
   ShardPlanInput input;
   input.total_bytes = part_bytes;
@@ -103,11 +129,15 @@ IndexRange owned_chunks(const EngineConfig& config, std::uint32_t lane, std::uin
   return place < owners.count ? split_evenly(chunks, owners.count, place) : IndexRange{};
 }
 
-std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const OpKey& key, std::uint64_t part_bytes,
-                                                 std::uint64_t rails, std::uint32_t owner_count) {
+std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, const Operation& operation) {
+  const std::uint64_t rails = operation.rails;
+  const std::uint32_t owner_count = operation.owner_count;
   std::vector<std::vector<ByteRange>> ranges(owner_count);
-  const std::vector<ByteRange> plan = plan_part(config, key, part_bytes, rails);
+  const std::vector<ByteRange> plan = plan_part(config, operation);
+  const bool is_one_hop = goes_in_one_hop(config, operation);
+  const std::uint32_t home = home_lane(config, operation.key, rails);
   for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
+    if (is_one_hop && lane != home) continue;  // It has the same.
     const ByteRange& shard = plan[lane];
     const std::uint32_t chunks = chunk_count(shard.bytes, config.chunk_bytes);
     const Owners owners = owners_of(config, lane, rails, owner_count);

@@ -33,10 +33,11 @@ struct ClusterOptions {
   std::uint32_t rails = 1;      ///< Lanes take them in turn; not with failover.
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
-  std::uint32_t max_window = 0;  ///< 0: as window.
-  bool near = false;             ///< Worker and lane of a number share a process; not with failover.
-  std::uint32_t max_run = 1;     ///< Taken whenever there is room, however slow the links are.
-  std::uint32_t slots = 0;       ///< Of each lane; 0: workers * window.
+  std::uint32_t max_window = 0;     ///< 0: as window.
+  bool near = false;                ///< Worker and lane of a number share a process; not with failover.
+  std::uint64_t one_hop_bytes = 0;  ///< worker::EngineConfig, same name; near, and as many lanes as workers.
+  std::uint32_t max_run = 1;        ///< Taken whenever there is room, however slow the links are.
+  std::uint32_t slots = 0;          ///< Of each lane; 0: workers * window.
   std::uint32_t max_eager_bytes = 0;
   std::uint32_t eager_window = 4;
   std::uint32_t announce_credits = 8;
@@ -90,6 +91,7 @@ class Cluster {
     if (has_near(rank)) config.near_lanes = {PeerId{options_.workers + rank}};
     config.chunk_bytes = options_.chunk_bytes;
     config.max_eager_bytes = options_.max_eager_bytes;
+    config.one_hop_bytes = options_.failover ? 0 : options_.one_hop_bytes;
     config.eager_window = options_.eager_window;
     config.announce_credits = options_.announce_credits;
     config.min_shard_bytes = options_.min_shard_bytes;
@@ -129,6 +131,13 @@ class Cluster {
       endpoints_[options_.workers + lane]->remove_peer(PeerId{rank});
     }
     dead_.push_back(rank);
+  }
+  /// All lanes are told that it has done all that it will: at once, however long its messages take.
+  void leave(std::uint32_t rank, const std::string& why) {
+    for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
+      lanes_[lane]->on_peer_left(network_.now(), PeerId{rank}, why);
+      lane_pumps_[lane]->flush(network_.now());
+    }
   }
   void lose_lane(std::uint32_t lane, const std::string& why) {
     stop_lane(lane);

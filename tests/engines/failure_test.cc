@@ -39,6 +39,12 @@ ClusterOptions failure_options(Random& random, std::uint64_t seed) {
     options.sim.damage_chance = 0.03;
   }
   if (options.seed / 2 % 2 == 1) options.sim.slow_cancel_chance = 0.5;
+  // Nor where the lane in each worker sums for it alone.
+  if (!options.failover && seed / 2 % 3 == 0) {
+    options.near = true;
+    options.lanes = options.workers;
+    options.one_hop_bytes = options.chunk_bytes;
+  }
   return options;
 }
 
@@ -53,6 +59,7 @@ TestOp all_reduce(Random& random, const Cluster& cluster, std::vector<std::uint3
   TestOp op;
   op.ranks = std::move(ranks);
   op.key = {GroupId{group}, number, 0};
+  op.may_go_in_one_hop = cluster.options().one_hop_bytes > 0 && op.ranks.size() == cluster.options().workers;
   set_size(op.descriptor, DataType::kFloat32, pick(random, 1, chance(random, 0.5) ? 40 : 1500));
   fill(op, random, cluster.worker_config(0));
   return op;
@@ -383,6 +390,34 @@ TEST(EngineFailures, ALostWorkerFailsWhatNeedsItAndNothingElse) {
     ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
     expect_good(cluster, later);
     for (const std::uint32_t rank : others) expect_error(cluster, rank, doomed.key, Code::kPeerLost, {why});
+  });
+}
+
+/// The news that a rank leaves goes another way than its data, and may be faster.
+TEST(EngineFailures, WhoLeavesWhenNothingOfItIsNeededFailsNobody) {
+  for_each_seed(600, [](Random& random, std::uint64_t seed) {
+    Cluster cluster(failure_options(random, seed));
+    std::vector<TestOp> ops;
+    for (std::uint64_t number = 1; number <= 3; ++number) {
+      ops.push_back(all_reduce(random, cluster, everybody(cluster), 0, number));
+    }
+    std::vector<bool> has_left(cluster.options().workers);
+    cluster.after_step([&] {
+      bool any = false;
+      for (std::uint32_t rank = 0; rank < has_left.size(); ++rank) {
+        if (has_left[rank] || cluster.completions(rank).size() < ops.size() || cluster.worker(rank).is_needed())
+          continue;
+        cluster.leave(rank, "rank " + std::to_string(rank) + " has left");
+        has_left[rank] = any = true;
+      }
+      return any;
+    });
+    for (TestOp& op : ops) {
+      for (std::size_t i = 0; i < op.ranks.size(); ++i) submit_at(cluster, soon(random, cluster), op, i);
+    }
+    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
+    for (const TestOp& op : ops) expect_good(cluster, op);
+    EXPECT_TRUE(std::ranges::all_of(has_left, [](bool left) { return left; }));
   });
 }
 

@@ -38,6 +38,7 @@ struct TestOp {
   OpKey key;
   std::uint32_t average_over = 1;
   std::uint64_t rails = worker::kEveryRail;
+  bool may_go_in_one_hop = false;
   Duration timeout = std::chrono::seconds(30);
   std::vector<std::vector<std::byte>> memory;  ///< By index into ranks.
   std::vector<std::vector<std::byte>> expected;
@@ -45,10 +46,16 @@ struct TestOp {
   std::uint32_t contributors() const { return static_cast<std::uint32_t>(ranks.size()) / owners; }
 
   worker::Operation operation(std::size_t index) {
+    worker::Operation operation = shape(index);
+    operation.memory = memory[index];
+    return operation;
+  }
+
+  /// Without its memory.
+  worker::Operation shape(std::size_t index) const {
     worker::Operation operation;
     operation.key = key;
     operation.descriptor = descriptor;
-    operation.memory = memory[index];
     operation.contributor = static_cast<std::uint32_t>(index) / owners;
     operation.contributor_count = contributors();
     operation.first_rank = ranks[index / owners * owners];
@@ -57,6 +64,7 @@ struct TestOp {
     operation.owner = static_cast<std::uint32_t>(index) % owners;
     operation.owner_count = owners;
     operation.rails = rails;
+    operation.may_go_in_one_hop = may_go_in_one_hop;
     operation.timeout = timeout;
     return operation;
   }
@@ -118,7 +126,7 @@ inline void fill(TestOp& op, Random& random, const worker::EngineConfig& config)
   }
   op.memory.clear();
   op.expected.clear();
-  const auto ranges = worker::owned_ranges(config, op.key, d.part_bytes, op.rails, op.owners);
+  const auto ranges = worker::owned_ranges(config, op.shape(0));
   for (std::uint32_t i = 0; i < op.ranks.size(); ++i) {
     std::vector<std::byte> before(result.size(), std::byte{0xEE});
     std::vector<std::byte> after = before;

@@ -41,6 +41,14 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
       options.weights.push_back(static_cast<double>(pick(random, 0, 3)));
     options.weights[pick(random, 0, options.lanes - 1)] = 1;  // Not all of them zero.
   }
+  // Often: it takes a lane in each worker.
+  if (seed / 5 % 3 == 0 && options.workers > 1) {
+    options.near = true;
+    options.lanes = options.workers;
+    options.weights.clear();
+    options.rails = options.workers % 2 == 0 && seed / 15 % 2 == 0 ? 2 : 1;
+    options.one_hop_bytes = std::min<std::uint64_t>(options.chunk_bytes, 64u << (seed / 30 % 8));
+  }
   options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 200));
   if (chance(random, 0.4)) options.sim.straggler_chance = 0.05;
   if (chance(random, 0.2)) options.sim.again_chance = 0.05;
@@ -79,6 +87,8 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
   if (options.rails > 1 && !options.failover && options.weights.empty() && number % 2 == 0) {
     op.rails = 1 + (options.seed + number) % ((1u << options.rails) - 1);
   }
+  op.may_go_in_one_hop = options.one_hop_bytes > 0 && op.ranks.size() == options.workers && op.owners == options.rails;
+  if (op.may_go_in_one_hop) op.rails = worker::kEveryRail;
   const std::uint64_t kind = pick(random, 0, 9);
   if (kind == 0) {
     op.descriptor.collective = Collective::kBarrier;
@@ -86,6 +96,11 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
     set_size(op.descriptor, chance(random, 0.8) ? DataType::kFloat32 : DataType::kUInt8,
              random_elements_count(random, options));
     op.descriptor.op_bytes += pick(random, 0, 3) * 1000;  // This part is one of several.
+    if (op.may_go_in_one_hop && number % 3 != 0) {
+      op.key.part = 0;
+      set_size(op.descriptor, op.descriptor.dtype,
+               random_elements_count(random, options) % (options.one_hop_bytes / 4) + 1);
+    }
     if (kind <= 2) op.descriptor.collective = kind == 1 ? Collective::kBroadcast : Collective::kAllGather;
     if (kind <= 2) op.descriptor.root = static_cast<std::uint32_t>(pick(random, 0, op.contributors() - 1));
     if (kind == 3 && op.descriptor.dtype == DataType::kFloat32) {

@@ -37,6 +37,8 @@ inline constexpr std::uint8_t kSetupFailover = 8;
 inline constexpr std::uint8_t kSetupBackup = 16;
 /// And a grace.
 inline constexpr std::uint8_t kSetupGrace = 32;
+/// The lane is in worker 0's process: announces may go in one hop.
+inline constexpr std::uint8_t kSetupNear = 64;
 
 /// kind of an announce: low two bits the collective, bit 2 eager, bit 3 no share in this lane, bits 4 to 6 the size.
 inline constexpr std::uint8_t kKindEager = 4;

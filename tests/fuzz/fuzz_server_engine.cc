@@ -51,6 +51,10 @@ server::EngineConfig engine_config(std::uint32_t workers, std::uint8_t setup) {
   config.backup_workers = !config.failover && (setup & kSetupBackup) != 0 ? 1 : 0;
   config.backup_bytes = kBackupBytes;
   if ((setup & kSetupGrace) != 0) config.backup_grace = std::chrono::milliseconds(150);
+  if ((setup & kSetupNear) != 0) {
+    config.near_worker = PeerId{0};
+    config.min_loan_bytes = ~0u;  // Nobody here lends.
+  }
   return config;
 }
 
@@ -174,6 +178,7 @@ class Harness {
       message.body.resize(message.body.size() + body.shard_bytes, std::byte{sender == 0});
     }
     if ((setup_ & kSetupFailover) != 0) add_failover(message, body, share);
+    if ((setup_ & kSetupNear) != 0 && (key & 8u) != 0) message.header.flags |= wire::kFlagOneHop;
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     announces_[message.header.tag] = {sender, body};
     last_announce_[sender] = message;

@@ -46,6 +46,49 @@ TEST(Placement, OneHostWithoutServersUsesSharedMemoryAlone) {
   EXPECT_EQ(make_route(placement, config, 1, everybody(placement)).path, GroupRoute::Path::kLocal);
 }
 
+TEST(Placement, TwoHostsSendSmallDataToEachOther) {
+  Config config;
+  const Placement two = place(config, {"a", "b"});
+  EXPECT_EQ(two.one_hop_bytes, config.eager_bytes);
+  EXPECT_TRUE(make_route(two, config, 0, everybody(two)).may_go_in_one_hop);
+  EXPECT_TRUE(make_route(two, config, 0, std::vector<std::uint32_t>{1, 0}).may_go_in_one_hop);
+  const Placement four = place(config, {"a", "a", "b", "b"});
+  EXPECT_EQ(four.rails, 2u);
+  EXPECT_TRUE(make_route(four, config, 3, everybody(four)).may_go_in_one_hop);
+  // The host's share of a lane belongs to the process that the lane is in, whatever the order of the group.
+  EXPECT_FALSE(make_route(four, config, 3, std::vector<std::uint32_t>{1, 0, 2, 3}).may_go_in_one_hop);
+  EXPECT_FALSE(make_route(four, config, 3, std::vector<std::uint32_t>{1, 3}).may_go_in_one_hop);
+  const Placement odd = place(config, {"a", "a", "b"});
+  EXPECT_EQ(odd.rails, 1u);
+  EXPECT_TRUE(make_route(odd, config, 0, everybody(odd)).may_go_in_one_hop);
+  EXPECT_TRUE(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 2}).may_go_in_one_hop);
+  EXPECT_FALSE(make_route(odd, config, 1, std::vector<std::uint32_t>{1, 2}).may_go_in_one_hop);
+  EXPECT_FALSE(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 1}).may_go_in_one_hop) << "of one host";
+}
+
+TEST(Placement, OneHopTakesAServerInEachHostAndNothingThatOutlivesAResult) {
+  Config config;
+  EXPECT_EQ(place(config, {"a", "b", "c"}).one_hop_bytes, 0u) << "more hosts than HERRING_ONE_HOP_HOSTS";
+  EXPECT_EQ(place(config, {"a", "a"}).one_hop_bytes, 0u);
+  config.servers = 1;
+  EXPECT_EQ(place(config, {"a", "b"}, {"c"}).one_hop_bytes, 0u);
+  config.servers = 0;
+  config.one_hop_hosts = 4;
+  EXPECT_EQ(place(config, {"a", "b", "c"}).one_hop_bytes, 6'144u) << "twice the data but a third, at most 4 KB more";
+  EXPECT_EQ(place(config, {"a", "b", "c", "d"}).one_hop_bytes, 2'730u);
+  config.backup_workers = 1;
+  EXPECT_EQ(place(config, {"a", "b", "c"}).one_hop_bytes, 0u);
+  config.backup_workers = 0;
+  config.lanes = 2;
+  EXPECT_EQ(place(config, {"a", "b"}).one_hop_bytes, 0u);
+  config.lanes = 1;
+  config.intra_node = Switch::kOff;
+  EXPECT_EQ(place(config, {"a", "b"}).one_hop_bytes, 0u) << "the worker reaches its own server over the network";
+  config.intra_node = Switch::kAuto;
+  config.one_hop_hosts = 0;
+  EXPECT_EQ(place(config, {"a", "b"}).one_hop_bytes, 0u);
+}
+
 TEST(Placement, FailoverTakesAServerProcessAndAnotherServer) {
   Config config;
   EXPECT_FALSE(place(config, {"a", "b"}).failover) << "embedded lanes die with their workers";

@@ -13,12 +13,21 @@ namespace {
 
 using namespace testing;
 
+/// Without memory: only its shape matters here.
+Operation shape(std::uint64_t bytes, std::uint32_t owners) {
+  Operation operation;
+  operation.key = {GroupId{0}, 9, 0};
+  operation.descriptor.op_bytes = operation.descriptor.part_bytes = bytes;
+  operation.owner_count = owners;
+  return operation;
+}
+
 TEST(WorkerEngine, OwnedRangesCoverEveryByteOnce) {
   Bench bench(3);
   for (const std::uint64_t bytes : {0ull, 1ull, 127ull, 128ull, 5'000ull, 100'001ull}) {
     for (const std::uint32_t owners : {1u, 2u, 3u, 8u}) {
       std::vector<int> covered(bytes);
-      const auto ranges = owned_ranges(bench.config, {GroupId{0}, 9, 0}, bytes, kEveryRail, owners);
+      const auto ranges = owned_ranges(bench.config, shape(bytes, owners));
       for (std::uint32_t owner = 0; owner < owners; ++owner) {
         for (const ByteRange& range : ranges[owner]) {
           for (std::uint64_t b = 0; b < range.bytes; ++b) ++covered.at(range.offset + b);
@@ -34,10 +43,9 @@ TEST(WorkerEngine, OwnersOnARailHaveTheShardsOfItsLanes) {
   Bench bench(4);
   bench.config.lane_rails = {0, 0, 1, 1};
   bench.config.rails = 2;
-  const OpKey key{GroupId{0}, 9, 0};
   for (const std::uint32_t owners : {1u, 2u, 3u, 4u}) {
     std::vector<std::vector<std::uint32_t>> owners_of_byte(40'960);
-    const auto ranges = owned_ranges(bench.config, key, 40'960, kEveryRail, owners);
+    const auto ranges = owned_ranges(bench.config, shape(40'960, owners));
     for (std::uint32_t owner = 0; owner < owners; ++owner) {
       for (const ByteRange& range : ranges[owner]) {
         for (std::uint64_t b = 0; b < range.bytes; ++b) owners_of_byte.at(range.offset + b).push_back(owner);
