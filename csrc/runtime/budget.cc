@@ -211,9 +211,9 @@ class Planner {
     for (const std::uint32_t window : budget_.lane_windows) {
       // Cancels that wait for the announce that they overtook: one for each announce on its way.
       const std::uint64_t held = budget_.announce_credits * (wire::kHeaderBytes + kMinBodyBytes / 2);
-      const std::uint64_t each = held + std::uint64_t{window} * checked +
-                                 budget_.control_messages() * (budget_.body_bytes + wire::kHeaderBytes + checked) +
-                                 std::uint64_t{budget_.eager_window} * budget_.eager_bytes;
+      const std::uint64_t each =
+          held + std::uint64_t{window} * checked +
+          (budget_.control_messages() + budget_.eager_window) * (budget_.body_bytes + wire::kHeaderBytes + checked);
       budget_.lane_slots.push_back(slots(window));
       budget_.lane_bytes.push_back(slots(window) * input_.chunk_bytes + kept + input_.workers * each);
     }

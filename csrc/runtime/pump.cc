@@ -32,6 +32,12 @@ concept Borrows = requires(Engine& engine, std::shared_ptr<Loan> loan) {
   engine.on_received(Instant{}, Token{}, Status::ok(), wire::Header{}, loan);
 };
 
+/// Engines that may keep the body of a control message: servers' lanes.
+template <class Engine>
+concept Keeps = requires(Engine& engine, std::span<std::byte> body) {
+  engine.on_control(Instant{}, wire::Header{}, body, Token{});
+};
+
 /// Engines that wait for peers; a server's lane answers only.
 template <class Engine>
 concept Waits = requires(const Engine& engine, std::vector<PeerId>& peers) {
@@ -58,7 +64,6 @@ class Pump<Engine>::Impl {
     for (const NearPeer& near : options_.near) {
       for (std::size_t i = 0; i < near.control_receives; ++i) unposted_.push_back(add_control(near.peer));
     }
-    controls_ = unposted_.size();
     post_controls();
   }
 
@@ -131,7 +136,14 @@ class Pump<Engine>::Impl {
   using Peer = PumpPeer;
 
   std::size_t add_control(PeerId from) {
-    const std::size_t index = posts_.add(Kind::kControl, true).value();
+    std::size_t index = 0;
+    if (spares_.empty()) {
+      index = posts_.add(Kind::kControl, true).value();
+      ++controls_;
+    } else {
+      index = spares_.back();
+      spares_.pop_back();
+    }
     posts_[index].from = from;
     return index;
   }
@@ -283,6 +295,11 @@ class Pump<Engine>::Impl {
     return true;
   }
 
+  bool carry_out(ReleaseAction& action) {
+    spares_.push_back(static_cast<std::size_t>(action.token.value));
+    return true;
+  }
+
   bool carry_out(CompleteAction& action) {
     complete_(action);
     return true;
@@ -386,15 +403,21 @@ class Pump<Engine>::Impl {
           is_taken = take_link_message(peer, *header);
         }
       }
-      if (!is_taken) {
-        engine_.on_control(now, *header,
-                           std::span<const std::byte>(post.buffer).subspan(wire::kHeaderBytes, header->payload_bytes));
-      }
+      if (!is_taken && give_control(now, *header, index)) index = add_control(post.from);
     } else {
       ++stats_.malformed;
     }
     unposted_.push_back(index);
     post_controls();
+  }
+
+  /// True where the engine keeps the buffer until it releases it.
+  bool give_control(Instant now, const wire::Header& header, std::size_t index) {
+    const std::span<std::byte> body = posts_[index].buffer.subspan(wire::kHeaderBytes, header.payload_bytes);
+    if constexpr (Keeps<Engine>)
+      return engine_.on_control(now, header, body, Token{index});
+    else
+      return engine_.on_control(now, header, body), false;
   }
 
   /// True where it was a Ping or a Pong of one who may send them.
@@ -510,7 +533,8 @@ class Pump<Engine>::Impl {
   CompleteFunction complete_;
   PostTable posts_;
   std::vector<std::size_t> unposted_;  // Control receives that wait for room.
-  std::size_t controls_ = 0;           // Of the pool, posted or not.
+  std::vector<std::size_t> spares_;    // That the engine has kept and released.
+  std::size_t controls_ = 0;           // Of the pool, posted or not, the kept and the spare ones included.
   std::size_t posted_controls_ = 0;
   std::size_t sends_ = 0;                                    // Of the engine's, in the transport.
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.

@@ -1,6 +1,7 @@
 #include "server/engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/engine_impl.h"
 
@@ -14,8 +15,8 @@ constexpr std::uint32_t kMaxRetries = 8;
 Engine::Engine(const EngineConfig& config, std::span<std::byte> slots) : impl_(std::make_unique<Impl>(config, slots)) {}
 Engine::~Engine() = default;
 
-void Engine::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
-  impl_->on_control(now, header, body);
+bool Engine::on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token) {
+  return impl_->on_control(now, header, body, token);
 }
 void Engine::on_received(Instant now, Token token, const Status& status, const wire::Header& header,
                          const std::shared_ptr<Loan>& loan) {
@@ -61,14 +62,15 @@ bool Engine::Impl::is_from_job(const wire::Header& header) const {
          !workers_[header.sender].lost;
 }
 
-void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+bool Engine::Impl::on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token) {
   if (!is_from_job(header) || header.payload_bytes != body.size()) {
     ++stats_.messages_rejected;
-    return;
+    return false;
   }
+  Arrival arrival{header, body, token};
   switch (header.type) {
     case wire::MessageType::kAnnounce:
-      handle_announce(now, header, body);
+      handle_announce(now, arrival);
       break;
     case wire::MessageType::kCancel:
       handle_cancel(now, header, body);
@@ -84,18 +86,23 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
       break;
     default:
       ++stats_.messages_rejected;
-      return;
+      return false;
   }
   follow_up(now);
+  return arrival.is_kept;
 }
 
 /// What became possible: announces that had to wait for an earlier operation of their key, then grants.
 void Engine::Impl::follow_up(Instant now) {
   while (!replay_.empty()) {
-    const Deferred next = std::move(replay_.front());
+    Deferred next = std::move(replay_.front());
     replay_.pop_front();
     undefer(next);
-    if (!workers_[next.header.sender].lost) process_announce(now, next.header, next.body);
+    Arrival& arrival = next.arrival;
+    arrival.is_kept = false;
+    if (!next.body.empty()) arrival.body = next.body;
+    if (!workers_[arrival.header.sender].lost) process_announce(now, arrival);
+    if (next.body.empty() && !arrival.is_kept) actions_.emplace_back(ReleaseAction{arrival.token});
   }
   if (room_changed_) look_for_room();
   schedule(now);
@@ -206,7 +213,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   } else if (op->state == OpState::kFinishing && op->sends == 0) {
     after_sends(now, *op);
   } else if (op->state == OpState::kKept && op->sends == 0) {
-    drop_eager_data(*op);
+    drop_eager_data(*op);  // Results wait for those who are late, maybe for long.
   }
   follow_up(now);
 }
@@ -300,10 +307,19 @@ void Engine::Impl::erase_op(std::uint64_t id) {
   }
   forget_tags(*found->second);
   give_back_room(*found->second);
-  for (const Participant& participant : found->second->participants) {
+  for (Participant& participant : found->second->participants) {
     drop_records(participant.peer, participant.record_bytes);
   }
+  drop_eager_data(*found->second);
   ops_.erase(found);
+}
+
+/// What came with the announces is not needed any more.
+void Engine::Impl::drop_eager_data(Op& op) {
+  for (Participant& participant : op.participants) {
+    if (std::exchange(participant.data, {}).empty()) continue;
+    actions_.emplace_back(ReleaseAction{participant.data_token});
+  }
 }
 
 Op* Engine::Impl::find_op(std::uint64_t id) {

@@ -118,8 +118,9 @@ class Engine final {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// A message that arrived on kControlTag, header already decoded; `body` is borrowed for the call.
-  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  /// A message that arrived on kControlTag, header already decoded. `body` is borrowed for the call; where true comes
+  /// back, until ReleaseAction{token}: data that came with an announce is summed where it lies, and sums may go there.
+  bool on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token);
   /// A posted receive finished. Not ok, or a header that does not belong there: the engine rejects it and posts again.
   /// `loan`: where it was posted as one, what lies in its place.
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header,

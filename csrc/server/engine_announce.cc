@@ -39,7 +39,8 @@ bool is_pusher(const wire::Announce& announce) {
 
 }  // namespace
 
-void Engine::Impl::handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+void Engine::Impl::handle_announce(Instant now, Arrival& arrival) {
+  const wire::Header& header = arrival.header;
   WorkerState& worker = workers_[header.sender];
   if (!may_announce(worker, PeerId{header.sender}, header.offset) || !take_sequence(worker, header.offset)) {
     ++stats_.messages_rejected;  // A copy of one that was taken in, or nonsense.
@@ -47,11 +48,11 @@ void Engine::Impl::handle_announce(Instant now, const wire::Header& header, std:
   }
   ++worker.uncredited;
   credit(PeerId{header.sender}, worker);
-  process_announce(now, header, body);
+  process_announce(now, arrival);
   if (config_.failover) conclude_moves(now);
   const auto held = worker.held_cancels.find(header.offset);
   if (held == worker.held_cancels.end()) return;
-  const Deferred cancel = std::move(held->second);
+  const HeldCancel cancel = std::move(held->second);
   worker.held_cancels.erase(held);
   handle_cancel(now, cancel.header, cancel.body);
 }
@@ -114,22 +115,32 @@ void Engine::Impl::retire_one_way(Instant now, Op& op) {
 }
 
 /// Until an earlier operation of its key is out of the way. Counted as what it will be.
-void Engine::Impl::defer(Op& op, const wire::Header& header, std::span<const std::byte> body) {
+void Engine::Impl::defer(Op& op, Arrival& arrival) {
+  const wire::Header& header = arrival.header;
   WorkerState& worker = workers_[header.sender];
   ++worker.ops;
-  if ((header.flags & wire::kFlagEager) != 0) ++worker.eager;
-  add_records(PeerId{header.sender}, sizeof(Deferred) + body.size());
-  op.deferred.push_back({header, {body.begin(), body.end()}});
+  Deferred deferred{arrival, {}};
+  if ((header.flags & wire::kFlagEager) != 0) {
+    ++worker.eager;
+    arrival.is_kept = true;
+  } else {
+    deferred.body.assign(arrival.body.begin(), arrival.body.end());
+  }
+  add_records(PeerId{header.sender}, sizeof(Deferred) + arrival.body.size());
+  op.deferred.push_back(std::move(deferred));
 }
 
 void Engine::Impl::undefer(const Deferred& deferred) {
-  WorkerState& worker = workers_[deferred.header.sender];
+  const wire::Header& header = deferred.arrival.header;
+  WorkerState& worker = workers_[header.sender];
   --worker.ops;
-  drop_records(PeerId{deferred.header.sender}, sizeof(Deferred) + deferred.body.size());
-  if ((deferred.header.flags & wire::kFlagEager) != 0) --worker.eager;
+  drop_records(PeerId{header.sender}, sizeof(Deferred) + deferred.arrival.body.size());
+  if ((header.flags & wire::kFlagEager) != 0) --worker.eager;
 }
 
-void Engine::Impl::process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
+  const wire::Header& header = arrival.header;
+  const std::span<const std::byte> body = arrival.body;
   const PeerId peer{header.sender};
   const auto refuse = [&](const Status& status) {
     ++stats_.messages_rejected;
@@ -163,13 +174,13 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
     if (mine != op->participants.end() && mine->has_everything()) {
       // Its share of this one is over and it has started the next one of the same name.
       if (std::any_of(op->deferred.begin(), op->deferred.end(),
-                      [peer](const Deferred& waiting) { return waiting.header.sender == peer.value; })) {
+                      [peer](const Deferred& waiting) { return waiting.arrival.header.sender == peer.value; })) {
         refuse(Status(Code::kProtocol, "rank " + std::to_string(peer.value) + " announced " +
                                            to_string(announce->descriptor) +
                                            " again before the last one could have ended"));
         return;
       }
-      defer(*op, header, body);
+      defer(*op, arrival);
       return;
     }
     Status place = check_place(*op, header, *announce);
@@ -193,8 +204,9 @@ void Engine::Impl::process_announce(Instant now, const wire::Header& header, std
   }
   keep_time(now, *op, *announce);
   if (!agrees(*op, header, *announce, roster)) op->disagreed = true;
-  add_participant(*op, header, *announce, data);
-  op->participants.back().announced = now;
+  Participant& participant = add_participant(*op, header, *announce);
+  if (!data.empty()) keep_data(*op, participant, arrival, data.size());
+  participant.announced = now;
   if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
   after_announce(now, *op);
 }
@@ -270,7 +282,7 @@ bool Engine::Impl::join_tombstone(Instant now, const wire::Header& header, const
       return participant.peer.value == header.sender;
     });
     if (known) continue;
-    add_participant(op, header, announce, {});
+    add_participant(op, header, announce);
     send_error(PeerId{header.sender}, op.key, header.tag, 0, op.failure);
     if (is_one_way(header)) note_one_way_over(now, PeerId{header.sender});
     return true;
@@ -315,8 +327,7 @@ bool Engine::Impl::agrees(const Op& op, const wire::Header& header, const wire::
          (is_join || roster == op.roster);
 }
 
-void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
-                                   std::span<const std::byte> data) {
+Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce) {
   Participant participant;
   participant.peer = PeerId{header.sender};
   participant.announce = announce;
@@ -324,20 +335,24 @@ void Engine::Impl::add_participant(Op& op, const wire::Header& header, const wir
   participant.announcers = header.count;
   participant.is_join = (header.flags & wire::kFlagJoin) != 0;
   participant.is_one_way = is_one_way(header);
-  if (!data.empty()) {
-    participant.eager = op.any_eager = true;
-    participant.data.assign(data.begin(), data.end());
-    stats_.bytes_received += data.size();
-  }
   if (op.is_live()) {
-    WorkerState& worker = workers_[header.sender];
-    ++worker.ops;
+    ++workers_[header.sender].ops;
     participant.counted = true;
-    if (participant.eager) ++worker.eager;
   }
   charge(op, participant);
   op.participants.push_back(std::move(participant));
   place_participant(op, static_cast<std::uint32_t>(op.participants.size() - 1));
+  return op.participants.back();
+}
+
+/// Its data is the end of the body, which stays where it is.
+void Engine::Impl::keep_data(Op& op, Participant& participant, Arrival& arrival, std::size_t bytes) {
+  participant.eager = op.any_eager = true;
+  participant.data = arrival.body.last(bytes);
+  participant.data_token = arrival.token;
+  arrival.is_kept = true;
+  stats_.bytes_received += bytes;
+  ++workers_[participant.peer.value].eager;
 }
 
 void Engine::Impl::place_participant(Op& op, std::uint32_t index) {

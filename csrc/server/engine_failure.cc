@@ -58,7 +58,7 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
       ++stats_.messages_rejected;
       return;
     }
-    worker.held_cancels.try_emplace(header.offset, Deferred{header, {body.begin(), body.end()}});
+    worker.held_cancels.try_emplace(header.offset, HeldCancel{header, {body.begin(), body.end()}});
     return;
   }
   Op* live = find_live(key_of(header));
@@ -210,10 +210,7 @@ void Engine::Impl::bury(Instant now, Op& op) {
   --undrained_;
   op.kept.reset();
   give_back_room(op);
-  for (Participant& participant : op.participants) {
-    participant.data.clear();
-    participant.data.shrink_to_fit();
-  }
+  drop_eager_data(op);
   set_timer(op, now + std::clamp<Duration>(op.timeout, config_.min_tombstone, config_.max_tombstone));
 }
 

@@ -171,7 +171,7 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
     if (role == Role::kNothing) continue;
     if (role == Role::kPush && owner.eager) {
       const std::size_t offset = std::size_t{number - owner.announce.owned_first} * op.shape.chunk_bytes;
-      chunk.inputs[input].data = std::span(owner.data).subspan(offset, bytes);
+      chunk.inputs[input].data = owner.data.subspan(offset, bytes);
       continue;
     }
     ++chunk.missing;

@@ -53,7 +53,8 @@ struct Participant {
   bool is_join = false;     // It asks for the roster.
   bool is_one_way = false;  // In one hop, in another process: its own lane answers it.
   bool eager = false;
-  std::vector<std::byte> data;                 // Eager payload: its owned chunks.
+  std::span<std::byte> data;  // Eager payload: its owned chunks, in a body that was kept.
+  Token data_token;
   std::uint64_t push_tag = 0;                  // Chunk c is pushed to push_tag + c.
   std::uint32_t outstanding = 0;               // Receives posted for it and not finished.
   std::uint32_t pushed = 0;                    // Chunks that arrived.
@@ -108,8 +109,22 @@ struct Chunk {
   Instant granted;
 };
 
+/// A control message.
+struct Arrival {
+  wire::Header header;
+  std::span<std::byte> body;
+  Token token;
+  bool is_kept = false;  // The body, until ReleaseAction.
+};
+
 /// What one process announced, kept until an earlier operation of the same key is out of the way.
 struct Deferred {
+  Arrival arrival;
+  std::vector<std::byte> body;  // Where it is not kept: it came without data.
+};
+
+/// A Cancel that overtook its announce.
+struct HeldCancel {
   wire::Header header;
   std::vector<std::byte> body;
 };
@@ -193,10 +208,10 @@ struct Op {
 struct WorkerState {
   bool lost = false;
   bool left = false;
-  std::string why_lost;                            // Or why it left.
-  std::uint64_t next_sequence = 0;                 // Every announce below it has arrived ...
-  std::set<std::uint64_t> early;                   // ... and these above it.
-  std::map<std::uint64_t, Deferred> held_cancels;  // By the sequence of the announce that they overtook.
+  std::string why_lost;                              // Or why it left.
+  std::uint64_t next_sequence = 0;                   // Every announce below it has arrived ...
+  std::set<std::uint64_t> early;                     // ... and these above it.
+  std::map<std::uint64_t, HeldCancel> held_cancels;  // By the sequence of the announce that they overtook.
   std::uint32_t uncredited = 0;
   std::uint32_t one_way_over = 0;  // Announces that are is_one_way and over, which it has not been told of.
   std::uint64_t credited = 0;      // Sent to it so far, beside those that it began with.
@@ -247,7 +262,7 @@ class Engine::Impl {
   Impl(const EngineConfig& config, std::span<std::byte> slots);
 
   // engine.cc
-  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  bool on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header,
                    const std::shared_ptr<Loan>& loan);
   void on_sent(Instant now, Token token, const Status& status);
@@ -277,6 +292,7 @@ class Engine::Impl {
   void set_timer(Op& op, Instant when);
   Op& create_op(const Key& key, Instant now);
   void erase_op(std::uint64_t id);
+  void drop_eager_data(Op& op);
   Op* find_op(std::uint64_t id);
   Op* find_live(const Key& key);
   void end_live(const Op& op);
@@ -287,23 +303,23 @@ class Engine::Impl {
                   bool is_answer = false);
 
   // engine_announce.cc
-  void handle_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void handle_announce(Instant now, Arrival& arrival);
   bool take_sequence(WorkerState& worker, std::uint64_t sequence);
   bool may_announce(const WorkerState& worker, PeerId peer, std::uint64_t sequence);
   void credit(PeerId peer, WorkerState& worker, bool is_due = false);
   bool is_one_way(const wire::Header& header) const;
   void note_one_way_over(Instant now, PeerId peer);
   void retire_one_way(Instant now, Op& op);
-  void defer(Op& op, const wire::Header& header, std::span<const std::byte> body);
+  void defer(Op& op, Arrival& arrival);
   void undefer(const Deferred& deferred);
-  void process_announce(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  void process_announce(Instant now, Arrival& arrival);
+  void keep_data(Op& op, Participant& participant, Arrival& arrival, std::size_t bytes);
   Status check_announce(const wire::Header& header, const wire::Announce& announce,
                         std::span<const std::byte> data) const;
   bool join_tombstone(Instant now, const wire::Header& header, const wire::Announce& announce);
   Status check_place(const Op& op, const wire::Header& header, const wire::Announce& announce) const;
   bool agrees(const Op& op, const wire::Header& header, const wire::Announce& announce, const Roster& roster) const;
-  void add_participant(Op& op, const wire::Header& header, const wire::Announce& announce,
-                       std::span<const std::byte> data);
+  Participant& add_participant(Op& op, const wire::Header& header, const wire::Announce& announce);
   void place_participant(Op& op, std::uint32_t index);
   void after_announce(Instant now, Op& op);
   void count_lateness(const Op& op, Participant& participant);
@@ -395,7 +411,6 @@ class Engine::Impl {
   void note_missing(const Op& op);
   void note_came(const Op& op, std::uint32_t contributor);
   void forget_missing(const Op& op);
-  void drop_eager_data(Op& op);
 
   // engine_text.cc
   std::string mismatch_text(const Op& op) const;

@@ -214,9 +214,4 @@ void Engine::Impl::look_for_room() {
   }
 }
 
-/// Results wait for those who are late, maybe for long; what they were made from goes.
-void Engine::Impl::drop_eager_data(Op& op) {
-  for (Participant& participant : op.participants) std::vector<std::byte>().swap(participant.data);
-}
-
 }  // namespace herring::server

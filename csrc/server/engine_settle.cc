@@ -156,7 +156,7 @@ void Engine::Impl::flush_settled(PeerId peer, bool is_due) {
 /// All Results of a finishing operation are sent. May end it.
 void Engine::Impl::after_sends(Instant now, Op& op) {
   if (config_.failover) {
-    for (Participant& participant : op.participants) std::vector<std::byte>().swap(participant.data);
+    drop_eager_data(op);
     settle_op(now, op);
     return;
   }

@@ -70,6 +70,11 @@ struct CopyAction {
   std::shared_ptr<const void> keep;  ///< What `to` belongs to, where nobody else keeps it.
 };
 
+/// A message's body that the engine has kept (server::Engine::on_control) is not needed any more.
+struct ReleaseAction {
+  Token token;
+};
+
 /// The operation is over for its submitter: the engine will not touch its memory again. Reported once for every submit.
 struct CompleteAction {
   OpKey key;
@@ -77,8 +82,8 @@ struct CompleteAction {
   Roster roster = {};  ///< Of a join (worker::Operation::is_join) that ended well: who is in.
 };
 
-using Action =
-    std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, CompleteAction>;
+using Action = std::variant<SendAction, PostReceiveAction, CancelReceiveAction, ReduceAction, CopyAction, ReleaseAction,
+                            CompleteAction>;
 using Actions = std::vector<Action>;
 
 }  // namespace herring

@@ -145,8 +145,14 @@ class Harness {
 
   void mutate_and_send(Message message) {
     const auto header = mutate(program_, message.header, message.body, 7);
-    if (!header) return;
-    engine_.on_control(now_, *header, message.body);
+    if (header) deliver(*header, message.body);
+  }
+
+  void deliver(const wire::Header& header, const std::vector<std::byte>& bytes) {
+    const Token token{next_body_++};
+    std::vector<std::byte>& body = bodies_[token.value];
+    body = bytes;
+    if (!engine_.on_control(now_, header, body, token)) bodies_.erase(token.value);
   }
 
   void announce() {
@@ -307,7 +313,7 @@ class Harness {
       message.header.offset = next_sequence_[sender]++;
       message.header.tag = next_tag_;
       next_tag_ += 64;
-      engine_.on_control(now_, message.header, message.body);
+      deliver(message.header, message.body);
       carry_out();
       while (!sends_.empty()) sent(0, Status::ok());
       carry_out();
@@ -456,6 +462,12 @@ class Harness {
     for (const auto& [token, payload] : sends_) HERRING_REQUIRE(!overlap(payload, copy.to));
     std::memcpy(copy.to.data(), copy.from.data(), copy.to.size());
   }
+  void carry_out(const ReleaseAction& release) {
+    const auto body = bodies_.find(release.token.value);
+    HERRING_REQUIRE(body != bodies_.end());
+    for (const auto& [token, payload] : sends_) HERRING_REQUIRE(!overlap(payload, body->second));
+    bodies_.erase(body);
+  }
   void carry_out(const CompleteAction&) { HERRING_REQUIRE(false); }  // Lanes submit nothing.
 
   /// All workers go; the transport finishes what it has; time passes. Nothing may be left.
@@ -474,7 +486,7 @@ class Harness {
       engine_.on_tick(now_);
       carry_out();
     }
-    HERRING_REQUIRE(receives_.empty() && sends_.empty());
+    HERRING_REQUIRE(receives_.empty() && sends_.empty() && bodies_.empty());
     HERRING_REQUIRE(engine_.is_idle());
     HERRING_REQUIRE(engine_.stats().slots_in_use == 0);
     HERRING_REQUIRE(engine_.stats().kept_bytes == 0);
@@ -498,6 +510,8 @@ class Harness {
   std::vector<wire::Header> pulls_;                                              // Grants to answer with Ready.
   std::map<std::uint64_t, PostReceiveAction> receives_;                          // By token.
   std::vector<std::pair<Token, std::span<const std::byte>>> sends_;
+  std::map<std::uint64_t, std::vector<std::byte>> bodies_;  // That the engine has kept, by token.
+  std::uint64_t next_body_ = 0;
   Withdrawn withdrawn_;
 };
 

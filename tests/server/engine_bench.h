@@ -76,7 +76,10 @@ struct Bench {
   }
   void control(wire::Header head, std::span<const std::byte> bytes) {
     head.payload_bytes = static_cast<std::uint32_t>(bytes.size());
-    engine->on_control(now, head, bytes);
+    const Token token{next_body++};
+    std::vector<std::byte>& body = bodies[token.value];
+    body.assign(bytes.begin(), bytes.end());
+    if (!engine->on_control(now, head, body, token)) bodies.erase(token.value);
     collect();
   }
   void cancel(std::uint32_t sender, std::uint64_t tag, std::uint64_t sequence, std::uint32_t pushes,
@@ -96,6 +99,9 @@ struct Bench {
       engine->take_actions(actions);
       if (seen == actions.size()) return;
       if (const auto* post = std::get_if<PostReceiveAction>(&actions[seen])) posted[post->tag.value] = *post;
+      if (const auto* done = std::get_if<ReleaseAction>(&actions[seen])) {
+        EXPECT_EQ(bodies.erase(done->token.value), 1u);
+      }
       const auto* cancelled = std::get_if<CancelReceiveAction>(&actions[seen]);
       if (cancelled != nullptr && gives_back) engine->on_withdrawn(now, cancelled->token);
     }
@@ -145,7 +151,9 @@ struct Bench {
   std::uint64_t next_tag = 1000;
   std::vector<std::uint64_t> next_sequence;
   Actions actions;
-  bool gives_back = true;  // Withdrawn receives, at once.
+  std::uint64_t next_body = 0;
+  std::map<std::uint64_t, std::vector<std::byte>> bodies;  // That the engine has kept.
+  bool gives_back = true;                                  // Withdrawn receives, at once.
   std::map<std::uint64_t, PostReceiveAction> posted;
 };
 

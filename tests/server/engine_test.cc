@@ -3,6 +3,25 @@
 namespace herring::server {
 namespace {
 
+TEST(ServerEngine, DataThatCameWithAnAnnounceIsSummedWhereItLies) {
+  Bench bench(2);
+  const std::vector<std::byte> data(kChunk, std::byte{1});
+  bench.send(0, bench.announce(0, 1), data);
+  bench.send(1, bench.announce(1, 1), data);
+  ASSERT_EQ(bench.bodies.size(), 2u);
+  const std::vector<ReduceAction> sums = bench.all<ReduceAction>();
+  ASSERT_EQ(sums.size(), 1u);
+  for (const auto& input : sums[0].inputs) {
+    EXPECT_TRUE(std::ranges::any_of(
+        bench.bodies, [&](const auto& body) { return input.data() == body.second.data() + wire::kAnnounceBytes; }));
+  }
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 2u);
+  bench.sent_all();
+  EXPECT_TRUE(bench.bodies.empty()) << "kept until the results are sent, and no longer";
+  bench.send(0, bench.announce(0, 1));
+  EXPECT_TRUE(bench.bodies.empty()) << "nothing is kept of what came without data";
+}
+
 TEST(ServerEngine, NeedsASlotForEachWorker) {
   EXPECT_THROW(Bench(4, 4, 3), Error);
   EXPECT_NO_THROW(Bench(4, 4, 4));
