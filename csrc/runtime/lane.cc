@@ -143,7 +143,7 @@ void Lane::open(std::span<const transport::Address> workers) {
       *engine_, *endpoint_, pump_options(),
       [isa = reduction_isa(options_.config)](const ReduceAction& action) {
         const Borrowed borrowed(action.loan.get());
-        server::reduce(action.spec, action.inputs, action.outputs, isa);
+        return server::carry_out(action, isa);
       },
       [](const CompleteAction&) {});
 }

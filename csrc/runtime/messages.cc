@@ -143,7 +143,8 @@ void Messages::add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::
   PumpOptions options{pool_receives(links_[link], peers), point_to_point::max_body_bytes(links_[link])};
   if (link == network_link_) options.links = network_links();
   pumps_.push_back(std::make_unique<LinkPump>(
-      engine_.link(link), endpoint, options, [](const ReduceAction&) {}, [](const CompleteAction&) {}));
+      engine_.link(link), endpoint, options, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
+      [](const CompleteAction&) {}));
 }
 
 /// Memory of this host cannot be half open.

@@ -285,9 +285,10 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(ReduceAction& action) {
-    reduce_(action);
+    const std::vector<NotFiniteInput> found = reduce_(action);
     action.loan.reset();  // Not later: what follows may tell its owner that the sum is there.
-    return true;
+    if constexpr (Borrows<Engine>) engine_.on_reduced(last_now_, action.token, found);
+    return take_fresh();
   }
 
   bool carry_out(CopyAction& action) {
@@ -305,7 +306,7 @@ class Pump<Engine>::Impl {
     return true;
   }
 
-  /// What the engine wants after it heard of a failed post, behind what waits already.
+  /// What the engine wants after it heard of an action's end, behind what waits already.
   bool take_fresh() {
     engine_.take_actions(fresh_);
     for (Action& action : fresh_) backlog_.push_back(std::move(action));

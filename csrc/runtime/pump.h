@@ -62,7 +62,7 @@ struct PumpTraffic {
 template <class Engine>
 class Pump final {
  public:
-  using ReduceFunction = std::function<void(const ReduceAction&)>;
+  using ReduceFunction = std::function<std::vector<NotFiniteInput>(const ReduceAction&)>;
   using CompleteFunction = std::function<void(const CompleteAction&)>;
 
   /// Everything is borrowed for the life of the pump. `reduce` and `complete` must not call the pump.

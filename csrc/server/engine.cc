@@ -22,6 +22,9 @@ void Engine::on_received(Instant now, Token token, const Status& status, const w
                          const std::shared_ptr<Loan>& loan) {
   impl_->on_received(now, token, status, header, loan);
 }
+void Engine::on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found) {
+  impl_->on_reduced(now, token, found);
+}
 void Engine::on_sent(Instant now, Token token, const Status& status) { impl_->on_sent(now, token, status); }
 void Engine::on_withdrawn(Instant now, Token token) { impl_->on_withdrawn(now, token); }
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
@@ -106,14 +109,27 @@ void Engine::Impl::follow_up(Instant now) {
   }
   if (room_changed_) look_for_room();
   schedule(now);
-  // Not where it was found: whoever was granting chunks of the operation then went on with it.
-  while (!not_finite_.empty()) {
-    const auto found = std::exchange(not_finite_, {});
-    for (const auto& [id, status] : found) {
-      if (Op* op = find_op(id); op != nullptr) fail(now, *op, status);
+}
+
+void Engine::Impl::on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found) {
+  const auto known = reducing_.find(token.value);
+  if (known == reducing_.end()) return;
+  const auto [id, number] = known->second;
+  reducing_.erase(known);
+  Op& op = *find_op(id);
+  Chunk& chunk = op.in_flight.at(number);
+  chunk.is_reducing = false;
+  if (op.state == OpState::kFailed) {
+    drain(now, op, false);
+  } else if (!found.empty()) {
+    fail(now, op, not_finite(op, number, found));  // Its results are never sent.
+  } else {
+    for (Input& input : chunk.inputs) {
+      if (&input != &output_of(chunk)) release_slots(chunk, input);
     }
-    schedule(now);
+    send_results(now, op, number);
   }
+  follow_up(now);
 }
 
 void Engine::Impl::on_received(Instant now, Token token, const Status& status, const wire::Header& header,

@@ -125,6 +125,8 @@ class Engine final {
   /// `loan`: where it was posted as one, what lies in its place.
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header,
                    const std::shared_ptr<Loan>& loan = nullptr);
+  /// A ReduceAction has ended; `found`: where it was to check, the inputs that are not finite.
+  void on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found);
   void on_sent(Instant now, Token token, const Status& status);
   void on_withdrawn(Instant now, Token token);
   /// A worker is gone: operations that need it fail with kPeerLost naming it (`why`); its messages are ignored from now

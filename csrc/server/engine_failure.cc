@@ -160,7 +160,7 @@ void Engine::Impl::drain(Instant now, Op& op, bool force) {
       drain_chunk(op, chunk, force);
       const bool waits =
           std::any_of(chunk.inputs.begin(), chunk.inputs.end(), [](const Input& input) { return input.token != 0; });
-      it = waits || chunk.sends > 0 ? std::next(it) : op.in_flight.erase(it);
+      it = waits || chunk.sends > 0 || chunk.is_reducing ? std::next(it) : op.in_flight.erase(it);
     }
     if (!op.in_flight.empty() || op.sends > 0) return;
     bury(now, op);
@@ -183,7 +183,7 @@ void Engine::Impl::drain_chunk(Op& op, Chunk& chunk, bool force) {
       continue;
     }
     input.loan.reset();
-    if (chunk.sends == 0) release_slots(chunk, input);
+    if (chunk.sends == 0 && !chunk.is_reducing) release_slots(chunk, input);
   }
 }
 

@@ -250,18 +250,20 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
   send(participant.peer, kControlTag, header, wire::encode_list(said), {}, {op.id, kNone, participant.peer, false});
 }
 
-/// All data of a chunk is there: reduce, and send the result to everybody who owns the chunk.
+/// All data of a chunk is there: reduce, and then send the result to everybody who owns the chunk.
 void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
-  Input& place = *std::ranges::find(chunk.inputs, false, &Input::is_loan);
-  const std::span<std::byte> output = place.data;
-  if (config_.check_finite && chunk.source == kNone && reduces(op.shape.descriptor.collective)) {
-    if (Status status = check_finite(op, number, chunk); !status.is_ok()) {
-      not_finite_.emplace_back(op.id, std::move(status));
-      return;  // Its results are never sent.
-    }
+  const bool is_checked = config_.check_finite && reduces(op.shape.descriptor.collective);
+  if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1 || is_checked)) {
+    reduce_chunk(op, chunk, number);
+  } else {
+    send_results(now, op, number);
   }
-  if (chunk.source == kNone && (chunk.inputs.size() > 1 || op.shape.average_over > 1)) reduce_chunk(op, chunk, place);
+}
+
+void Engine::Impl::send_results(Instant now, Op& op, std::uint32_t number) {
+  Chunk& chunk = op.in_flight.at(number);
+  const std::span<std::byte> output = output_of(chunk).data;
   if (op.absentees() > 0) keep(op, number, output);
   const bool is_lent = std::ranges::any_of(chunk.inputs, &Input::is_loan);
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
@@ -281,35 +283,34 @@ void Engine::Impl::finish_chunk(Instant now, Op& op, std::uint32_t number) {
   if (op.chunks_done == op.chunks) finish_op(now, op);
 }
 
-/// Into `output`, which is sent, and to where a worker in this process has its share.
-void Engine::Impl::reduce_chunk(const Op& op, Chunk& chunk, Input& output) {
+/// Into what is sent, and to where a worker in this process has its share.
+void Engine::Impl::reduce_chunk(const Op& op, Chunk& chunk, std::uint32_t number) {
   ReduceAction reduce;
+  reduce.token = Token{next_token_++};
   reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
-  reduce.outputs.push_back(output.data);
+  reduce.check_finite = config_.check_finite && reduces(op.shape.descriptor.collective);
+  reduce.outputs.push_back(output_of(chunk).data);
   for (Input& input : chunk.inputs) {
     reduce.inputs.emplace_back(input.data);
-    if (input.loan) {
-      reduce.outputs.push_back(input.data);
-      reduce.loan = std::move(input.loan);
-      ++stats_.lent;
-    }
-    // Actions are carried out in order: what is posted into these slots from now on comes after the reduction.
-    if (&input != &output) release_slots(chunk, input);
+    if (!input.loan) continue;
+    reduce.outputs.push_back(input.data);
+    reduce.loan = std::move(input.loan);
+    ++stats_.lent;
   }
+  chunk.is_reducing = true;
+  reducing_.emplace(reduce.token.value, std::pair{op.id, number});
   actions_.emplace_back(std::move(reduce));
 }
 
-Status Engine::Impl::check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const {
-  const DataType dtype = op.shape.descriptor.dtype;
-  std::vector<NotFinite> found;
-  for (std::uint32_t k = 0; k < chunk.inputs.size(); ++k) {
-    const auto element = find_not_finite(dtype, chunk.inputs[k].data);
-    if (!element) continue;
-    const std::uint64_t before = op.chunk_offset(number) / element_bytes(dtype);
-    const std::uint32_t contributor = op.roster.empty() ? k : op.in[k];
-    found.push_back({rank_list(ranks_of(op.participants[owner_of(op, contributor, number)])), before + *element});
+Status Engine::Impl::not_finite(const Op& op, std::uint32_t number, std::span<const NotFiniteInput> found) const {
+  const std::uint64_t before = op.chunk_offset(number) / element_bytes(op.shape.descriptor.dtype);
+  std::vector<NotFinite> named;
+  for (const NotFiniteInput& one : found) {
+    const std::uint32_t contributor = op.roster.empty() ? one.input : op.in[one.input];
+    const Participant& owner = op.participants[owner_of(op, contributor, number)];
+    named.push_back({rank_list(ranks_of(owner)), before + one.element});
   }
-  return found.empty() ? Status::ok() : not_finite_status(op.shape.descriptor, op.key.op, found);
+  return not_finite_status(op.shape.descriptor, op.key.op, named);
 }
 
 void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t chunk,

@@ -106,6 +106,7 @@ struct Chunk {
   std::vector<std::uint32_t> unready;  // Participants whose Ready is missing.
   std::uint32_t missing = 0;
   std::uint32_t sends = 0;
+  bool is_reducing = false;  // Its inputs are in use.
   Instant granted;
 };
 
@@ -265,13 +266,14 @@ class Engine::Impl {
   bool on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header,
                    const std::shared_ptr<Loan>& loan);
+  void on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found);
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
   Instant next_deadline() const {
     return std::min({settled_due_, one_way_due_, timers_.empty() ? Instant::max() : timers_.begin()->first});
   }
   void take_actions(Actions& out);
-  bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty(); }
+  bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty() && reducing_.empty(); }
   const EngineStats& stats() const { return stats_; }
   const std::vector<Lateness>& lateness() const { return lateness_; }
   std::string take_warning() { return std::exchange(warning_, {}); }
@@ -356,8 +358,10 @@ class Engine::Impl {
   void post(Op& op, Receive receive, std::span<std::byte> memory);
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
-  Status check_finite(const Op& op, std::uint32_t number, const Chunk& chunk) const;
-  void reduce_chunk(const Op& op, Chunk& chunk, Input& output);
+  Status not_finite(const Op& op, std::uint32_t number, std::span<const NotFiniteInput> found) const;
+  static Input& output_of(Chunk& chunk) { return *std::ranges::find(chunk.inputs, false, &Input::is_loan); }
+  void reduce_chunk(const Op& op, Chunk& chunk, std::uint32_t number);
+  void send_results(Instant now, Op& op, std::uint32_t number);
   void send_result(Op& op, Participant& participant, std::uint32_t chunk, std::span<const std::byte> payload,
                    std::uint16_t flag = wire::kFlagNoPayload);
   void finish_op(Instant now, Op& op);
@@ -440,8 +444,8 @@ class Engine::Impl {
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::unordered_map<GroupId, GroupMembers> groups_;
-  std::vector<Lateness> lateness_;                            // By worker.
-  std::vector<std::pair<std::uint64_t, Status>> not_finite_;  // Operations that are to fail.
+  std::vector<Lateness> lateness_;                                                       // By worker.
+  std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> reducing_;  // Operation, chunk.
   std::vector<std::uint64_t> roomless_;  // Operations that wait for memory to keep their results in.
   std::uint64_t owed_bytes_ = 0;
   /// By group and contributor: operations that were decided here without it and that it has not come to.

@@ -14,6 +14,7 @@
 #endif
 
 #include "core/copy.h"
+#include "core/finite.h"
 #include "server/reduce_internal.h"
 
 namespace herring::server {
@@ -286,6 +287,15 @@ void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
     }
     offset += bytes;
   }
+}
+
+std::vector<NotFiniteInput> carry_out(const ReduceAction& action, Isa isa) {
+  std::vector<NotFiniteInput> found;
+  for (std::uint32_t k = 0; action.check_finite && k < action.inputs.size(); ++k) {
+    if (const auto element = find_not_finite(action.spec.dtype, action.inputs[k])) found.push_back({k, *element});
+  }
+  if (found.empty()) reduce(action.spec, action.inputs, action.outputs, isa);
+  return found;
 }
 
 }  // namespace herring::server

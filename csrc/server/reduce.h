@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "core/operation.h"
 #include "core/status.h"
+#include "wire/action.h"
 
 /// The n-ary reduction: reads n streams once, writes the result, in a fixed order of summation.
 ///
@@ -34,5 +36,9 @@ Status check(ReduceSpec spec);
 /// Error(kInvalidArgument) for what breaks this. Bit-identical for every Isa.
 void reduce(ReduceSpec spec, std::span<const std::span<const std::byte>> inputs,
             std::span<const std::span<std::byte>> outputs, Isa isa = best_isa());
+
+/// What a ReduceAction asks for; its loan is the caller's to look after. Comes back with the inputs that are not
+/// finite, where it asks for them: then nothing is summed.
+std::vector<NotFiniteInput> carry_out(const ReduceAction& action, Isa isa = best_isa());
 
 }  // namespace herring::server

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <variant>
@@ -54,13 +55,21 @@ struct CancelReceiveAction {
   Token token;
 };
 
-/// outputs[k][:] = finalize(tree-sum of inputs), for every k; done before the next action is carried out. An output may
-/// be the same span as an input, never a partial overlap. All spans have the same size.
+/// outputs[k][:] = finalize(tree-sum of inputs), for every k. Ends with on_reduced(token), now or later: until then all
+/// these spans are in use. An output may be the same span as an input, never a partial overlap. All have the same size.
 struct ReduceAction {
+  Token token;
   ReduceSpec spec;
+  bool check_finite = false;                       ///< Nothing is summed where an input is not finite; they are named.
   std::vector<std::span<const std::byte>> inputs;  ///< In the fixed order of summation.
   std::vector<std::span<std::byte>> outputs;
   std::shared_ptr<Loan> loan = {};  ///< What lies among these and is lent.
+};
+
+/// An input of a ReduceAction that is not finite, and its first such element.
+struct NotFiniteInput {
+  std::uint32_t input = 0;
+  std::uint64_t element = 0;
 };
 
 /// Copies `from` to `to`, of the same size; done before the next action is carried out.

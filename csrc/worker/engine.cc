@@ -240,7 +240,7 @@ void Engine::Impl::sent_one_way(Op& op, LanePart& part) {
   if (op.outgoing) return;
   const std::span<const std::byte> memory = op.operation.memory;
   op.outgoing = std::make_shared_for_overwrite<std::byte[]>(memory.size());
-  std::ranges::copy(memory, op.outgoing.get());
+  actions_.emplace_back(CopyAction{memory, {op.outgoing.get(), memory.size()}, op.outgoing});
 }
 
 /// In one hop, where the result lands on the input: the lane in this process may have it before the others have the

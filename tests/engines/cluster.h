@@ -266,10 +266,11 @@ class Cluster {
   }
 
   /// What is lent is there for as long as the engines take.
-  static void carry_out(const ReduceAction& action) {
+  static std::vector<NotFiniteInput> carry_out(const ReduceAction& action) {
     EXPECT_TRUE(!action.loan || action.loan->begin());
-    server::reduce(action.spec, action.inputs, action.outputs);
+    std::vector<NotFiniteInput> found = server::carry_out(action);
     if (action.loan) action.loan->end();
+    return found;
   }
 
   void add_worker(std::uint32_t rank) {
@@ -293,7 +294,8 @@ class Cluster {
       if (on_unreachable_) on_unreachable_(rank, found);
     };
     worker_pumps_.push_back(std::make_unique<WorkerPump>(
-        *workers_.back(), *endpoints_[rank], pump, [](const ReduceAction&) { std::abort(); },
+        *workers_.back(), *endpoints_[rank], pump,
+        [](const ReduceAction&) -> std::vector<NotFiniteInput> { std::abort(); },
         [this, rank](const CompleteAction& action) {
           const std::span<const std::byte> memory = memory_[{rank, action.key}];
           EXPECT_FALSE(network_.is_borrowed(rank, memory)) << "the network still uses the memory";

@@ -127,7 +127,7 @@ struct Bench {
   Bench()
       : engine(config()),
         pump(
-            engine, endpoint, {4, 1100}, [](const ReduceAction&) {},
+            engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
             [this](const auto& action) { completed.push_back(action.status); }) {}
   static worker::EngineConfig config() {
     worker::EngineConfig config;
@@ -221,7 +221,8 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
   config.lane_weights = {1.0, 1.0};
   worker::Engine engine(config);
   Pump<worker::Engine> pump(
-      engine, endpoint, {4, 1100}, [](const ReduceAction&) {}, [](const auto&) {});
+      engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
+      [](const auto&) {});
   endpoint.full = PeerId{1};
   std::vector<std::vector<std::byte>> memory(6, std::vector<std::byte>(256));
   for (std::uint64_t op = 0; op < memory.size(); ++op) {
@@ -260,7 +261,8 @@ TEST(Pump, SendsWaitForABufferWhereNoMoreMemoryCanBeRegistered) {
   worker::Engine engine(config);
   std::size_t failed = 0;
   Pump<worker::Engine> pump(
-      engine, endpoint, {4, 1100}, [](const ReduceAction&) {}, [&failed](const auto&) { ++failed; });
+      engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
+      [&failed](const auto&) { ++failed; });
   constexpr std::size_t kOperations = 100;
   std::vector<std::vector<std::byte>> memory(kOperations, std::vector<std::byte>(2000));
   for (std::uint64_t op = 0; op < kOperations; ++op) {

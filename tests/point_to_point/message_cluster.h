@@ -204,7 +204,7 @@ class Cluster {
       worker.pumps.push_back(std::make_unique<LinkPump>(
           worker.engine->link(link), *endpoints_[rank * kLinks + link],
           runtime::PumpOptions{options_.workers * (config.credits + 2), max_body_bytes(config)},
-          [](const ReduceAction&) { std::abort(); }, [](const CompleteAction&) {}));
+          [](const ReduceAction&) -> std::vector<NotFiniteInput> { std::abort(); }, [](const CompleteAction&) {}));
     }
   }
 

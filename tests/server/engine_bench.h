@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/finite.h"
 #include "server/engine.h"
 
 namespace herring::server {
@@ -99,6 +100,14 @@ struct Bench {
       engine->take_actions(actions);
       if (seen == actions.size()) return;
       if (const auto* post = std::get_if<PostReceiveAction>(&actions[seen])) posted[post->tag.value] = *post;
+      if (const auto* sum = std::get_if<ReduceAction>(&actions[seen]); sum != nullptr && reduces_at_once) {
+        // By hand: the tests look at what was asked for.
+        std::vector<NotFiniteInput> found;
+        for (std::uint32_t k = 0; sum->check_finite && k < sum->inputs.size(); ++k) {
+          if (const auto at = find_not_finite(sum->spec.dtype, sum->inputs[k])) found.push_back({k, *at});
+        }
+        engine->on_reduced(now, sum->token, found);
+      }
       if (const auto* done = std::get_if<ReleaseAction>(&actions[seen])) {
         EXPECT_EQ(bodies.erase(done->token.value), 1u);
       }
@@ -154,6 +163,7 @@ struct Bench {
   std::uint64_t next_body = 0;
   std::map<std::uint64_t, std::vector<std::byte>> bodies;  // That the engine has kept.
   bool gives_back = true;                                  // Withdrawn receives, at once.
+  bool reduces_at_once = true;
   std::map<std::uint64_t, PostReceiveAction> posted;
 };
 

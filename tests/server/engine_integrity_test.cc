@@ -6,6 +6,58 @@
 namespace herring::server {
 namespace {
 
+TEST(ServerSums, ResultsWaitForTheEndOfTheSum) {
+  Bench bench(2);
+  bench.reduces_at_once = false;
+  for (std::uint32_t worker = 0; worker < 2; ++worker) bench.send(worker, bench.announce(worker, 1));
+  const std::vector<SendAction> grants = bench.sends(wire::MessageType::kGrant);
+  bench.sent_all();
+  for (std::uint32_t worker = 0; worker < 2; ++worker) bench.push(worker, grants[worker].header.tag, 0);
+  const std::vector<ReduceAction> sums = bench.all<ReduceAction>();
+  ASSERT_EQ(sums.size(), 1u);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 2u) << "its inputs are in use";
+  EXPECT_FALSE(bench.engine->is_idle());
+  bench.engine->on_reduced(bench.now, sums[0].token, {});
+  bench.collect();
+  EXPECT_EQ(bench.sends(wire::MessageType::kResult).size(), 2u);
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 1u);
+  bench.sent_all();
+  EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+  EXPECT_TRUE(bench.engine->is_idle());
+}
+
+TEST(ServerSums, AFailureWaitsForTheSumBeforeItsMemoryIsFree) {
+  for (const bool is_eager : {false, true}) {
+    Bench bench(2);
+    bench.reduces_at_once = false;
+    const std::vector<std::byte> data(kChunk);
+    std::vector<std::uint64_t> tags;
+    for (std::uint32_t worker = 0; worker < 2; ++worker) {
+      tags.push_back(bench.send(worker, bench.announce(worker, 1), is_eager ? data : std::vector<std::byte>{}));
+    }
+    const std::vector<SendAction> grants = bench.sends(wire::MessageType::kGrant);
+    const std::vector<ReduceAction> at_once = bench.all<ReduceAction>();
+    if (!is_eager) bench.sent_all();
+    for (std::uint32_t worker = 0; !is_eager && worker < 2; ++worker) {
+      bench.push(worker, grants[worker].header.tag, 0);
+    }
+    const std::vector<ReduceAction> sums = is_eager ? at_once : bench.all<ReduceAction>();
+    ASSERT_EQ(sums.size(), 1u);
+    bench.cancel(0, tags[0], 0, is_eager ? 0 : 1, "rank 0 gave up");
+    bench.sent_all();
+    EXPECT_EQ(bench.engine->stats().slots_in_use, is_eager ? 0u : 2u);
+    EXPECT_EQ(bench.bodies.size(), is_eager ? 2u : 0u);
+    bench.engine->on_reduced(bench.now, sums[0].token, {});
+    bench.collect();
+    EXPECT_TRUE(bench.sends(wire::MessageType::kResult).empty());
+    EXPECT_EQ(bench.engine->stats().slots_in_use, 0u);
+    EXPECT_TRUE(bench.bodies.empty());
+    EXPECT_TRUE(bench.engine->is_idle());
+    bench.engine->on_reduced(bench.now, sums[0].token, {});  // Known no more.
+  }
+}
+
 TEST(ServerEngine, CountsHowLateEachWorkerComesAndTellsIt) {
   Bench bench(3);
   const std::vector<Lateness> before(3);
