@@ -142,9 +142,8 @@ point_to_point::EngineConfig Messages::engine_config() const {
 void Messages::add_pump(std::uint32_t link, transport::Endpoint& endpoint, std::uint32_t peers) {
   PumpOptions options{pool_receives(links_[link], peers), point_to_point::max_body_bytes(links_[link])};
   if (link == network_link_) options.links = network_links();
-  pumps_.push_back(std::make_unique<LinkPump>(
-      engine_.link(link), endpoint, options, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
-      [](const CompleteAction&) {}));
+  pumps_.push_back(
+      std::make_unique<LinkPump>(engine_.link(link), endpoint, options, no_reduction, [](const CompleteAction&) {}));
 }
 
 /// Memory of this host cannot be half open.

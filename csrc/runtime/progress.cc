@@ -54,10 +54,7 @@ Progress::Progress(ProgressOptions options)
     }
     network_ = std::make_unique<worker::Engine>(network_config_);
     pump_ = std::make_unique<Pump<worker::Engine>>(
-        *network_, *options_.endpoint, make_pump_options(options_, lane_links()),
-        [](const ReduceAction&) {
-          return std::vector<NotFiniteInput>{};
-        },  // The worker's engine never asks for a reduction.
+        *network_, *options_.endpoint, make_pump_options(options_, lane_links()), no_reduction,
         [this](const CompleteAction& action) { network_completions_.push_back(action); });
     traffic_.resize(network_config_.lanes.size());
   }

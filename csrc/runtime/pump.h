@@ -51,6 +51,9 @@ struct PumpTraffic {
   std::uint64_t messages = 0;  ///< Both ways, of every kind.
 };
 
+/// For engines that never ask for a reduction.
+inline std::vector<NotFiniteInput> no_reduction(const ReduceAction&) { return {}; }
+
 /// Carries out an engine's actions on an endpoint and feeds the completions back: the glue between a pure engine
 /// and any transport, the simulated one included. Knows no clock and no thread: step() is told the time.
 ///

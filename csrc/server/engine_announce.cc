@@ -130,6 +130,11 @@ void Engine::Impl::defer(Op& op, Arrival& arrival) {
   op.deferred.push_back(std::move(deferred));
 }
 
+bool Engine::Impl::has_deferred(const Op& op, PeerId peer) {
+  return std::ranges::any_of(op.deferred,
+                             [peer](const Deferred& waiting) { return waiting.arrival.header.sender == peer.value; });
+}
+
 void Engine::Impl::undefer(const Deferred& deferred) {
   const wire::Header& header = deferred.arrival.header;
   WorkerState& worker = workers_[header.sender];
@@ -173,8 +178,7 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
                                    [peer](const Participant& participant) { return participant.peer == peer; });
     if (mine != op->participants.end() && mine->has_everything()) {
       // Its share of this one is over and it has started the next one of the same name.
-      if (std::any_of(op->deferred.begin(), op->deferred.end(),
-                      [peer](const Deferred& waiting) { return waiting.arrival.header.sender == peer.value; })) {
+      if (has_deferred(*op, peer)) {
         refuse(Status(Code::kProtocol, "rank " + std::to_string(peer.value) + " announced " +
                                            to_string(announce->descriptor) +
                                            " again before the last one could have ended"));

@@ -313,6 +313,7 @@ class Engine::Impl {
   void note_one_way_over(Instant now, PeerId peer);
   void retire_one_way(Instant now, Op& op);
   void defer(Op& op, Arrival& arrival);
+  static bool has_deferred(const Op& op, PeerId peer);
   void undefer(const Deferred& deferred);
   void process_announce(Instant now, Arrival& arrival);
   void keep_data(Op& op, Participant& participant, Arrival& arrival, std::size_t bytes);

@@ -152,6 +152,29 @@ void Engine::Impl::announce_or_queue(Op& op, std::size_t index) {
   }
 }
 
+wire::Announce Engine::Impl::announce_of(const Op& op, const LanePart& part) const {
+  const Operation& operation = op.operation;
+  wire::Announce announce;
+  announce.descriptor = operation.descriptor;
+  announce.contributor = operation.contributor;
+  announce.contributor_count = operation.contributor_count;
+  announce.first_rank = operation.first_rank;
+  announce.rank_count = operation.rank_count;
+  announce.rank_stride = operation.rank_stride;
+  announce.rank_mask = operation.rank_mask;
+  announce.pusher = op.has_one_pusher() ? op.pusher() : 0;
+  announce.average_over = operation.average_over;
+  announce.shard_offset = part.shard.bytes == 0 ? 0 : part.shard.offset;
+  announce.shard_bytes = part.shard.bytes;
+  announce.chunk_bytes = config_.chunk_bytes;
+  announce.owned_first = part.owned.first;
+  announce.owned_count = part.owned.count;
+  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(operation.timeout).count();
+  announce.timeout_ms =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
+  return announce;
+}
+
 void Engine::Impl::announce(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
   Lane& lane = lanes_[part.lane];
@@ -175,25 +198,6 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
     ++one_way_;
   }
 
-  wire::Announce announce;
-  announce.descriptor = operation.descriptor;
-  announce.contributor = operation.contributor;
-  announce.contributor_count = operation.contributor_count;
-  announce.first_rank = operation.first_rank;
-  announce.rank_count = operation.rank_count;
-  announce.rank_stride = operation.rank_stride;
-  announce.rank_mask = operation.rank_mask;
-  announce.pusher = op.has_one_pusher() ? op.pusher() : 0;
-  announce.average_over = operation.average_over;
-  announce.shard_offset = part.shard.bytes == 0 ? 0 : part.shard.offset;
-  announce.shard_bytes = part.shard.bytes;
-  announce.chunk_bytes = config_.chunk_bytes;
-  announce.owned_first = part.owned.first;
-  announce.owned_count = part.owned.count;
-  const auto milliseconds = std::chrono::ceil<std::chrono::milliseconds>(operation.timeout).count();
-  announce.timeout_ms =
-      static_cast<std::uint32_t>(std::clamp<std::int64_t>(milliseconds, 1, std::numeric_limits<std::uint32_t>::max()));
-
   wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
   header.shard = shard_of(part);
   header.tag = part.tag;
@@ -209,7 +213,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
     data = {first.data(), last.data() + last.size()};
     stats_.bytes_sent += data.size();
   }
-  const auto fixed = wire::encode(announce);
+  const auto fixed = wire::encode(announce_of(op, part));
   std::vector<std::byte> body(fixed.begin(), fixed.end());
   if (op.is_one_hop) header.flags |= wire::kFlagOneHop;
   if (operation.is_join) header.flags |= wire::kFlagJoin;

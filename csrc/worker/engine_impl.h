@@ -202,6 +202,7 @@ class Engine::Impl {
   void make_parts(Op& op) const;
   LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
   void announce_or_queue(Op& op, std::size_t index);
+  wire::Announce announce_of(const Op& op, const LanePart& part) const;
   void announce(Op& op, std::size_t index);
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);

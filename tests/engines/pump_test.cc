@@ -125,10 +125,9 @@ class ScriptedEndpoint final : public transport::Endpoint {
 /// A worker with one lane over a scripted endpoint.
 struct Bench {
   Bench()
-      : engine(config()),
-        pump(
-            engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
-            [this](const auto& action) { completed.push_back(action.status); }) {}
+      : engine(config()), pump(engine, endpoint, {4, 1100}, no_reduction, [this](const auto& action) {
+          completed.push_back(action.status);
+        }) {}
   static worker::EngineConfig config() {
     worker::EngineConfig config;
     config.lanes = {PeerId{1}};
@@ -220,9 +219,7 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
   config.lanes = {PeerId{1}, PeerId{2}};
   config.lane_weights = {1.0, 1.0};
   worker::Engine engine(config);
-  Pump<worker::Engine> pump(
-      engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
-      [](const auto&) {});
+  Pump<worker::Engine> pump(engine, endpoint, {4, 1100}, no_reduction, [](const auto&) {});
   endpoint.full = PeerId{1};
   std::vector<std::vector<std::byte>> memory(6, std::vector<std::byte>(256));
   for (std::uint64_t op = 0; op < memory.size(); ++op) {
@@ -260,9 +257,7 @@ TEST(Pump, SendsWaitForABufferWhereNoMoreMemoryCanBeRegistered) {
   config.chunk_bytes = 4096;
   worker::Engine engine(config);
   std::size_t failed = 0;
-  Pump<worker::Engine> pump(
-      engine, endpoint, {4, 1100}, [](const ReduceAction&) { return std::vector<NotFiniteInput>{}; },
-      [&failed](const auto&) { ++failed; });
+  Pump<worker::Engine> pump(engine, endpoint, {4, 1100}, no_reduction, [&failed](const auto&) { ++failed; });
   constexpr std::size_t kOperations = 100;
   std::vector<std::vector<std::byte>> memory(kOperations, std::vector<std::byte>(2000));
   for (std::uint64_t op = 0; op < kOperations; ++op) {
