@@ -197,14 +197,7 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
       return;
     }
   } else {
-    op = &create_op(key_of(header), now);
-    op->shape = *announce;
-    op->chunks = chunk_count(*announce);
-    op->is_join = (header.flags & wire::kFlagJoin) != 0;
-    op->is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
-    op->roster = roster;
-    op->in = members_of(roster);
-    live_.emplace(op->key, op->id);
+    op = &open_op(now, header, *announce, roster);
   }
   keep_time(now, *op, *announce);
   if (!agrees(*op, header, *announce, roster)) op->disagreed = true;
@@ -213,6 +206,20 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
   participant.announced = now;
   if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
   after_announce(now, *op);
+}
+
+/// The first announce of it says what it is.
+Op& Engine::Impl::open_op(Instant now, const wire::Header& header, const wire::Announce& announce,
+                          const Roster& roster) {
+  Op& op = create_op(key_of(header), now);
+  op.shape = announce;
+  op.chunks = chunk_count(announce);
+  op.is_join = (header.flags & wire::kFlagJoin) != 0;
+  op.is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
+  op.roster = roster;
+  op.in = members_of(roster);
+  live_.emplace(op.key, op.id);
+  return op;
 }
 
 /// The first deadline of all who have announced it counts, and a stall from the first on who is in haste.

@@ -316,6 +316,7 @@ class Engine::Impl {
   static bool has_deferred(const Op& op, PeerId peer);
   void undefer(const Deferred& deferred);
   void process_announce(Instant now, Arrival& arrival);
+  Op& open_op(Instant now, const wire::Header& header, const wire::Announce& announce, const Roster& roster);
   void keep_data(Op& op, Participant& participant, Arrival& arrival, std::size_t bytes);
   Status check_announce(const wire::Header& header, const wire::Announce& announce,
                         std::span<const std::byte> data) const;

@@ -62,6 +62,9 @@ struct Bench {
       if (seen == actions.size()) return;
       if (const auto* post = std::get_if<PostReceiveAction>(&actions[seen])) posted[post->tag.value] = *post;
       if (const auto* done = std::get_if<CompleteAction>(&actions[seen])) completed.push_back(*done);
+      if (const auto* copy = std::get_if<CopyAction>(&actions[seen]); copy != nullptr && copies) {
+        std::memcpy(copy->to.data(), copy->from.data(), copy->from.size());
+      }
       const auto* cancelled = std::get_if<CancelReceiveAction>(&actions[seen]);
       if (cancelled != nullptr && gives_back) engine->on_withdrawn(now, cancelled->token);
     }
@@ -144,6 +147,7 @@ struct Bench {
   Instant now{};
   Actions actions;
   bool gives_back = true;  // Withdrawn receives, at once.
+  bool copies = false;     // Carries CopyActions out: what they name is real memory.
   std::map<std::uint64_t, PostReceiveAction> posted;
   std::vector<CompleteAction> completed;
 };

@@ -18,6 +18,7 @@ struct OneHopBench : Bench {
   explicit OneHopBench(std::uint32_t hosts = 3, std::uint32_t rank = 1) : Bench(hosts, rank) {
     config.near_lanes = {config.lanes[rank]};
     config.max_eager_bytes = config.one_hop_bytes = kChunk;
+    copies = true;
     build();
     std::iota(reinterpret_cast<unsigned char*>(memory.data()), reinterpret_cast<unsigned char*>(memory.data()) + kChunk,
               static_cast<unsigned char>(1));
@@ -162,6 +163,7 @@ TEST(WorkerOneHop, OnlyWhatIsSmallAndWholeAndOfAllHostsGoesSo) {
   EXPECT_EQ(announced(group), 0u);
   Operation barrier = bench.operation(5, {});
   barrier.may_go_in_one_hop = true;
+  barrier.contributor_count = 3;
   barrier.descriptor.collective = Collective::kBarrier;
   EXPECT_EQ(announced(barrier), 3u);
   barrier.key.op = 6;
