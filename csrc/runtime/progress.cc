@@ -231,7 +231,8 @@ bool Progress::drain(Instant deadline) {
   seat_->unpark();
   ++drainers_;
   std::unique_lock lock(mutex_);
-  const bool ended = drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0; });
+  const bool ended =
+      drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0 && !is_needed_later_.load(); });
   --drainers_;
   return ended;
 }
@@ -311,10 +312,11 @@ void Progress::count_ended(std::uint64_t ended) {
   drained_.notify_all();
 }
 
-/// What others wait for counts as pending until it is out, and so does what they may still need of what has ended.
+/// What others wait for counts as pending until it is out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  const bool has_unsent =
-      has_local_backlog() || (messages_ && messages_->has_unsent()) || (network_ && network_->is_needed());
+  note_needed_later(network_ && network_->is_needed());
+  const bool has_unsent = has_local_backlog() || (messages_ && messages_->has_unsent()) ||
+                          (network_config_.failover && is_needed_later_.load(std::memory_order_relaxed));
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {
@@ -322,6 +324,15 @@ void Progress::watch_unsent() {
   } else {
     count_ended(1);
   }
+}
+
+/// Only who drains waits for this: what follows need not.
+void Progress::note_needed_later(bool is_needed) {
+  if (is_needed_later_.load(std::memory_order_relaxed) == is_needed) return;
+  is_needed_later_.store(is_needed);
+  if (is_needed || drainers_.load() == 0) return;
+  const std::scoped_lock lock(mutex_);
+  drained_.notify_all();
 }
 
 bool Progress::take_hub_events(Instant now) {

@@ -254,6 +254,7 @@ class Progress final : public Driver {
   void ring();
   void count_ended(std::uint64_t ended);
   void watch_unsent();
+  void note_needed_later(bool is_needed);
   bool take_hub_events(Instant now);
   void member_left(Instant now, const HubEvent& event);
   void group_aborted(Instant now, const HubEvent& event);
@@ -371,6 +372,7 @@ class Progress final : public Driver {
   std::atomic<bool> asleep_{false};
   std::atomic<bool> has_failed_{false};  ///< failure() has something to say.
   std::atomic<std::uint64_t> pending_{0};
+  std::atomic<bool> is_needed_later_{false};  ///< worker::Engine::is_needed()
   std::atomic<int> drainers_{0};
   std::atomic<std::uint64_t> zero_copy_shortcuts_{0};  ///< Operations that counters_ does not have.
   std::atomic<std::uint64_t> staged_shortcuts_{0};

@@ -581,6 +581,7 @@ void Progress::fail_everything(const Status& status) {
     ended += messages_->fail_all(failure());
     messages_.reset();
   }
+  note_needed_later(false);
   count_ended(ended);
   for (const ClosingGroup& each : closing) each.closed->set();
 }
