@@ -96,6 +96,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        sys.exit(print(__doc__))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     say("start")  # What takes time comes after this.
     import chaos_deeds

@@ -18,15 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch
-import torch.distributed as dist
-from torch import nn
-
-import herring.torch  # noqa: F401  registers the backend
-from herring.torch.parallel import DistributedDataParallel as HerringDDP
-
-MB = 1 << 20
-
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -52,6 +43,19 @@ def parse() -> argparse.Namespace:
     if min(args.layers, args.width, args.batch, args.rounds) < 1 or args.bucket_mb <= 0:
         parser.error("--layers, --width, --batch, --rounds and --bucket-mb are above 0")
     return args
+
+
+if __name__ == "__main__":
+    args = parse()  # Here, so that --help works without torch.
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import herring.torch  # noqa: F401  registers the backend
+from herring.torch.parallel import DistributedDataParallel as HerringDDP
+
+MB = 1 << 20
 
 
 class Side:
@@ -99,8 +103,7 @@ class Side:
         return seconds.item()
 
 
-def main() -> None:
-    args = parse()
+def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("herring")
     sides = [Side(name, args) for name in args.backends.split(",")]
@@ -124,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -20,6 +20,20 @@ import statistics
 import time
 from collections.abc import Callable
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--cases", default="1000x4KB,resnet50,4x25MB", help="what to reduce, comma-separated (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way (default: %(default)s)")
+    parser.add_argument("--json", help="rank 0 also writes its figures to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    options = parse()  # Here, so that --help works without torch.
+
 import torch
 
 import herring
@@ -115,14 +129,7 @@ def calls_per_second() -> float:
     return statistics.median(rates)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cases", default="1000x4KB,resnet50,4x25MB", help="what to reduce, comma-separated (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each way (default: %(default)s)")
-    parser.add_argument("--json", help="rank 0 also writes its figures to this file")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     hvd.init()
     rows = []
@@ -155,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(options)

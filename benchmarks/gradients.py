@@ -24,15 +24,35 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from herring.bench._models import MODELS
+
+WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50", choices=list(MODELS), help="whose gradients (default resnet50)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated, in this order (default: all)")
+    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each way (default 11)")
+    parser.add_argument(
+        "--bucket-mb", type=float, metavar="MB", help="both DDPs' bucket_cap_mb (default: each one's own)"
+    )
+    parser.add_argument("--sgd", action="store_true", help="a step of SGD belongs to each step")
+    options = parser.parse_args()
+    if unknown := set(options.ways.split(",")) - set(WAYS):
+        parser.error(f"--ways: {', '.join(sorted(unknown))}: some of {', '.join(WAYS)}")
+    return options
+
+
+if __name__ == "__main__":
+    options = parse()  # Here, so that --help works without torch.
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import herring.horovod.torch as hvd
-from herring.bench._models import MODELS
 from herring.torch.parallel import DistributedDataParallel as HerringDDP
-
-WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order")
 
 
 class Layer(torch.autograd.Function):
@@ -125,19 +145,8 @@ def timed(step: Callable[[], None]) -> float:
     return seconds.item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="resnet50", choices=list(MODELS), help="whose gradients (default resnet50)")
-    parser.add_argument("--ways", default=",".join(WAYS), help="comma-separated, in this order (default: all)")
-    parser.add_argument("--rounds", type=int, default=11, metavar="N", help="timed steps of each way (default 11)")
-    parser.add_argument(
-        "--bucket-mb", type=float, metavar="MB", help="both DDPs' bucket_cap_mb (default: each one's own)"
-    )
-    parser.add_argument("--sgd", action="store_true", help="a step of SGD belongs to each step")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     ways = options.ways.split(",")
-    if unknown := set(ways) - set(WAYS):
-        parser.error(f"--ways: {', '.join(sorted(unknown))}: some of {', '.join(WAYS)}")
     torch.set_num_threads(1)
     dist.init_process_group("herring")
     hvd.init()
@@ -162,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(options)

@@ -21,6 +21,18 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=7, help="steps of each way; medians are printed (default 7)")
+    parser.add_argument("--trace", type=Path, help="write the last overlapped step to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without TensorFlow.
+
 import tensorflow as tf
 from tensorflow.python.client import timeline
 
@@ -44,12 +56,7 @@ def gradients_of(batch: int) -> list[Any]:
     return list(tf.compat.v1.gradients(loss, weights)[::-1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=7, help="steps of each way; medians are printed (default 7)")
-    parser.add_argument("--trace", type=Path, help="write the last overlapped step to this file")
-    arguments = parser.parse_args()
+def main(arguments: argparse.Namespace) -> None:
     herring_tf.init()
     rank = herring_tf.rank()
     with tf.Graph().as_default():
@@ -106,4 +113,4 @@ def tell(label: str, found: list[dict[str, Any]], megabytes: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

@@ -23,6 +23,19 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=64, help="batch size of each process (default 64)")
+    parser.add_argument("--steps", type=int, default=100, help="steps of fit (default 100)")
+    parser.add_argument("--apart", action="store_true", help="each process trains alone")
+    parser.add_argument("--leak", type=int, metavar="STEPS", help="measure memory over this number of steps instead")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without TensorFlow.
+
 import numpy as np
 import tensorflow as tf
 
@@ -100,13 +113,7 @@ def leak(steps: int) -> None:
             print(f"step {number}: {resident_kb() / 1024:.1f} MB, {library().pending()} operations pending", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="batch size of each process (default 64)")
-    parser.add_argument("--steps", type=int, default=100, help="steps of fit (default 100)")
-    parser.add_argument("--apart", action="store_true", help="each process trains alone")
-    parser.add_argument("--leak", type=int, metavar="STEPS", help="measure memory over this number of steps instead")
-    arguments = parser.parse_args()
+def main(arguments: argparse.Namespace) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
     if arguments.leak:
@@ -117,4 +124,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

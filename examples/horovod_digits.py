@@ -7,6 +7,18 @@ mpirun -n 2 python examples/horovod_digits.py
 
 import argparse
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the data (default 5)")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="halve what is sent")
+    parser.add_argument("--adasum", action="store_true", help="combine steps by Adasum instead of averaging gradients")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without torch.
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -28,13 +40,7 @@ def make_model() -> nn.Module:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=5, help="passes over the data (default 5)")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="halve what is sent")
-    parser.add_argument("--adasum", action="store_true", help="combine steps by Adasum instead of averaging gradients")
-    arguments = parser.parse_args()
-
+def main(arguments: argparse.Namespace) -> None:
     hvd.init()
     torch.manual_seed(42 + hvd.rank())  # broadcast_parameters() makes the models alike
     digits = load_digits()
@@ -73,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

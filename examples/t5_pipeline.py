@@ -15,6 +15,17 @@ import sys
 import time
 from pathlib import Path
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
+    parser.add_argument("--json", type=Path, help="write the losses to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    args = parse()  # Here, so that --help works without torch.
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -167,11 +178,7 @@ def train_whole(data: torch.Tensor, steps: int) -> list[float]:
     return losses
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60, help="training steps (default 60)")
-    parser.add_argument("--json", type=Path, help="write the losses to this file")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> int:
     dist.init_process_group("herring")
     rank, world = dist.get_rank(), dist.get_world_size()
     if world != STAGES * REPLICAS:
@@ -195,4 +202,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(args))

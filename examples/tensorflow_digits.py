@@ -7,6 +7,17 @@ mpirun -n 2 python examples/tensorflow_digits.py
 
 import argparse
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--fit", action="store_true", help="train with Keras's fit")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without TensorFlow.
+
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
@@ -55,12 +66,7 @@ def train_with_fit(model: tf.keras.Model, data: tf.data.Dataset, epochs: int, ra
     model.fit(data, epochs=epochs, shuffle=False, verbose=2 if herring.rank() == 0 else 0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--fit", action="store_true", help="train with Keras's fit")
-    arguments = parser.parse_args()
-
+def main(arguments: argparse.Namespace) -> None:
     herring.init()
     rank, size = herring.rank(), herring.size()
     tf.keras.utils.set_random_seed(42 + rank)  # broadcast_variables() makes the models alike
@@ -84,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

@@ -10,6 +10,19 @@ The images are noise, so nothing is learned; it shows how such a script is writt
 import argparse
 import time
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", action="store_true", help="train with Keras's fit under HerringStrategy")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
+    parser.add_argument("--image-size", type=int, default=224, help="width and height, at least 32")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without TensorFlow.
+
 import tensorflow as tf
 
 import herring.tensorflow as herring
@@ -90,14 +103,7 @@ def train_with_fit(arguments: argparse.Namespace) -> float:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", action="store_true", help="train with Keras's fit under HerringStrategy")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
-    parser.add_argument("--image-size", type=int, default=224, help="width and height, at least 32")
-    arguments = parser.parse_args()
-
+def main(arguments: argparse.Namespace) -> None:
     herring.init()
     tf.keras.utils.set_random_seed(42 + herring.rank())  # The models are made alike by Herring.
     seconds = (train_with_fit if arguments.fit else train_in_a_loop)(arguments)
@@ -107,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

@@ -6,18 +6,24 @@ mpirun -n 2 python examples/tensorflow_strategy.py
 
 import argparse
 
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    arguments = parse()  # Here, so that --help works without TensorFlow.
+
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
 import herring.tensorflow as herring
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
-    arguments = parser.parse_args()
-
+def main(arguments: argparse.Namespace) -> None:
     strategy = herring.HerringStrategy()
     tf.keras.utils.set_random_seed(42)  # The same on all ranks: each takes its share of the same shuffled batches.
     digits = load_digits()
@@ -49,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments)

@@ -7,6 +7,13 @@ torchrun --nproc-per-node 2 examples/train_digits.py --backend gloo             
 
 from __future__ import annotations
 
+import argparse
+
+from training_arguments import parse
+
+if __name__ == "__main__":
+    args = parse(__doc__.splitlines()[0], steps=200)  # Here, so that --help works without torch.
+
 import torch
 import training
 from sklearn.datasets import load_digits
@@ -31,8 +38,7 @@ def make_model() -> nn.Module:
     )
 
 
-def main() -> None:
-    args = training.parser(__doc__.splitlines()[0], steps=200).parse_args()
+def main(args: argparse.Namespace) -> None:
     rank, world = training.join(args.backend)
     training.set_threads(world)
     digits = load_digits()
@@ -59,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -7,7 +7,13 @@ torchrun --nproc-per-node 2 examples/train_text.py --backend gloo             st
 
 from __future__ import annotations
 
+import argparse
 import pydoc_data.topics
+
+from training_arguments import parse
+
+if __name__ == "__main__":
+    args = parse(__doc__.splitlines()[0], steps=120)  # Here, so that --help works without torch.
 
 import torch
 import training
@@ -53,8 +59,7 @@ def batch(data: torch.Tensor, seed: int, rank: int, world: int) -> tuple[torch.T
     return window[:, :-1], window[:, 1:]
 
 
-def main() -> None:
-    args = training.parser(__doc__.splitlines()[0], steps=120).parse_args()
+def main(args: argparse.Namespace) -> None:
     rank, world = training.join(args.backend)
     training.set_threads(world)
     train_data, eval_data = load_text()
@@ -82,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(args)

@@ -9,25 +9,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-
-def parser(description: str, steps: int) -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=description)
-    result.add_argument(
-        "--backend",
-        choices=["none", "herring", "gloo"],
-        default="none",
-        help="none: one process; herring or gloo: data-parallel over the processes of the job",
-    )
-    result.add_argument("--steps", type=int, default=steps, help=f"training steps (default {steps})")
-    result.add_argument("--json", type=Path, help="write the report to this file too")
-    return result
 
 
 def join(backend: str) -> tuple[int, int]:
