@@ -22,7 +22,7 @@ help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
 	@echo "make test    set up, then run all tests"
 	@echo "make test-install  pip install from the checkout and from the sdist, each into a bare environment"
-	@echo "make wheels  a wheel for this Python in dist/, tried where there is no compiler (WHEELS=\"--aarch64 --torch 2.12.0 --tensorflow 2.21.0\")"
+	@echo "make wheels  a wheel for this Python in dist/, tried where there is no compiler (WHEELS=\"--pythons python3.12 python3.13 --torch 2.12.0 --aarch64\")"
 	@echo "make test-aarch64  cross-compiles for aarch64 and runs the C++ tests of computation under qemu-user"
 	@echo "make test-ssh  herringrun over emulated hosts with a real sshd each (root; installs openssh-server)"
 	@echo "make test-slurm  jobs of a real Slurm on four emulated hosts (root; installs slurmctld, slurmd, slurm-client, munge)"

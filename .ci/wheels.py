@@ -10,7 +10,13 @@
    --tensorflow two ranks add tensors.
 4. --aarch64: the same wheel for that processor, cross-compiled, and tried under qemu-user (wheels_aarch64.py).
 
-Usage: python .ci/wheels.py [--torch VERSION ...] [--tensorflow VERSION] [--aarch64] [--glibc 2.34] [--out dist]
+--pythons python3.10 python3.13 ...: all of this for each of these Pythons, one after the other. Each has an environment
+of its own with torch (build/wheels/build-PYTHON, kept). PyPI's torch brings CUDA: 5 GB, and as much to try the wheel.
+--no-torch: a wheel without a torch binding, which needs no torch to be built. Where it is installed, the binding is
+built once, by a compiler, when `herring.torch` is first imported (or by `herring build torch`).
+
+Usage: python .ci/wheels.py [--pythons PYTHON ...] [--torch VERSION ... | --no-torch] [--tensorflow VERSION]
+    [--aarch64] [--glibc 2.34] [--out dist]
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ KEPT = ROOT / "build" / "wheels"
 # What the frameworks bring, and nobody copies.
 NOT_OURS = ("libtorch*.so*", "libc10*.so*", "libtensorflow*.so*", "libherring.so")
 MOST_BYTES = 20_000_000
+CACHE_TAG = str(sys.implementation.cache_tag)
 NUMPY = """
 import os, shutil, numpy, herring
 assert shutil.which("g++") is None and shutil.which("c++") is None and "CXX" not in os.environ
@@ -78,13 +85,13 @@ def say(text: str) -> None:
     print(f"wheels: {text}", flush=True)
 
 
-def environment(name: str, *packages: str) -> Path:
-    """A virtual environment of this Python with these packages, kept; its bin folder."""
-    folder = KEPT / f"{name}-{sys.implementation.cache_tag}"
+def environment(name: str, *packages: str, python: str = sys.executable, tag: str = CACHE_TAG) -> Path:
+    """A virtual environment of this (or that) Python with these packages, kept; its bin folder."""
+    folder = KEPT / f"{name}-{tag}"
     ready = folder / ".ready"
     if not ready.exists() or ready.read_text() != " ".join(packages):
         shutil.rmtree(folder, ignore_errors=True)
-        run([sys.executable, "-m", "venv", folder])
+        run([python, "-m", "venv", folder])
         run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
         ready.write_text(" ".join(packages))
     return folder / "bin"
@@ -103,17 +110,25 @@ def compiler(name: str) -> str:
     return f"{name} -include {shlex.quote(str(ROOT / '.ci' / 'older_libstdcxx.h'))}"
 
 
+def own_torch() -> str:
+    """The release of this Python's torch; "" if it has none."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return ""
+    return str(torch.__version__.partition("+")[0])
+
+
 def binding_python(release: str) -> Path:
     """A Python with this release of torch."""
-    import torch
-
-    if torch.__version__.partition("+")[0] == release:
+    if own_torch() == release:
         return Path(sys.executable)
     return environment(f"torch-{release}", f"torch=={release}", "numpy", "setuptools") / "python"
 
 
-def build(folder: Path, releases: list[str]) -> Path:
-    """The unpacked wheel, with a binding for each torch release."""
+def build(folder: Path, releases: list[str], own: str) -> Path:
+    """The unpacked wheel, with a binding for each torch release. pip builds the one for `own`, the torch of this
+    Python, with the rest; it does so too where nobody asked for it."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     chosen = compiler(os.environ.get("CXX", "g++"))
@@ -121,8 +136,13 @@ def build(folder: Path, releases: list[str]) -> Path:
     (wheel,) = folder.glob("herring-*.whl")
     run([sys.executable, "-m", "wheel", "unpack", "--dest", folder, wheel])
     (unpacked,) = (each for each in folder.glob("herring-*") if each.is_dir())
+    if own not in releases:
+        for binding in unpacked.glob("herring/torch/_torch_*.so"):
+            binding.unlink()
     code = binding_code()
     for release in releases:
+        if release == own:
+            continue
         python = binding_python(release)
         say(f"building the binding for torch {release}")
         run([python, "-IB", "-c", code, unpacked, unpacked / "herring" / "torch"], PATH=path, CXX=chosen)
@@ -150,8 +170,9 @@ def finish(unpacked: Path, folder: Path, out: Path, machine: str, strip: str) ->
     return Path(shutil.copy2(result, out / result.name))
 
 
-def check_content(wheel: Path, most_glibc: str) -> None:
-    """No library of others in it, not too big, and (where asked for) for systems that are not too new."""
+def check_content(wheel: Path, most_glibc: str, releases: list[str]) -> None:
+    """A binding for each torch release and no library of others in it, not too big, and (where asked for) for systems
+    that are not too new."""
     needed = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
     if needed is None:
         sys.exit(f"wheels: FAILED: {wheel.name} is for no manylinux")
@@ -161,7 +182,7 @@ def check_content(wheel: Path, most_glibc: str) -> None:
     libraries = sorted(re.findall(r"^(\S+\.so\S*)", listed, re.MULTILINE))
     bindings = [name for name in libraries if "/torch/_torch_" in name]
     strange = [name for name in libraries if not re.search(r"/(_core|_torch_|libherring)", name)]
-    if strange or not bindings:
+    if strange or len(bindings) != len(releases):
         sys.exit(f"wheels: FAILED: {wheel.name} has {libraries}")
     if wheel.stat().st_size > MOST_BYTES:
         sys.exit(f"wheels: FAILED: {wheel.name} has {wheel.stat().st_size} bytes")
@@ -190,39 +211,68 @@ def attempt(wheel: Path, name: str, program: str, *packages: str) -> None:
         say(f"{name}: two ranks have worked without a compiler")
 
 
+def build_packages(no_torch: bool) -> list[str]:
+    """What a wheel is built with, as `make setup` installs it."""
+    wanted = {"setuptools", "wheel", "cmake", "ninja", "pybind11", "numpy"} | (set() if no_torch else {"torch"})
+    lines = (ROOT / ".ci" / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if re.split(r"[^\w-]", line)[0] in wanted]
+
+
+def for_each(pythons: list[str], arguments: list[str], no_torch: bool) -> None:
+    """This script, once with each of them."""
+    for python in pythons:
+        if shutil.which(python) is None:
+            sys.exit(f"wheels: FAILED: there is no command {python}")
+        tag = run([python, "-c", "import sys; print(sys.implementation.cache_tag)"]).strip()
+        say(f"preparing {tag}")
+        name = "build-no-torch" if no_torch else "build"
+        bin_folder = environment(name, *build_packages(no_torch), python=python, tag=tag)
+        command = [bin_folder / "python", __file__, *arguments]
+        if subprocess.run(command, env={**os.environ, "VIRTUAL_ENV": str(bin_folder.parent)}, check=False).returncode:
+            sys.exit(f"wheels: FAILED: the wheel for {python}; see above")
+
+
 def main() -> None:
     """All of it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--pythons", nargs="+", default=[], help="a wheel for each of these, for example python3.12")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], parents=[first])
     parser.add_argument("--torch", nargs="*", default=[], help="more torch releases to build the binding for")
+    parser.add_argument("--no-torch", action="store_true", help="no binding for torch in the wheel")
     parser.add_argument("--tensorflow", default="", help="a release of tensorflow-cpu to try the wheel with (1.5 GB)")
     parser.add_argument("--aarch64", action="store_true", help="also the wheel for aarch64, cross-compiled")
     parser.add_argument("--glibc", default="", help="an error if a wheel needs a newer glibc, for example 2.34")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     args = parser.parse_args()
-    import torch
-
-    own = torch.__version__.partition("+")[0]
-    releases = [own, *[each for each in args.torch if each != own]]
+    if args.no_torch and args.torch:
+        parser.error("--torch and --no-torch do not go together")
+    if args.pythons:
+        for_each(args.pythons, first.parse_known_args()[1], args.no_torch)
+        return
+    own = own_torch()
+    if not own and not args.no_torch:
+        sys.exit("wheels: FAILED: this Python has no torch: install it, or pass --no-torch")
+    releases = [] if args.no_torch else list(dict.fromkeys([own, *args.torch]))
     if args.aarch64:
         import wheels_aarch64
 
         wheels_aarch64.check_tools()
     with tempfile.TemporaryDirectory(prefix="herring-wheels-") as name:
         folder = Path(name)
-        say(f"building for Python {platform.python_version()}, torch {', '.join(releases)}")
-        unpacked = build(folder, releases[1:])
+        say(f"building for Python {platform.python_version()}, torch: {', '.join(releases) or 'none'}")
+        unpacked = build(folder, releases, own)
         if args.aarch64:
             other = wheels_aarch64.build(unpacked, folder, releases)
             other = finish(other, folder, args.out, "aarch64", f"{wheels_aarch64.TRIPLE}-strip")
         wheel = finish(unpacked, folder, args.out, platform.machine(), "strip")
-    check_content(wheel, args.glibc)
+    check_content(wheel, args.glibc, releases)
     attempt(wheel, "numpy", NUMPY, "numpy")
     for release in releases:
         attempt(wheel, "torch", TORCH, "numpy", f"torch=={release}")
     if args.tensorflow:
         attempt(wheel, "tensorflow", TENSORFLOW, f"tensorflow-cpu=={args.tensorflow}")
     if args.aarch64:
-        check_content(other, args.glibc)
+        check_content(other, args.glibc, releases)
         wheels_aarch64.attempt(other, NUMPY)
     say(f"OK: {wheel}{f' and {other}' if args.aarch64 else ''}")
 
