@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
     )
     parser.add_argument("--version", action="version", version=f"herring {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="command")
 
     server = commands.add_parser(
         "server",
@@ -274,6 +274,9 @@ def main(argv: list[str] | None = None) -> int:
     own, behind = _kubernetes_options.split(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     offer_completion(parser)
+    if not own:
+        parser.print_help(sys.stderr)
+        parser.exit(2, "\nherring: error: no command; for example: herring doctor\n")
     with checked_stdout("herring"):
         args = parser.parse_args(own)
     args.worker_command = behind

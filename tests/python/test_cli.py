@@ -25,6 +25,7 @@ def run(arguments, env, **more):
         (["bench"], ["herring bench allreduce or replay"]),
         (["bench", "allreduce", "--op", "band"], ["--op band", "integers"]),
         (["nothing"], ["nothing", "server"]),
+        ([], ["no command", "herring doctor"]),
         (["build"], ["required: torch"]),
         (["doctor", "--jsno"], ["--jsno; did you mean --json?"]),
         (["bench", "allreduce", "--szies=8"], ["--szies=8; did you mean --sizes?"]),
@@ -40,6 +41,11 @@ def test_a_wrong_command_is_a_sentence_and_ends(clean_env, arguments, words):
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert all(word in last for word in words), done.stderr
+
+
+def test_without_a_command_all_commands_are_listed(clean_env):
+    said = run([], clean_env).stderr
+    assert all(f"\n    {command}" in said for command in ("server", "doctor", "config", "bench", "kubernetes"))
 
 
 RUN = "import sys; from herring.{} import main; sys.exit(main(sys.argv[1:]))"
