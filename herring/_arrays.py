@@ -62,7 +62,13 @@ def as_input(array: Any) -> Any:
         raise InvalidArgumentError(
             "the array is a masked array, but its masked values would be used too; pass array.filled(0) or array.data"
         )
-    return np.asarray(array, order="C")
+    result = np.asarray(array, order="C")
+    if result.dtype.hasobject and not isinstance(array, np.ndarray):
+        raise InvalidArgumentError(
+            f"the array is a {type(array).__name__}, which does not hold numbers; pass a numpy array, a CPU tensor, a "
+            "list of numbers or a number"
+        )
+    return result
 
 
 def shared_empty(
@@ -76,7 +82,7 @@ def shared_empty(
     if any(size < 0 for size in dims):
         raise InvalidArgumentError(f"shape is {dims}; sizes must not be negative")
     if kind.hasobject:
-        raise InvalidArgumentError(f"dtype {kind} holds Python objects, which cannot be in shared memory")
+        raise InvalidArgumentError(f"dtype {kind}: Herring's arrays hold numbers, not Python objects")
     nbytes = math.prod(dims) * kind.itemsize
     if nbytes > sys.maxsize:
         raise InvalidArgumentError(f"an array of shape {dims} and dtype {kind} would have {nbytes} bytes: too many")

@@ -84,6 +84,19 @@ def test_what_cannot_be_reduced_is_refused_by_name(single, array, names):
         herring.allreduce_(array)
 
 
+def test_what_is_no_array_at_all_is_named(single):
+    """A gradient that is None is the usual case; the text spoke of shared memory."""
+    for wrong, kind in ((None, "NoneType"), ({"weight": 1.0}, "dict"), ([1.0, None], "list")):
+        for call in (herring.allreduce, herring.broadcast, herring.allgather):
+            with pytest.raises(
+                herring.InvalidArgumentError, match=f"the array is a {kind}, which does not hold numbers"
+            ):
+                call(wrong)
+    for call in (lambda: herring.allreduce(np.array([None])), lambda: herring.empty(3, object)):
+        with pytest.raises(herring.InvalidArgumentError, match="dtype object: Herring's arrays hold numbers"):
+            call()
+
+
 def test_an_array_that_was_given_is_not_called_the_output(single):
     """Where nobody gave an output, one is made like the input: the same is wrong with it, and the text blamed it."""
     wrong, right = np.zeros(3, np.complex64), np.zeros(3, np.float32)
