@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="images of each process in a step (default 8)")
     parser.add_argument("--steps", type=int, default=7, help="steps of each way; medians are printed (default 7)")
     parser.add_argument("--trace", type=Path, help="write the last overlapped step to this file")
     return parser.parse_args()

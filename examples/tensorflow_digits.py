@@ -10,7 +10,7 @@ import argparse
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (default 10)")
     parser.add_argument("--fit", action="store_true", help="train with Keras's fit")
     return parser.parse_args()
 

@@ -14,9 +14,11 @@ import time
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="train with Keras's fit under HerringStrategy")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
-    parser.add_argument("--image-size", type=int, default=224, help="width and height, at least 32")
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default 20)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of each process in a step (default 32)")
+    parser.add_argument(
+        "--image-size", type=int, default=224, help="width and height in pixels, at least 32 (default 224)"
+    )
     return parser.parse_args()
 
 

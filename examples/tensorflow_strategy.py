@@ -9,8 +9,8 @@ import argparse
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (default 10)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of each process in a step (default 32)")
     return parser.parse_args()
 
 
