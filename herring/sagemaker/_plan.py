@@ -92,8 +92,8 @@ def read_cluster(env: Mapping[str, str], resource_config: str, server_group: str
     if not here or not hosts:
         missing = " and ".join(["this host"] * (not here) + ["the job's hosts"] * (not hosts))
         raise InvalidArgumentError(
-            f"nothing names {missing} (SM_RESOURCE_CONFIG, or SM_CURRENT_HOST and SM_HOSTS). Is this a SageMaker "
-            "training job?"
+            f"nothing names {missing} (resourceconfig.json in /opt/ml/input/config, SM_RESOURCE_CONFIG, or "
+            "SM_CURRENT_HOST and SM_HOSTS). Is this a SageMaker training job?"
         )
     groups = _groups(said)
     servers, trains = _split(groups, hosts, server_group)
