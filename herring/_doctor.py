@@ -111,7 +111,8 @@ def _offers(offers: list[_core.ProviderReport], chosen: int) -> list[Finding]:
 
 def _builtin(report: _core.FabricReport) -> list[Finding]:
     if not report["is_builtin"]:
-        return [Finding("builtin tcp", "absent", "not chosen: libfabric is used, see above")]
+        why = "libfabric is used, see above" if report["chosen"] >= 0 else "the settings ask for libfabric"
+        return [Finding("builtin tcp", "absent", f"not chosen: {why}")]
     if report["interface"] < 0:
         return [Finding("builtin tcp", "problem", "no interface can be used; several hosts will not work")]
     return [
@@ -150,19 +151,17 @@ def _devices() -> list[str]:
 
 def _efa(fabric: list[Finding]) -> Finding:
     devices = _devices()
+    is_carried = any(CHOSEN in each.text for each in fabric)
+    over_tcp = ": traffic between hosts goes over tcp" if is_carried else ""
     if not devices:
-        return Finding(
-            "EFA / RDMA", "absent", "no device under /sys/class/infiniband: traffic between hosts goes over tcp"
-        )
+        return Finding("EFA / RDMA", "absent", f"no device under /sys/class/infiniband{over_tcp}")
     named = "devices: " + ", ".join(devices)
     users = [
         each.subject.strip() for each in fabric if each.state == "ok" and each.subject.strip()[:3] in ("efa", "ver")
     ]
     if users:
         return Finding("EFA / RDMA", "ok", f"{named}; libfabric's {users[0]} provider uses them")
-    return Finding(
-        "EFA / RDMA", "absent", f"{named}; none of libfabric's providers above uses them: traffic goes over tcp"
-    )
+    return Finding("EFA / RDMA", "absent", f"{named}; none of libfabric's providers above uses them{over_tcp}")
 
 
 def _run_apart(code: str) -> subprocess.CompletedProcess[str]:

@@ -190,3 +190,13 @@ def test_a_provider_that_is_not_there_makes_its_libfabric_no_ok(clean_env):
     findings = doctor({**clean_env, "HERRING_PROVIDER": "verbs"})
     if "provider" in {subject.strip() for subject in findings}:
         assert findings["libfabric"][0] == "absent"
+
+
+@pytest.mark.parametrize(
+    "asked", [{"HERRING_LIBFABRIC": "/nonexistent/libfabric.so.1"}, {"HERRING_PROVIDER": "verbs"}], ids=str
+)
+def test_where_nothing_can_be_used_no_line_says_what_carries_traffic(clean_env, asked):
+    findings = doctor({**clean_env, **asked})
+    if "several hosts: not possible" in findings["result"][1]:
+        assert "goes over tcp" not in findings["EFA / RDMA"][1]
+        assert findings["builtin tcp"][1].strip() == "not chosen: the settings ask for libfabric"
