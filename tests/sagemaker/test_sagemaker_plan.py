@@ -70,7 +70,8 @@ def test_bad_numbers_and_hosts_are_named():
     with pytest.raises(InvalidArgumentError, match="hosts are algo-12; it must be a list of names"):
         read_cluster({}, '{"current_host": "algo-1", "hosts": "algo-12"}', None)
     with pytest.raises(
-        InvalidArgumentError, match=r"^nothing names this host and the job's hosts .*resourceconfig\.json.*SM_HOSTS.*training job"
+        InvalidArgumentError,
+        match=r"^nothing names this host and the job's hosts .*resourceconfig\.json.*SM_HOSTS.*training job",
     ):
         read_cluster({}, "", None)
     with pytest.raises(InvalidArgumentError, match=r"^nothing names the job's hosts .*training job"):
