@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import tempfile
-from pathlib import Path
 
 import numpy as np
 
@@ -34,21 +32,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000, help="training steps (default 3000)")
     parser.add_argument("--kill-in-step", type=int, default=40, help="when rank 1 kills itself (default 40)")
     steps, strike = (args := parser.parse_args()).steps, args.kill_in_step
-    # The same for all workers of this job, and for one that is started again.
-    mark = Path(tempfile.gettempdir(), f"herring-elastic-{os.environ.get('MASTER_PORT', 'alone')}")
-
     herring.on_membership_change(lambda change: print(f"  now {change.size} workers: {change.reason or 'one is new'}"))
     herring.init()
     truth = np.random.default_rng(0).standard_normal(FEATURES)
     state = herring.elastic.State(step=0, weights=np.zeros(FEATURES), momentum=np.zeros(FEATURES))
     state.sync()  # A worker that comes later begins where rank 0 is.
+    is_victim = herring.rank() == 1 and state.step == 0  # Not the worker that takes its place.
     print(f"worker {herring.rank()} of {herring.size()} begins in step {state.step}")
     while state.step < steps:
         inputs, targets = batch(state.step, herring.rank(), truth)
         errors = inputs @ state.weights - targets
         gradient = inputs.T @ errors / len(errors)
-        if herring.rank() == 1 and state.step == strike and not mark.exists():
-            mark.touch()
+        if is_victim and state.step == strike:
             os.kill(os.getpid(), signal.SIGKILL)
         gradient = herring.allreduce(gradient)  # The average over the workers that are there.
         loss = herring.allreduce(np.array([np.mean(errors**2)]))[0]
@@ -60,7 +55,6 @@ def main() -> None:
         state.commit()  # The end of a step: here new workers come in.
     if herring.rank() == 0:
         print(f"done: loss {loss:.5f} with {herring.size()} workers")
-        mark.unlink(missing_ok=True)
     herring.shutdown()
 
 
