@@ -76,6 +76,10 @@ void ElasticRuntime::Impl::leave_present(const std::string& reason) {
     for (auto& [id, operation] : operations) operation.run = 0;
     changed.notify_all();  // Who leaves a group waits for it.
     if (how == Departure::kAnew) forget_everything();
+  }
+  report_completed();  // Others wait until all have what they have, or will never ask for it.
+  {
+    const std::scoped_lock lock(mutex);
     if (!life.advance(Event::kHaveLeft)) return;
   }
   send(MessageKind::kReady, present.number, "", how != Departure::kBroken);

@@ -284,6 +284,7 @@ std::optional<std::uint64_t> ElasticRuntime::Impl::take_number(GroupId id) {
 void ElasticRuntime::Impl::forget_everything() {
   for (auto& [id, operation] : operations) {
     if (operation.work->is_done()) continue;
+    unreported.push_back(id);  // This one will never ask for it.
     --unfinished;
     order->leave(*operation.call);
     operation.work->complete(Status(Code::kCancelled, "the job starts again from an earlier state"));
@@ -291,7 +292,6 @@ void ElasticRuntime::Impl::forget_everything() {
   operations.clear();
   outcomes.clear();
   straddling.clear();
-  unreported.clear();
   kept_bytes = 0;
   journal.restart();
 }

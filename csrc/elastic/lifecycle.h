@@ -91,8 +91,8 @@ class Lifecycle final {
   bool holds_messages() const { return !has_ended() && calls_ == Calls::kTaken && phase_ != Phase::kRunning; }
   /// Operations start at once; else the next generation starts them.
   bool starts_operations() const;
-  /// What is complete is told to the rendezvous; else it is in the next generation.
-  bool reports() const { return starts_operations(); }
+  /// What is complete, or will not be asked for here, is told to the rendezvous; else it is in the next generation.
+  bool reports() const { return starts_operations() || phase_ == Phase::kLeaving; }
   /// The present generation hears of groups that come, go or are aborted (one that is shut down refuses); else the next
   /// one does.
   bool tells_groups() const;

@@ -64,11 +64,14 @@ class World {
     std::uint32_t arrivals = 0;
     std::uint32_t restarts = 0;  ///< Of servers.
     std::uint32_t aborts = 0;
-    std::uint32_t quits = 0;  ///< Workers that shut down in the middle.
+    std::uint32_t quits = 0;     ///< Workers that shut down in the middle.
+    std::uint32_t anews = 0;     ///< Times that all start again from an earlier state.
+    bool in_the_middle = false;  ///< Then, while something is under way that not all have called.
   };
   /// Plays until all have finished; returns what was wrong, "" for nothing.
   std::string play(std::uint64_t steps, Fate fate) {
     steps_ = steps;
+    calls_more_ = fate.in_the_middle;
     for (std::uint64_t turn = 0; turn < 200'000; ++turn) {
       if (rendezvous_.generation() > 0) strike(fate);
       bool any = pick(workers_.size() + servers_.size()) < servers_.size() && run_servers();
@@ -90,6 +93,7 @@ class World {
   std::uint64_t failed = 0;
   std::uint64_t boundaries = 0;
   std::uint64_t switches = 0;  // Planned, of one worker each.
+  std::uint64_t anews = 0;     // Of one worker each.
   std::uint64_t aborted = 0;   // In another phase than kRunning.
   std::uint64_t refused = 0;   // Planned switches, by who has shut down.
 
@@ -141,6 +145,10 @@ class World {
     if (fate.aborts > 0 && alive() > 1 && pick(60) == 0) {
       --fate.aborts;
       abort(workers_[pick(workers_.size())]);
+    }
+    if (fate.anews > 0 && pick(60) == 0) {
+      --fate.anews;
+      workers_[pick(workers_.size())].wants_anew = true;
     }
     if (fate.quits > 0 && alive() > 1 && pick(60) == 0) {
       --fate.quits;
@@ -337,11 +345,17 @@ class World {
     worker.outbox.push_back(message);
   }
 
+  static bool is_ready_for_boundary(const Worker& worker) {
+    if (worker.life.boundary() != Departure::kAnew) return worker.operations.empty();
+    return std::none_of(worker.operations.begin(), worker.operations.end(),
+                        [](const auto& entry) { return entry.second.value.has_value(); });
+  }
+
   /// The supervisor, before it listens.
   bool take_turn(Worker& worker) {
     if (worker.life.phase() != Phase::kRunning && worker.life.phase() != Phase::kConnected) return false;
     // Who leaves earlier takes away what others still need to get there.
-    if (worker.life.take_turn(worker.operations.empty()) != Lifecycle::Turn::kListen) return true;
+    if (worker.life.take_turn(is_ready_for_boundary(worker)) != Lifecycle::Turn::kListen) return true;
     if (!worker.life.take_break()) return false;
     tell(worker, MessageKind::kBroken, worker.life.present());
     return true;
@@ -355,7 +369,7 @@ class World {
     if (meetings_[number].left.empty()) return false;
     if (joins) return fail_to_join(worker);
     // At a boundary others leave before this one does; it follows by itself.
-    if (!worker.life.is_sound() || worker.life.awaits_boundary()) return false;
+    if (!worker.life.is_sound() || worker.life.boundary() == Departure::kBoundary) return false;
     const bool is_needed = std::any_of(worker.operations.begin(), worker.operations.end(), [](const auto& entry) {
       return !entry.second.value && !entry.second.has_failed;
     });
@@ -500,7 +514,7 @@ class World {
         return true;
       }
       case Line::kStep:
-        submit(worker, "step", worker.newcomers > 0 ? 1 : 0, false);
+        submit(worker, "step", worker.wants_anew ? 2 : worker.newcomers > 0 ? 1 : 0, false);
         return true;
       case Line::kAsked:
         return false;
@@ -534,7 +548,13 @@ class World {
       ++worker.step;
       worker.line = worker.step >= steps_ ? Line::kDone : Line::kGradients;
       if (last.value->number > 0 && worker.line != Line::kDone) {
-        worker.life.call_boundary(Departure::kBoundary);
+        worker.wants_anew = false;
+        const bool is_anew = last.value->number == 2;
+        if (calls_more_ && is_anew && pick(2) == 0) {
+          submit(worker, "spare", 0, false);  // Some call more than others, and nobody waits for it.
+          worker.waits_for.clear();
+        }
+        worker.life.call_boundary(is_anew ? Departure::kAnew : Departure::kBoundary);
         worker.line = Line::kBoundary;
       }
     }
@@ -580,6 +600,7 @@ class World {
   std::map<std::uint64_t, Meeting> meetings_;
   std::uint64_t places_ = 0;
   std::uint64_t steps_ = 0;
+  bool calls_more_ = false;
   std::string problem_;
   std::string last_words_;
 };

@@ -61,6 +61,7 @@ struct Worker {
   std::uint64_t retiring_for = 0;  // The one before has drained; what is told when it is over.
   // The user's program.
   enum class Line : std::uint8_t { kSync, kGradients, kStep, kAsked, kBoundary, kDone } line = Line::kSync;
+  bool wants_anew = false;
   bool quits = false;  // Before it has done all steps.
   std::uint64_t step = 0;
   std::vector<OperationId> waits_for;

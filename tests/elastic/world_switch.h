@@ -258,6 +258,16 @@ inline bool World::leave_present(Worker& worker) {
   worker.old = 0;
   drop_beside(worker);
   for (auto& [id, operation] : worker.operations) operation.run = 0;
+  if (worker.life.departure() == Departure::kAnew) {
+    ++anews;
+    for (const auto& [id, operation] : std::exchange(worker.operations, {})) {
+      if (!operation.value && !operation.has_failed) worker.unreported.push_back(id);  // It will never ask for it.
+    }
+    worker.outcomes.clear();
+    worker.straddling.clear();
+    worker.journal.restart();
+    report(worker);
+  }
   static_cast<void>(worker.life.advance(Event::kHaveLeft));
   tell(worker, MessageKind::kReady, worker.life.present(), worker.life.departure() != Departure::kBroken);
   return true;

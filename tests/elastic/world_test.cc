@@ -18,6 +18,7 @@ struct Seen {
   std::uint64_t switches = 0;
   std::uint64_t aborted = 0;
   std::uint64_t refused = 0;
+  std::uint64_t anews = 0;
   void operator+=(const Seen& one) {
     redone += one.redone;
     delivered += one.delivered;
@@ -26,6 +27,7 @@ struct Seen {
     switches += one.switches;
     aborted += one.aborted;
     refused += one.refused;
+    anews += one.anews;
   }
 };
 
@@ -39,16 +41,20 @@ struct Lot {
   std::uint32_t most_workers = 5;
   std::uint32_t aborts = 0;
   std::uint32_t quits = 0;
+  std::uint32_t anews = 0;
+  bool in_the_middle = false;
 };
 
 /// In jobs that are not elastic workers neither die nor come.
 Seen play_one(std::uint64_t seed, const Lot& lot, std::uint64_t steps) {
   World world({2 + static_cast<std::uint32_t>(seed % (lot.most_workers - 1)), lot.servers, lot.is_elastic}, seed);
-  World::Fate fate{lot.deaths, lot.arrivals, lot.servers > 0 ? lot.restarts : 0, lot.aborts, lot.quits};
+  World::Fate fate{lot.deaths, lot.arrivals,     lot.servers > 0 ? lot.restarts : 0, lot.aborts, lot.quits,
+                   lot.anews,  lot.in_the_middle};
   if (!lot.is_elastic) fate = {.restarts = fate.restarts};
   const std::string problem = world.play(steps, fate);
   EXPECT_EQ(problem, "") << "seed " << seed << " fails";
-  return {world.redone, world.delivered, world.failed, world.boundaries, world.switches, world.aborted, world.refused};
+  return {world.redone,   world.delivered, world.failed,  world.boundaries,
+          world.switches, world.aborted,   world.refused, world.anews};
 }
 
 Seen play_all(std::uint64_t first, std::uint64_t count, const Lot& lot) {
@@ -97,6 +103,20 @@ TEST(ElasticWorld, NewWorkersAndDeathsTogether) {
   EXPECT_GT(seen.delivered, 0U);
 }
 
+TEST(ElasticWorld, AllStartAgainFromAnEarlierState) {
+  const Seen calm = play_all(70000, 500, {.arrivals = 2, .anews = 3});
+  EXPECT_GT(calm.anews, 0U);
+  const Seen seen = play_all(80000, 1500, {.deaths = 3, .arrivals = 2, .restarts = 3, .servers = 2, .anews = 3});
+  EXPECT_GT(seen.anews, 0U);
+  EXPECT_GT(seen.switches, 0U);
+}
+
+TEST(ElasticWorld, AllStartAgainThoughSomeHaveWhatOthersGiveUp) {
+  const Seen seen =
+      play_all(75000, 1500, {.arrivals = 2, .restarts = 3, .servers = 2, .anews = 3, .in_the_middle = true});
+  EXPECT_GT(seen.anews, 0U);
+}
+
 TEST(ElasticWorld, WorkersStopInTheMiddleOfWhateverTheyDo) {
   const Seen seen =
       play_all(60000, 1500,
@@ -118,6 +138,7 @@ TEST(ElasticWorld, WhateverBefallsIt) {
     const std::uint32_t steps = 2 + pick(7);
     lot.aborts = pick(3);
     lot.quits = pick(3);
+    lot.anews = pick(4) == 0 ? 2 : 0;
     seen += play_one(seed, lot, steps);
     if (::testing::Test::HasFailure()) {
       FAIL() << "seed " << seed << " fails; HERRING_TEST_SEED=" << seed << " replays it";
