@@ -113,9 +113,13 @@ class World {
   bool go_over(Worker& worker);
   bool retire(Worker& worker);
   bool leave_present(Worker& worker);
-  bool shut_down(Worker& worker);
+
+  // world_fate.h: what befalls the job, and how a worker ends.
+  void strike(Fate& fate);
+  void kill(Worker& worker);
   void abort(Worker& worker);
   bool let_go(Worker& worker);
+  bool shut_down(Worker& worker);
   bool is_old(const Worker& worker, const OperationId& id) const;
   void drop_beside(Worker& worker);
 
@@ -127,42 +131,6 @@ class World {
   bool somebody_is_done() const {
     return std::any_of(workers_.begin(), workers_.end(),
                        [](const Worker& worker) { return worker.line == Worker::Line::kDone && !worker.quits; });
-  }
-
-  void strike(Fate& fate) {
-    if (fate.deaths > 0 && alive() > 1 && pick(60) == 0) {
-      --fate.deaths;
-      kill(workers_[pick(workers_.size())]);
-    }
-    if (fate.arrivals > 0 && !somebody_is_done() && pick(80) == 0) {
-      --fate.arrivals;
-      add_worker(99);
-    }
-    if (fate.restarts > 0 && pick(40) == 0) {
-      --fate.restarts;
-      restart_a_server();
-    }
-    if (fate.aborts > 0 && alive() > 1 && pick(60) == 0) {
-      --fate.aborts;
-      abort(workers_[pick(workers_.size())]);
-    }
-    if (fate.anews > 0 && pick(60) == 0) {
-      --fate.anews;
-      workers_[pick(workers_.size())].wants_anew = true;
-    }
-    if (fate.quits > 0 && alive() > 1 && pick(60) == 0) {
-      --fate.quits;
-      workers_[pick(workers_.size())].quits = true;
-    }
-  }
-
-  void kill(Worker& worker) {
-    if (!worker.is_alive || worker.has_left()) return;
-    worker.is_alive = false;
-    worker.inbox.clear();
-    // What it has sent may still arrive, or some of it.
-    while (!worker.outbox.empty() && pick(2) == 0) worker.outbox.pop_back();
-    for (auto& [number, meeting] : meetings_) lose(meeting, worker.id);
   }
 
   static void lose(Meeting& meeting, WorkerId id) {
@@ -607,4 +575,5 @@ class World {
 
 }  // namespace herring::elastic::testing
 
+#include "elastic/world_fate.h"
 #include "elastic/world_switch.h"
