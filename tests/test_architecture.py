@@ -77,6 +77,7 @@ CONTROL_ENGINES = {
     "membership_admission",
     "protocol",
 }
+ELASTIC_ENGINES = {"cutoff", "journal", "lifecycle", "message", "plan", "rendezvous", "rendezvous_admission"}
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
 # Changes the list of variables for a library's sake, where setenv() would not do; looks none up.
@@ -108,7 +109,7 @@ def is_engine(path: Path) -> bool:
         or (folder in {"server", "intra_node"} and path.name.startswith("engine"))
         or (folder == "control" and path.stem in CONTROL_ENGINES)
         or (folder == "collectives" and path.stem in {"fusion_engine", "message_plan", "rows", "tensor_spec"})
-        or (folder == "elastic" and path.stem in {"journal", "message", "plan", "rendezvous", "rendezvous_admission"})
+        or (folder == "elastic" and path.stem in ELASTIC_ENGINES)
     )
 
 

@@ -33,7 +33,7 @@ void ElasticRuntime::Impl::add_group(GroupId id, std::span<const std::uint32_t> 
     if (present.members[rank] == own_id) group.index = static_cast<std::uint32_t>(group.members.size() - 1);
   }
   std::erase_if(partings, [id](const Parting& parting) { return parting.id == id; });
-  if (is_stable) present.runtime->add_group(id, ranks);  // Else the next generation gets it.
+  if (life.tells_groups()) present.runtime->add_group(id, ranks);  // Else the next generation gets it.
   if (old.runtime) old.runtime->add_group(id, ranks);
   groups.emplace(id, std::move(group));
   journal.add_group(id.value);
@@ -46,7 +46,7 @@ void ElasticRuntime::Impl::leave_group(GroupId id) {
   const std::uint64_t calls = journal.groups().at(id.value).next;
   if (partings.size() == kMostPartings) partings.pop_front();
   partings.push_back({id, found->second.closed, calls});
-  if (is_stable) present.runtime->leave_group(id, calls);  // Else they hear of it in the next generation.
+  if (life.tells_groups()) present.runtime->leave_group(id, calls);  // Else they hear of it in the next generation.
   if (old.runtime) old.runtime->leave_group(id, calls);
 }
 
@@ -79,7 +79,7 @@ Status ElasticRuntime::Impl::end_of(const OperationId& id, std::uint64_t run) {
 /// The present generation is over for it; the next will do it again. The caller holds the mutex.
 void ElasticRuntime::Impl::break_off(Operation& operation, const Status& status) {
   operation.run = 0;
-  if (broken.empty()) broken = status.message();
+  life.break_off(status.message());
   rendezvous->wake();
 }
 
@@ -130,7 +130,7 @@ void ElasticRuntime::Impl::remove_group(GroupId id) {
     leaving[id] = found->second.members.size();
     groups.erase(found);
     end_left_behind(id, removed);
-    if (is_stable) runtimes.push_back(present.runtime);
+    if (life.tells_groups()) runtimes.push_back(present.runtime);
     if (old.runtime) runtimes.push_back(old.runtime);
   }
   for (const auto& runtime : runtimes) runtime->remove_group(id);
@@ -142,7 +142,6 @@ void ElasticRuntime::Impl::remove_group(GroupId id) {
   });
   end_left_behind(id, removed);
   journal.remove_group(id.value);
-  begin_ready();
   lock.unlock();
   report_completed();
   lock.lock();
@@ -151,6 +150,7 @@ void ElasticRuntime::Impl::remove_group(GroupId id) {
 
 /// Of a group that is over: those that run in no generation.
 void ElasticRuntime::Impl::end_left_behind(GroupId id, const Status& why) {
+  bool frees_others = false;
   for (auto it = operations.begin(); it != operations.end();) {
     Operation& operation = it->second;
     if (it->first.group != id.value || operation.run != 0) {
@@ -160,12 +160,13 @@ void ElasticRuntime::Impl::end_left_behind(GroupId id, const Status& why) {
     if (!operation.work->is_done()) {
       if (leaving.contains(id)) unreported.push_back(it->first);  // This one will never ask for it.
       --unfinished;
-      may_begin |= order->leave(*operation.call);
+      frees_others |= order->leave(*operation.call);
       operation.work->complete(why);
     }
     if (operation.result) kept_bytes -= operation.result->size();
     it = operations.erase(it);
   }
+  if (frees_others) begin_ready();
 }
 
 /// Those of its operations that run end with their generation's word.
@@ -175,10 +176,9 @@ void ElasticRuntime::Impl::abort_group(GroupId id, const std::string& reason) {
   const auto found = groups.find(id);
   if (found == groups.end() || !found->second.closed.is_ok()) return;
   found->second.closed = Status(Code::kCancelled, reason);
-  if (is_stable) present.runtime->abort_group(id, reason);  // Else the next generation hears of it.
+  if (life.tells_groups()) present.runtime->abort_group(id, reason);  // Else the next generation hears of it.
   if (old.runtime) old.runtime->abort_group(id, reason);
   end_left_behind(id, found->second.closed);
-  begin_ready();
 }
 
 }  // namespace herring::elastic

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "core/log.h"
+#include "elastic/cutoff.h"
 #include "elastic/elastic_runtime.h"
 #include "elastic/journal.h"
+#include "elastic/lifecycle.h"
 #include "elastic/rendezvous_client.h"
 #include "runtime/operation_order.h"
 #include "runtime/pending.h"
@@ -57,6 +59,12 @@ struct Parting {
   std::uint64_t calls = 0;  ///< So many without a name came before.
 };
 
+/// What is no Error of ours (no memory, no thread) ends an attempt as well, and not the process.
+inline Status status_of(const std::exception& error) {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  return own != nullptr ? own->status() : Status(Code::kInternal, error.what());
+}
+
 inline constexpr const char* kOthersAreIn =
     ": its output has a block for each worker, and the workers have changed; call it again for the present workers";
 
@@ -89,8 +97,7 @@ class ElasticRuntime::Impl final {
   void shutdown();
   bool let_in(Instant deadline);
   void start_again(Instant deadline);
-  void pass_boundary(std::unique_lock<std::mutex>& lock, Instant deadline);
-  bool is_ready_for_boundary() const;
+  void pass_boundary(std::unique_lock<std::mutex>& lock, Departure how, Instant deadline);
   void forget_everything();
   std::shared_ptr<runtime::Runtime> now() const {
     const std::scoped_lock lock(mutex);
@@ -104,7 +111,7 @@ class ElasticRuntime::Impl final {
       return question(*now());
     } catch (const Error& error) {
       const std::scoped_lock lock(mutex);
-      if (error.status().code() != Code::kShutdown || is_stopping) throw;
+      if (error.status().code() != Code::kShutdown || life.is_stopping()) throw;
       throw Error(Code::kPeerLost, "workers were lost or joined before it ended; call it again");
     }
   }
@@ -113,11 +120,12 @@ class ElasticRuntime::Impl final {
   void wait_for_room(std::unique_lock<std::mutex>& lock);
   void wait_for_plan(std::unique_lock<std::mutex>& lock);
   Status check(runtime::Request& request) const;
-  void begin(const OperationId& id, Operation& operation);
+  bool begin(const OperationId& id, Operation& operation);
   void begin_ready();
-  void start(const OperationId& id, Operation& operation);
+  bool start(const OperationId& id, Operation& operation);
   bool take_outcome(const OperationId& id, Operation& operation);
   void finished(const OperationId& id, std::uint64_t run, const Status& status);
+  bool close_operation(const OperationId& id, Operation& operation, const Status& status);
   void end_operation(const OperationId& id, Operation& operation, const Status& status);
   void forget(const OperationId& id);
   bool is_old(const OperationId& id) const;
@@ -125,13 +133,15 @@ class ElasticRuntime::Impl final {
   // The supervisor.
   void supervise();
   void stay_out();
-  void handle(const Message& message);
+  bool take_turn();
+  bool is_ready_for_boundary() const;
+  Lifecycle::Command obey(const Message& message);
   void settle(const Message& message);
   void report_completed();
   void report_broken();
-  void switch_over(bool at_boundary, const std::string& reason);
+  void switch_over(const std::string& reason);
   std::optional<Message> await_go(Instant deadline);
-  void leave_present(bool at_boundary, const std::string& reason);
+  void leave_present(const std::string& reason);
   Status join(const Message& go, const std::string& reason, Instant deadline);
   void mark_start();
   Plan make_common_plan(Generation& next);
@@ -145,7 +155,8 @@ class ElasticRuntime::Impl final {
   void give_up(const Status& status);
   void build_beside(const Message& go);
   void drop_beside();
-  void go_over(const Message& message);
+  void go_over();
+  void fail_to_switch(const std::string& why);
   void retire_if_drained();
   void retire(std::shared_ptr<runtime::Runtime> runtime, std::uint64_t next);
   void count_in(const std::shared_ptr<runtime::Runtime>& runtime);
@@ -162,11 +173,10 @@ class ElasticRuntime::Impl final {
   mutable std::mutex mutex;
   std::condition_variable changed;
   // Guarded by mutex.
+  Lifecycle life;
   Journal journal;
   std::map<OperationId, Operation> operations;  // Those of the journal.
   const std::shared_ptr<runtime::OperationOrder> order = std::make_shared<runtime::OperationOrder>();
-  bool may_begin = false;  // An operation has nobody to wait for any more.
-  bool is_beginning = false;
   std::map<OperationId, Outcome> outcomes;
   std::map<OperationId, std::uint64_t> straddling;  // Broadcasts that others submitted before: their root's id.
   std::map<GroupId, Group> groups;
@@ -179,25 +189,13 @@ class ElasticRuntime::Impl final {
   };
   std::map<OperationId, Doubt> doubtful;  // The end of their group, or of the generation: the news is on its way.
   Generation present;
-  bool is_stable = false;       // Operations start at once.
-  bool is_planning = false;     // All ranks tell each other what they have called; nothing more is until it counts.
-  bool holds_messages = false;  // A planned switch is near.
-  bool is_stopping = false;     // Nothing more is submitted.
-  bool supervises = true;
-  bool is_supervising = false;   // The supervisor takes part in switches.
-  bool is_gone = false;          // From its last generation.
-  Status ended;                  // Why nothing goes any more.
-  std::string broken;            // The present generation failed here.
   std::size_t unfinished = 0;    // Operations that have not ended.
   std::uint64_t kept_bytes = 0;  // Of results.
   std::uint64_t messages_used = 0;
   std::uint32_t newcomers = 0;
-  bool boundary_wanted = false;
-  bool starts_again = false;  // At the boundary.
-  bool boundary_reached = false;
   std::vector<OperationId> unreported;
-  std::map<std::uint32_t, GroupRecord> cutoff;  // Planned switch: what lies below goes through the old generation.
-  Generation old;                               // It, while it drains.
+  Cutoff cutoff;   // Planned switch: what goes through the old generation.
+  Generation old;  // It, while it drains.
   std::size_t old_unfinished = 0;
   runtime::RuntimeStats past;                 // Of generations that are over.
   std::shared_ptr<runtime::Runtime> retired;  // Drained, and about to be over.
@@ -206,8 +204,7 @@ class ElasticRuntime::Impl final {
   std::uint64_t own_id = 0;
 
   // The supervisor's own.
-  std::uint64_t reported_broken = 0;  // The generation.
-  std::optional<Generation> beside;   // Planned: connected, not used yet.
+  std::optional<Generation> beside;  // Planned: connected, not used yet.
   std::future<void> retiring;
 
   std::thread supervisor;

@@ -28,6 +28,26 @@ void all_gather(runtime::Runtime& runtime, const std::string& name, std::span<co
   work->status().or_throw();
 }
 
+/// One blob of each worker, by rank.
+std::vector<std::vector<std::byte>> gather(runtime::Runtime& runtime, const std::string& name,
+                                           std::span<const std::byte> blob) {
+  const std::size_t workers = runtime.size();
+  const std::uint64_t mine = blob.size();
+  std::vector<std::uint64_t> sizes(workers);
+  all_gather(runtime, name + ".sizes", std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(sizes)));
+  const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
+  std::vector<std::byte> padded(most);
+  std::copy(blob.begin(), blob.end(), padded.begin());
+  std::vector<std::byte> all(most * workers);
+  all_gather(runtime, name + ".blobs", padded, all);
+  std::vector<std::vector<std::byte>> blobs;
+  for (std::size_t rank = 0; rank < workers; ++rank) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * most);
+    blobs.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(sizes[rank]));
+  }
+  return blobs;
+}
+
 }  // namespace
 
 Config config_of(const Home& home, const Message& go) {
@@ -67,23 +87,16 @@ Generation build(const Home& home, const Message& go, Instant deadline, std::fun
   return generation;
 }
 
-std::vector<std::vector<std::byte>> gather(runtime::Runtime& runtime, const std::string& name,
-                                           std::span<const std::byte> blob) {
-  const std::size_t workers = runtime.size();
-  const std::uint64_t mine = blob.size();
-  std::vector<std::uint64_t> sizes(workers);
-  all_gather(runtime, name + ".sizes", std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(sizes)));
-  const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
-  std::vector<std::byte> padded(most);
-  std::copy(blob.begin(), blob.end(), padded.begin());
-  std::vector<std::byte> all(most * workers);
-  all_gather(runtime, name + ".blobs", padded, all);
-  std::vector<std::vector<std::byte>> blobs;
-  for (std::size_t rank = 0; rank < workers; ++rank) {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * most);
-    blobs.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(sizes[rank]));
+std::vector<Summary> exchange(runtime::Runtime& runtime, const std::string& name, const Summary& mine) {
+  std::vector<Summary> summaries;
+  for (const std::vector<std::byte>& blob : gather(runtime, name, encode(mine))) {
+    auto summary = decode_summary(blob);
+    if (!summary) {
+      throw Error(Code::kProtocol, "worker " + std::to_string(summaries.size()) + " sent an unreadable journal");
+    }
+    summaries.push_back(std::move(*summary));
   }
-  return blobs;
+  return summaries;
 }
 
 }  // namespace herring::elastic

@@ -1,15 +1,14 @@
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "control/hub.h"
 #include "core/config.h"
 #include "elastic/message.h"
+#include "elastic/plan.h"
 #include "runtime/runtime.h"
 
 /// One generation of a job: an ordinary job, as the rendezvous put it together.
@@ -41,8 +40,7 @@ Config config_of(const Home& home, const Message& go);
 /// Connects a worker. Throws Error where somebody was lost meanwhile.
 Generation build(const Home& home, const Message& go, Instant deadline, std::function<bool()> is_over);
 
-/// One blob of each worker, by rank, through the generation's own data plane. Throws Error. `name`: the same on all.
-std::vector<std::vector<std::byte>> gather(runtime::Runtime& runtime, const std::string& name,
-                                           std::span<const std::byte> blob);
+/// Each worker's summary, by rank, through the generation's own data plane. Throws Error. `name`: the same on all.
+std::vector<Summary> exchange(runtime::Runtime& runtime, const std::string& name, const Summary& mine);
 
 }  // namespace herring::elastic

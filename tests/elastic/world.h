@@ -39,7 +39,7 @@ class World {
 
   std::uint64_t pick(std::uint64_t below) { return random_() % below; }
   void add_worker(std::uint32_t wish) {
-    Worker worker;
+    Worker worker(is_elastic_);
     worker.place = ++places_;
     Message enter;
     enter.kind = MessageKind::kEnter;
@@ -59,22 +59,21 @@ class World {
     servers_.push_back(std::move(server));
   }
 
-  /// Plays until all have finished; returns what was wrong, "" for nothing. `restarts`: of servers.
-  std::string play(std::uint64_t steps, std::uint32_t deaths, std::uint32_t arrivals, std::uint32_t restarts = 0) {
+  struct Fate {
+    std::uint32_t deaths = 0;
+    std::uint32_t arrivals = 0;
+    std::uint32_t restarts = 0;  ///< Of servers.
+    std::uint32_t aborts = 0;
+    std::uint32_t quits = 0;     ///< Workers that shut down in the middle.
+    std::uint32_t anews = 0;     ///< Times that all start again from an earlier state.
+    bool in_the_middle = false;  ///< Then, while something is under way that not all have called.
+  };
+  /// Plays until all have finished; returns what was wrong, "" for nothing.
+  std::string play(std::uint64_t steps, Fate fate) {
     steps_ = steps;
+    calls_more_ = fate.in_the_middle;
     for (std::uint64_t turn = 0; turn < 200'000; ++turn) {
-      if (deaths > 0 && alive() > 1 && rendezvous_.generation() > 0 && pick(60) == 0) {
-        --deaths;
-        kill(workers_[pick(workers_.size())]);
-      }
-      if (arrivals > 0 && rendezvous_.generation() > 0 && !somebody_is_done() && pick(80) == 0) {
-        --arrivals;
-        add_worker(99);
-      }
-      if (restarts > 0 && rendezvous_.generation() > 0 && pick(40) == 0) {
-        --restarts;
-        restart_a_server();
-      }
+      if (rendezvous_.generation() > 0) strike(fate);
       bool any = pick(workers_.size() + servers_.size()) < servers_.size() && run_servers();
       const std::size_t first = pick(workers_.size());
       for (std::size_t i = 0; i < workers_.size() && !any; ++i) any = act(workers_[(first + i) % workers_.size()]);
@@ -94,6 +93,9 @@ class World {
   std::uint64_t failed = 0;
   std::uint64_t boundaries = 0;
   std::uint64_t switches = 0;  // Planned, of one worker each.
+  std::uint64_t anews = 0;     // Of one worker each.
+  std::uint64_t aborted = 0;   // In another phase than kRunning.
+  std::uint64_t refused = 0;   // Planned switches, by who has shut down.
 
  private:
   // world_switch.h: from one generation to the next; servers, and planned switches.
@@ -110,26 +112,25 @@ class World {
   bool build(Worker& worker);
   bool go_over(Worker& worker);
   bool retire(Worker& worker);
+  bool leave_present(Worker& worker);
+
+  // world_fate.h: what befalls the job, and how a worker ends.
+  void strike(Fate& fate);
+  void kill(Worker& worker);
+  void abort(Worker& worker);
+  bool let_go(Worker& worker);
+  bool shut_down(Worker& worker);
   bool is_old(const Worker& worker, const OperationId& id) const;
   void drop_beside(Worker& worker);
 
   std::size_t alive() const {
     return static_cast<std::size_t>(std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) {
-      return worker.is_alive && !worker.has_left && worker.present > 0;
+      return worker.is_alive && !worker.life.has_ended() && worker.life.present() > 0;
     }));
   }
   bool somebody_is_done() const {
     return std::any_of(workers_.begin(), workers_.end(),
-                       [](const Worker& worker) { return worker.line == Worker::Line::kDone; });
-  }
-
-  void kill(Worker& worker) {
-    if (!worker.is_alive || worker.has_left) return;
-    worker.is_alive = false;
-    worker.inbox.clear();
-    // What it has sent may still arrive, or some of it.
-    while (!worker.outbox.empty() && pick(2) == 0) worker.outbox.pop_back();
-    for (auto& [number, meeting] : meetings_) lose(meeting, worker.id);
+                       [](const Worker& worker) { return worker.line == Worker::Line::kDone && !worker.quits; });
   }
 
   static void lose(Meeting& meeting, WorkerId id) {
@@ -139,7 +140,7 @@ class World {
 
   /// One thing that this worker, or its connection, can do; false where there is none.
   bool act(Worker& worker) {
-    constexpr int kKinds = 11;
+    constexpr int kKinds = 12;
     const std::uint64_t first = pick(kKinds);
     for (int i = 0; i < kKinds; ++i) {
       if (try_one(worker, static_cast<int>((first + static_cast<std::uint64_t>(i)) % kKinds))) return true;
@@ -149,7 +150,8 @@ class World {
 
   bool try_one(Worker& worker, int kind) {
     if (kind == 0) return say(worker);
-    if (!worker.is_alive || worker.has_left) return false;
+    if (!worker.is_alive || worker.has_left()) return false;
+    if (worker.life.has_ended()) return let_go(worker);
     switch (kind) {
       case 1:
         return hear(worker);
@@ -169,8 +171,10 @@ class World {
         return go_over(worker);
       case 9:
         return retire(worker);
+      case 10:
+        return leave_present(worker);
       default:
-        return go_to_boundary(worker);
+        return take_turn(worker);
     }
   }
 
@@ -218,72 +222,78 @@ class World {
   /// A hub that goes ends the operations that still go through its generation.
   void close_below(std::uint64_t generation) {
     for (const Worker& worker : workers_) {
-      const bool needs_it = worker.is_alive && !worker.has_left && worker.is_stable() && worker.old != 0;
-      if (needs_it && worker.old < generation && !broken_.contains(worker.present)) {
+      const bool needs_it = worker.is_alive && worker.life.starts_operations() && worker.life.is_draining();
+      if (needs_it && worker.old < generation && !broken_.contains(worker.life.present())) {
         problem_ = "the hub of a generation was closed that still drains";
       }
     }
   }
 
   bool hear(Worker& worker) {
-    if (worker.inbox.empty()) return false;
-    // A worker that joins a generation listens to nothing else, nor one that connects beside.
-    if (worker.stage == Stage::kJoining || worker.stage == Stage::kSwitching) return false;
-    if (worker.beside && !worker.is_built) return false;
+    if (worker.inbox.empty() || !worker.life.listens()) return false;
     const Message message = worker.inbox.front();
     worker.inbox.pop_front();
-    switch (message.kind) {
-      case MessageKind::kGo:
-        if (message.is_planned) {
-          if (worker.is_stable()) worker.beside = message;
-          break;
-        }
-        if (worker.stage != Stage::kWaiting) problem_ = "a worker was sent on that has not asked for it";
-        worker.stage = Stage::kJoining;
-        worker.go = message;
-        meetings_[message.generation].members = message.members;
-        for (const Worker& other : workers_) {
-          if (!other.is_alive) lose(meetings_[message.generation], other.id);
-        }
-        if (message.at_boundary) {
-          ++boundaries;
-          if (!worker.journal.is_new()) mark_start(worker);
-          worker.reached_boundary = true;
-        }
+    if (message.kind == MessageKind::kGo && !message.is_planned && worker.life.phase() != Phase::kOutside) {
+      problem_ = "a worker was sent on that has not asked for it";
+    }
+    using Command = Lifecycle::Command;
+    switch (worker.life.hear(message, false).command) {
+      case Command::kJoin:
+        begin_to_join(worker, message);
         break;
-      case MessageKind::kSwitch:
-        if (!worker.beside || worker.beside->generation != message.generation) break;
-        worker.stage = Stage::kSwitching;
+      case Command::kConnect:
+        drop_beside(worker);
+        worker.beside = message;
+        break;
+      case Command::kRefuse:
+        ++refused;
+        tell(worker, MessageKind::kBroken, message.generation);
+        break;
+      case Command::kDropBeside:
+        drop_beside(worker);
+        break;
+      case Command::kGoOver:
         for (const auto& [id, group] : worker.journal.groups()) {
-          meetings_[message.generation].submitted[worker.id][id] = group;
+          meetings_[message.generation].submitted[worker.id].groups.push_back(group);
         }
         break;
-      case MessageKind::kBreak:
-        if (message.is_planned) {
-          drop_beside(worker);
-          break;
-        }
-        if (worker.is_stable() && message.generation >= worker.present) leave(worker, false);
-        break;
-      case MessageKind::kNewcomers:
+      case Command::kNoteNewcomers:
         worker.newcomers = message.workers;
         break;
-      case MessageKind::kSettled:
-        for (const OperationId& id : message.operations) {
-          const auto found = worker.operations.find(id);
-          if (found == worker.operations.end()) continue;
-          if (!found->second.value && !found->second.has_failed) problem_ = "settled, but pending here";
-          worker.operations.erase(found);
-          worker.journal.forget(id);
-        }
+      case Command::kSettle:
+        settle(worker, message);
         break;
-      case MessageKind::kEnd:
+      case Command::kEnd:
         problem_ = "a worker was given up: " + message.text;
         break;
-      default:
-        problem_ = "an unexpected message";
+      case Command::kNothing:
+      case Command::kLeave:  // leave_present() is next.
+      case Command::kStopListening:
+        break;
     }
     return true;
+  }
+
+  void begin_to_join(Worker& worker, const Message& go) {
+    worker.go = go;
+    Meeting& meeting = meetings_[go.generation];
+    meeting.members = go.members;
+    for (const Worker& other : workers_) {
+      if (!other.is_alive || other.life.has_ended()) lose(meeting, other.id);
+    }
+    if (!go.at_boundary) return;
+    ++boundaries;
+    if (!worker.journal.is_new()) mark_start(worker);
+  }
+
+  void settle(Worker& worker, const Message& message) {
+    for (const OperationId& id : message.operations) {
+      const auto found = worker.operations.find(id);
+      if (found == worker.operations.end()) continue;
+      if (!found->second.value && !found->second.has_failed) problem_ = "settled, but pending here";
+      worker.operations.erase(found);
+      worker.journal.forget(id);
+    }
   }
 
   /// All have everything: that is what makes it a boundary.
@@ -295,17 +305,6 @@ class World {
     }
   }
 
-  void leave(Worker& worker, bool at_boundary) {
-    meetings_[worker.present].left.insert(worker.id);
-    if (worker.old != 0) meetings_[worker.old].left.insert(worker.id);
-    worker.old = 0;
-    drop_beside(worker);
-    for (auto& [id, operation] : worker.operations) operation.run = 0;
-    worker.stage = Stage::kWaiting;
-    worker.has_told_broken = false;
-    tell(worker, MessageKind::kReady, worker.present, at_boundary);
-  }
-
   void tell(Worker& worker, MessageKind kind, std::uint64_t generation, bool at_boundary = false) {
     Message message;
     message.kind = kind;
@@ -314,37 +313,49 @@ class World {
     worker.outbox.push_back(message);
   }
 
-  bool go_to_boundary(Worker& worker) {
+  static bool is_ready_for_boundary(const Worker& worker) {
+    if (worker.life.boundary() != Departure::kAnew) return worker.operations.empty();
+    return std::none_of(worker.operations.begin(), worker.operations.end(),
+                        [](const auto& entry) { return entry.second.value.has_value(); });
+  }
+
+  /// The supervisor, before it listens.
+  bool take_turn(Worker& worker) {
+    if (worker.life.phase() != Phase::kRunning && worker.life.phase() != Phase::kConnected) return false;
     // Who leaves earlier takes away what others still need to get there.
-    if (!worker.wants_boundary || !worker.is_stable() || !worker.operations.empty()) return false;
-    leave(worker, true);
+    if (worker.life.take_turn(is_ready_for_boundary(worker)) != Lifecycle::Turn::kListen) return true;
+    if (!worker.life.take_break()) return false;
+    tell(worker, MessageKind::kBroken, worker.life.present());
     return true;
   }
 
   bool notice_loss(Worker& worker) {
-    if (worker.stage == Stage::kWaiting || worker.stage == Stage::kSwitching || !is_elastic_) return false;
-    const std::uint64_t number = worker.stage == Stage::kJoining ? worker.go.generation : worker.present;
+    if (!is_elastic_) return false;
+    const bool joins = worker.life.phase() == Phase::kJoining || worker.life.phase() == Phase::kPlanning;
+    if (!joins && !worker.life.starts_operations()) return false;
+    const std::uint64_t number = joins ? worker.go.generation : worker.life.present();
     if (meetings_[number].left.empty()) return false;
-    // Who leaves well has sent all that the others need to get in, and they hear that first.
-    const bool all_left_well = std::none_of(workers_.begin(), workers_.end(), [&](const Worker& other) {
-      return !other.is_alive && meetings_[number].left.contains(other.id);
-    });
-    if (worker.stage == Stage::kJoining && all_left_well && plan_of(worker)) return false;
-    if (worker.stage == Stage::kJoining) {
-      meetings_[number].left.insert(worker.id);
-      worker.stage = Stage::kWaiting;
-      tell(worker, MessageKind::kBroken, number);
-      tell(worker, MessageKind::kReady, number);
-      return true;
-    }
+    if (joins) return fail_to_join(worker);
     // At a boundary others leave before this one does; it follows by itself.
-    if (worker.has_told_broken || worker.wants_boundary) return false;
+    if (!worker.life.is_sound() || worker.life.boundary() == Departure::kBoundary) return false;
     const bool is_needed = std::any_of(worker.operations.begin(), worker.operations.end(), [](const auto& entry) {
       return !entry.second.value && !entry.second.has_failed;
     });
-    if (!is_needed) return false;
-    worker.has_told_broken = true;
-    tell(worker, MessageKind::kBroken, number);
+    if (is_needed) worker.life.break_off("a worker is lost");
+    return is_needed;
+  }
+
+  bool fail_to_join(Worker& worker) {
+    Meeting& meeting = meetings_[worker.go.generation];
+    // Who leaves well has sent all that the others need to get in, and they hear that first.
+    const bool all_left_well = std::none_of(workers_.begin(), workers_.end(), [&](const Worker& other) {
+      return !other.is_alive && meeting.left.contains(other.id);
+    });
+    if (all_left_well && plan_of(worker)) return false;
+    meeting.left.insert(worker.id);
+    static_cast<void>(worker.life.advance(Event::kFailToJoin));
+    tell(worker, MessageKind::kBroken, worker.go.generation);
+    tell(worker, MessageKind::kReady, worker.go.generation);
     return true;
   }
 
@@ -373,7 +384,7 @@ class World {
   }
 
   void start(Worker& worker, const OperationId& id, Pending& operation) {
-    operation.run = is_old(worker, id) ? worker.old : worker.present;
+    operation.run = is_old(worker, id) ? worker.old : worker.life.present();
     const auto& crew = worker.crew;
     if (operation.root != 0 && std::find(crew.begin(), crew.end(), operation.root) == crew.end()) {
       operation.root = crew.front();
@@ -383,7 +394,8 @@ class World {
   }
 
   bool complete_one(Worker& worker) {
-    if (!worker.is_stable() && worker.stage != Stage::kSwitching) return false;
+    const Phase phase = worker.life.phase();
+    if (!worker.life.starts_operations() && phase != Phase::kSwitching && phase != Phase::kLeaving) return false;
     for (auto& [id, operation] : worker.operations) {
       if (operation.value || operation.has_failed || operation.run == 0) continue;
       const Meeting& meeting = meetings_[operation.run];
@@ -409,10 +421,10 @@ class World {
   }
 
   bool report(Worker& worker) {
-    if (!worker.is_stable() || worker.unreported.empty()) return false;
+    if (!worker.life.reports() || worker.unreported.empty()) return false;
     Message message;
     message.kind = MessageKind::kCompleted;
-    message.generation = worker.present;
+    message.generation = worker.life.present();
     for (const OperationId& id : worker.unreported) {
       message.operations.push_back(id);
       message.counts.push_back(static_cast<std::uint32_t>(worker.crew.size()));
@@ -445,7 +457,7 @@ class World {
       const Pending settled = outcome->second;
       worker.outcomes.erase(outcome);
       end(worker, id, kept, settled);
-    } else if (worker.is_stable()) {
+    } else if (worker.life.starts_operations()) {
       start(worker, id, kept);
     }
     return id;
@@ -453,8 +465,10 @@ class World {
 
   /// The user's thread: synchronise, then steps of some gradients each, with new workers let in between.
   bool run_program(Worker& worker) {
-    if (worker.present == 0) return false;  // Still in init().
+    if (worker.life.present() == 0) return false;  // Still in init().
     if (!worker.waits_for.empty()) return wait(worker);
+    if (worker.life.holds_calls()) return false;
+    if (worker.quits && !worker.life.awaits_boundary()) worker.line = Worker::Line::kDone;
     using Line = Worker::Line;
     switch (worker.line) {
       case Line::kSync:
@@ -468,21 +482,16 @@ class World {
         return true;
       }
       case Line::kStep:
-        submit(worker, "step", worker.newcomers > 0 ? 1 : 0, false);
+        submit(worker, "step", worker.wants_anew ? 2 : worker.newcomers > 0 ? 1 : 0, false);
         return true;
       case Line::kAsked:
         return false;
       case Line::kBoundary:
-        if (worker.wants_boundary) return false;
+        if (worker.life.awaits_boundary()) return false;
         worker.line = Line::kSync;
         return true;
       case Line::kDone:
-        // It goes when nobody can need what it has.
-        if (!worker.operations.empty() || !worker.is_stable() || worker.beside || worker.old != 0) return false;
-        tell(worker, MessageKind::kLeave, worker.present);
-        meetings_[worker.present].left.insert(worker.id);
-        worker.has_left = true;
-        return true;
+        return shut_down(worker);
     }
     return false;
   }
@@ -507,8 +516,13 @@ class World {
       ++worker.step;
       worker.line = worker.step >= steps_ ? Line::kDone : Line::kGradients;
       if (last.value->number > 0 && worker.line != Line::kDone) {
-        worker.reached_boundary = false;
-        worker.wants_boundary = true;
+        worker.wants_anew = false;
+        const bool is_anew = last.value->number == 2;
+        if (calls_more_ && is_anew && pick(2) == 0) {
+          submit(worker, "spare", 0, false);  // Some call more than others, and nobody waits for it.
+          worker.waits_for.clear();
+        }
+        worker.life.call_boundary(is_anew ? Departure::kAnew : Departure::kBoundary);
         worker.line = Line::kBoundary;
       }
     }
@@ -519,8 +533,8 @@ class World {
   std::string check_results() const {
     std::map<OperationId, Pending> all;
     for (const Worker& worker : workers_) {
-      if (!worker.is_alive || worker.id == 0) continue;
-      if (worker.step != steps_) return "a worker left too early";
+      if (!worker.is_alive || worker.id == 0 || worker.life.present() == 0) continue;
+      if (worker.step != steps_ && !worker.quits) return "a worker left too early";
       for (const auto& [id, operation] : worker.history) {
         const Pending& first = all.try_emplace(id, operation).first->second;
         if (first.value != operation.value || first.has_failed != operation.has_failed) {
@@ -535,10 +549,10 @@ class World {
     std::string text;
     for (const Worker& worker : workers_) {
       if (!worker.is_alive) continue;
-      text += "[id " + std::to_string(worker.id) + " stage " + std::to_string(static_cast<int>(worker.stage)) +
-              " generation " + std::to_string(worker.present) + " line " +
-              std::to_string(static_cast<int>(worker.line)) + " step " + std::to_string(worker.step) + " waits " +
-              std::to_string(worker.waits_for.size()) + (worker.wants_boundary ? " boundary" : "") + "] ";
+      text += "[id " + std::to_string(worker.id) + " " + to_string(worker.life.phase()) + " generation " +
+              std::to_string(worker.life.present()) + " line " + std::to_string(static_cast<int>(worker.line)) +
+              " step " + std::to_string(worker.step) + " waits " + std::to_string(worker.waits_for.size()) +
+              (worker.life.awaits_boundary() ? " boundary" : "") + "] ";
     }
     return text;
   }
@@ -554,10 +568,12 @@ class World {
   std::map<std::uint64_t, Meeting> meetings_;
   std::uint64_t places_ = 0;
   std::uint64_t steps_ = 0;
+  bool calls_more_ = false;
   std::string problem_;
   std::string last_words_;
 };
 
 }  // namespace herring::elastic::testing
 
+#include "elastic/world_fate.h"
 #include "elastic/world_switch.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -8,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "elastic/cutoff.h"
 #include "elastic/journal.h"
+#include "elastic/lifecycle.h"
 #include "elastic/plan.h"
 #include "elastic/rendezvous.h"
 
@@ -32,18 +35,16 @@ struct Pending {
   bool has_failed = false;
 };
 
-enum class Stage : std::uint8_t { kWaiting, kJoining, kIn, kSwitching };
-
 struct Worker {
+  explicit Worker(bool is_elastic) : life(is_elastic) {}
+
   std::uint64_t place = 0;  // Its connection.
   bool is_alive = true;
-  bool has_left = false;
-  Stage stage = Stage::kWaiting;
+  Lifecycle life;
+  std::optional<Event> in_hand;  // It ended while its supervisor was about to do this.
   WorkerId id = 0;
   Message go;                  // Of the generation it joins.
-  std::uint64_t present = 0;   // The one it was in last,
-  std::vector<WorkerId> crew;  // and who is in it.
-  bool has_told_broken = false;
+  std::vector<WorkerId> crew;  // Who is in the one that it was in last.
   std::deque<Message> inbox;
   std::deque<Message> outbox;
   Journal journal;
@@ -53,18 +54,18 @@ struct Worker {
   std::vector<OperationId> unreported;
   std::map<OperationId, Pending> history;  // What its user saw.
   std::uint32_t newcomers = 0;
-  bool wants_boundary = false;
-  bool reached_boundary = false;
   // A planned switch: the generation beside, and what still goes through the one before.
   std::optional<Message> beside;
-  bool is_built = false;
   std::uint64_t old = 0;
-  std::map<std::uint32_t, GroupRecord> cutoff;
+  Cutoff cutoff;
+  std::uint64_t retiring_for = 0;  // The one before has drained; what is told when it is over.
   // The user's program.
   enum class Line : std::uint8_t { kSync, kGradients, kStep, kAsked, kBoundary, kDone } line = Line::kSync;
+  bool wants_anew = false;
+  bool quits = false;  // Before it has done all steps.
   std::uint64_t step = 0;
   std::vector<OperationId> waits_for;
-  bool is_stable() const { return stage == Stage::kIn; }
+  bool has_left() const { return life.phase() == Phase::kEnded; }
 };
 
 /// What the workers of a generation have told each other.
@@ -75,7 +76,7 @@ struct Meeting {
   std::set<WorkerId> left;
   // A planned one.
   std::set<WorkerId> joined;
-  std::map<WorkerId, std::map<std::uint32_t, GroupRecord>> submitted;
+  std::map<WorkerId, Summary> submitted;
   bool is_cancelled = false;
 };
 

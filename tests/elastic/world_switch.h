@@ -24,9 +24,10 @@ inline std::optional<Plan> World::plan_of(const Worker& worker) {
 }
 
 inline bool World::join(Worker& worker) {
-  if (worker.stage != Stage::kJoining) return false;
+  if (worker.life.phase() != Phase::kJoining && worker.life.phase() != Phase::kPlanning) return false;
   Meeting& meeting = meetings_[worker.go.generation];
   if (!meeting.summaries.contains(worker.id)) {
+    if (is_elastic_ && !worker.life.advance(Event::kPlan)) problem_ = "it had ended";
     meeting.summaries[worker.id] = *decode_summary(encode(worker.journal.summary()));
     return true;
   }
@@ -36,11 +37,9 @@ inline bool World::join(Worker& worker) {
 }
 
 inline void World::install(Worker& worker, const Plan& plan) {
-  worker.stage = Stage::kIn;
-  worker.present = worker.go.generation;
+  if (!worker.life.advance(Event::kInstall)) problem_ = "it had ended";
   worker.crew = worker.go.members;
   worker.newcomers = 0;
-  worker.has_told_broken = false;
   if (worker.journal.is_new()) worker.journal.begin_at(plan.start);
   worker.journal.settle_in();
   for (const Step& step : plan.steps) {
@@ -54,7 +53,6 @@ inline void World::install(Worker& worker, const Plan& plan) {
   for (auto& [id, operation] : worker.operations) {
     if (!operation.value && !operation.has_failed) start(worker, id, operation);
   }
-  if (worker.reached_boundary) worker.wants_boundary = false;
 }
 
 inline void World::apply(Worker& worker, const Step& step) {
@@ -172,12 +170,11 @@ inline void World::drop_beside(Worker& worker) {
   if (!worker.beside) return;
   meetings_[worker.beside->generation].left.insert(worker.id);
   worker.beside.reset();
-  worker.is_built = false;
 }
 
 /// Connects in the generation beside; that is done when all have.
 inline bool World::build(Worker& worker) {
-  if (!worker.beside || worker.is_built || !worker.is_stable()) return false;
+  if (worker.life.phase() != Phase::kConnecting) return false;
   const std::uint64_t number = worker.beside->generation;
   Meeting& meeting = meetings_[number];
   meeting.members = worker.beside->members;
@@ -188,18 +185,19 @@ inline bool World::build(Worker& worker) {
                        });
   if (is_over) {
     drop_beside(worker);
+    static_cast<void>(worker.life.advance(Event::kFailToConnect));
     tell(worker, MessageKind::kBroken, number);
     return true;
   }
   if (meeting.joined.size() < meeting.members.size()) return false;
-  worker.is_built = true;
+  static_cast<void>(worker.life.advance(Event::kConnect));
   tell(worker, MessageKind::kBuilt, number);
   return true;
 }
 
 /// Everybody has told what it has submitted: from there on operations go through the new generation.
 inline bool World::go_over(Worker& worker) {
-  if (worker.stage != Stage::kSwitching) return false;
+  if (worker.life.phase() != Phase::kSwitching) return false;
   const std::uint64_t number = worker.beside->generation;
   Meeting& meeting = meetings_[number];
   if (meeting.submitted.size() < meeting.members.size()) {
@@ -209,24 +207,18 @@ inline bool World::go_over(Worker& worker) {
       return counts && !meeting.submitted.contains(other.id) && (!other.is_alive || meeting.left.contains(other.id));
     };
     if (std::none_of(workers_.begin(), workers_.end(), is_lost)) return false;
-    if (!is_elastic_) problem_ = "a worker left while servers were taken in";
-    worker.stage = Stage::kIn;
-    leave(worker, false);
+    if (worker.life.fail_to_switch() != Lifecycle::Command::kLeave)
+      problem_ = "a worker left while servers were taken in";
     return true;
   }
-  if (worker.old != 0) problem_ = "a second switch before the first was over";
-  worker.cutoff.clear();
-  for (const auto& [id, groups] : meeting.submitted) {
-    for (const auto& [group, record] : groups) {
-      GroupRecord& most = worker.cutoff[group];
-      most.next = std::max(most.next, record.next);
-      for (const auto& [name, uses] : record.uses) most.uses[name] = std::max(most.uses[name], uses);
-    }
-  }
-  worker.old = std::exchange(worker.present, number);
+  if (worker.old != 0 || worker.retiring_for != 0) problem_ = "a second switch before the first was over";
+  std::vector<Summary> all;
+  for (const auto& [id, summary] : meeting.submitted) all.push_back(summary);
+  worker.cutoff = Cutoff(all, [](std::uint32_t) { return true; });
+  worker.old = worker.life.present();
+  worker.crew = worker.beside->members;
   worker.beside.reset();
-  worker.is_built = false;
-  worker.stage = Stage::kIn;
+  static_cast<void>(worker.life.advance(Event::kSwitchOver));
   ++switches;
   for (auto& [id, operation] : worker.operations) {
     if (!operation.value && !operation.has_failed && operation.run == 0) start(worker, id, operation);
@@ -235,29 +227,49 @@ inline bool World::go_over(Worker& worker) {
 }
 
 inline bool World::is_old(const Worker& worker, const OperationId& id) const {
-  const auto group = worker.cutoff.find(id.group);
   const Record* record = worker.journal.find(id);
-  if (worker.old == 0 || group == worker.cutoff.end() || record == nullptr) return false;
-  if (record->name == 0) return id.key < group->second.next;
-  const auto uses = group->second.uses.find(record->name);
-  return uses != group->second.uses.end() && record->use < uses->second;
+  return worker.life.is_draining() && record != nullptr && worker.cutoff.covers(*record);
 }
 
+/// The generation before is over when nothing goes through it any more; ending it takes a while.
 inline bool World::retire(Worker& worker) {
-  if (worker.old == 0 || !worker.is_stable()) return false;
+  if (worker.retiring_for != 0) {
+    worker.life.have_retired();
+    tell(worker, MessageKind::kSwitched, std::exchange(worker.retiring_for, 0));
+    return true;
+  }
+  if (!worker.life.is_draining() ||
+      (worker.life.phase() != Phase::kRunning && worker.life.phase() != Phase::kConnected))
+    return false;
   for (const auto& [id, operation] : worker.operations) {
     if (!operation.value && !operation.has_failed && operation.run == worker.old) return false;
   }
-  for (const auto& [id, limit] : worker.cutoff) {
-    const GroupRecord& submitted = worker.journal.groups().at(id);
-    if (submitted.next < limit.next) return false;
-    for (const auto& [name, uses] : limit.uses) {
-      const auto found = submitted.uses.find(name);
-      if (found == submitted.uses.end() || found->second < uses) return false;
-    }
-  }
+  if (!worker.cutoff.is_passed(worker.journal.groups())) return false;
+  worker.life.have_drained();
   worker.old = 0;
-  tell(worker, MessageKind::kSwitched, worker.present);
+  worker.retiring_for = worker.life.present();
+  return true;
+}
+
+inline bool World::leave_present(Worker& worker) {
+  if (worker.life.phase() != Phase::kLeaving || worker.retiring_for != 0) return false;
+  meetings_[worker.life.present()].left.insert(worker.id);
+  if (worker.old != 0) meetings_[worker.old].left.insert(worker.id);
+  worker.old = 0;
+  drop_beside(worker);
+  for (auto& [id, operation] : worker.operations) operation.run = 0;
+  if (worker.life.departure() == Departure::kAnew) {
+    ++anews;
+    for (const auto& [id, operation] : std::exchange(worker.operations, {})) {
+      if (!operation.value && !operation.has_failed) worker.unreported.push_back(id);  // It will never ask for it.
+    }
+    worker.outcomes.clear();
+    worker.straddling.clear();
+    worker.journal.restart();
+    report(worker);
+  }
+  static_cast<void>(worker.life.advance(Event::kHaveLeft));
+  tell(worker, MessageKind::kReady, worker.life.present(), worker.life.departure() != Departure::kBroken);
   return true;
 }
 
