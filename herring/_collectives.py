@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from herring import _core
+from herring import _core, _row
 from herring._arrays import TensorT, as_input, new_result, shared_empty
 from herring._context import Session, process
 from herring._errors import InvalidArgumentError
@@ -352,6 +352,23 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.nd
     (setting arena_bytes) is used up, the array is an ordinary one, which works but is copied; stats() counts both.
     """
     return shared_empty(_current().runtime, shape, dtype)
+
+
+def empty_like(
+    arrays: Mapping[str, Any] | Iterable[tuple[str, Any]], *, group: Group | None = None
+) -> dict[str, Any]:
+    """Uninitialised arrays by name, like these, one after the other in memory as empty() gives it.
+
+    ``allreduce_(array, name=name, async_op=True)`` of them, with the name that each has here, copies nothing on this
+    side: what lies side by side and is ready on all ranks is one operation, whatever its size. Other arrays may be
+    passed by these names, and ranks may ask for other memory, or for none: what does not lie in place is copied.
+
+    ``arrays``: numpy arrays, torch tensors on the CPU (tensors come back), or anything with a shape and a numpy dtype.
+    ``group``: the one in which they are reduced. Raises InvalidArgumentError where a name comes twice.
+    """
+    session = _current()
+    number = 0 if group is None else number_of(session, group)
+    return _row.empty_like(arrays, lambda names, sizes: session.runtime.place(number, names, sizes))
 
 
 def stats() -> _core.RuntimeStats:

@@ -282,6 +282,7 @@ class Fusion:
         cycle: float,
         timeout: float,
         series: int,
+        checks_finite: bool,
         go_alone: Callable[[int, Any, Any, str, int, float, float], object],
     ) -> None:
         """go_alone(ticket, tensor, output, name, op, prescale, postscale): that one travels by itself."""
@@ -305,6 +306,11 @@ class Fusion:
         self, reader: TensorReader, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float, /
     ) -> int | None:
         """submit() with what the reader finds; None where it cannot read them, or they differ."""
+    def place(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[Memory, list[int]]:
+        """Memory for tensors by name, of so many bytes, which are reduced there in place; where each begins. Raises
+        InvalidArgumentError where a name comes twice."""
+    def counters(self) -> tuple[int, int]:
+        """Buckets so far, and how many of them were the tensors' own memory."""
     def __contains__(self, ticket: int) -> bool:
         """Whether somebody has to finish it yet."""
     def in_flight(self) -> list[tuple[int, str]]:
@@ -429,6 +435,8 @@ class Runtime:
 
     def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
         """Memory that operations use without a copy; None where there is none left."""
+    def place(self, group: int, names: Sequence[str], sizes: Sequence[int]) -> tuple[Memory, list[int]]:
+        """As Fusion.place(), for start() and submit(may_travel=True) in this group."""
     def abort(self, reason: str) -> None: ...
     def shutdown(self) -> None: ...
     def stats(self) -> RuntimeStats: ...

@@ -37,14 +37,6 @@ constexpr const char* kCapsuleName = "herring.runtime";
 /// Seconds that small operations which are pending have at the end of a group or the job.
 constexpr double kLongestClose = 30;
 
-/// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
-struct PyMemory {
-  PyMemory(std::shared_ptr<std::byte> memory, std::size_t size) : owned(memory), data(memory.get()), bytes(size) {}
-  ProcessOwned<std::byte> owned;
-  std::byte* data;
-  std::size_t bytes;
-};
-
 struct PyServerProcess {
   explicit PyServerProcess(std::shared_ptr<ServerProcess> server) : owned(std::move(server)) {}
   ProcessOwned<ServerProcess> owned;
@@ -261,6 +253,15 @@ void bind_runtime_class(py::module_& module) {
           },
           py::arg("group"))
       .def("allocate", &allocate, py::arg("bytes"))
+      .def(
+          "place",
+          [](const PyRuntime& self, std::uint32_t group, const std::vector<std::string>& names,
+             const std::vector<std::uint64_t>& sizes) {
+            return place(names, sizes, [&](const std::vector<collectives::NamedBytes>& tensors) {
+              return self.operations.get()->place(GroupId{group}, tensors);
+            });
+          },
+          py::arg("group"), py::arg("names"), py::arg("sizes"))
       .def(
           "abort",
           [](const PyRuntime& self, const std::string& reason) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bindings/core/buffer.h"
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "runtime/runtime.h"
@@ -23,7 +24,7 @@ struct PyWork {
   ProcessOwned<runtime::Work> owned;
   /// The arrays of a call that is waited for at once, or may travel with others. Those of the rest are held by a
   /// callback.
-  std::array<std::shared_ptr<void>, 2> arrays;
+  std::array<Holding, 2> arrays;
 };
 
 /// What Python says in Runtime.submit() and Runtime.run(), before it is checked. Borrowed for the time of the call.

@@ -252,9 +252,13 @@ bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   const std::shared_ptr<Flight> mine = flight_of(ticket);
   if (!mine) return watch_all(lock);
   if (mine->is_taken) return false;
+  // Meanwhile the background thread drives: what is in no bucket yet need not wait for this one.
+  engine_.flush();
+  if (--waiters_ == 0) wake_driver(lock);
   lock.unlock();
   if (mine->work->wait(until)) land(mine);
   lock.lock();
+  ++waiters_;
   return true;
 }
 

@@ -85,6 +85,7 @@ bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec
     set_bits(*entry, false, true);
   }
   if (!std::exchange(has_news_, true)) first_news_ = now;
+  last_news_ = now;
   if (round_is_out_ && round_is_patient_) late_at_ = std::min(late_at_, now + options_.patience);
   return true;
 }
@@ -156,10 +157,16 @@ bool FusionEngine::may_enter(Instant now) const {
   if (wants_pause_) return true;
   if (pending_count_ > 0 && has_news_) {
     if (flush_ || pending_bytes_ >= options_.bucket_bytes) return true;
-    if (batches_out_ == 0 && now >= first_news_ + options_.cycle) return true;
+    if (batches_out_ == 0 && now >= news_end()) return true;
   }
   if (pending_count_ > 0 && !has_news_ && now >= not_before_) return true;
   return !outside_.empty() && now >= outside_since_ + outside_pause_;
+}
+
+/// A cycle after the first, or later where more keep coming: a program that starts a thousand in a row is not done yet.
+Instant FusionEngine::news_end() const {
+  const Instant pause = last_news_ + options_.cycle / 4;
+  return std::clamp(pause, first_news_ + options_.cycle, first_news_ + 4 * options_.cycle);
 }
 
 Instant FusionEngine::next_look(Instant now) const {
@@ -167,7 +174,7 @@ Instant FusionEngine::next_look(Instant now) const {
   if (round_is_out_) return std::max(late_at_, now);
   if (is_paused_ || has_given_up_) return Instant::max();
   Instant when = Instant::max();
-  if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = first_news_ + options_.cycle;
+  if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = news_end();
   if (pending_count_ > 0 && !has_news_) when = not_before_;
   if (!outside_.empty()) when = std::min(when, outside_since_ + outside_pause_);
   return std::max(when, now);

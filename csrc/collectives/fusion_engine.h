@@ -20,9 +20,10 @@ namespace herring::collectives {
 using Ticket = std::uint64_t;
 
 struct FusionOptions {
-  std::uint32_t index = 0;                                     ///< This rank's place in its group.
-  std::uint64_t bucket_bytes = 16 << 20;                       ///< Of rank 0 of the group: all use its value.
-  Duration cycle = std::chrono::milliseconds(1);               ///< How long a tensor waits for others to join it.
+  std::uint32_t index = 0;                ///< This rank's place in its group.
+  std::uint64_t bucket_bytes = 16 << 20;  ///< Of rank 0 of the group: all use its value.
+  Duration cycle =
+      std::chrono::milliseconds(1);  ///< So long a tensor waits for others, and four times that where they keep coming.
   Duration patience = std::chrono::seconds(2);                 ///< Then a tensor that some rank lacks goes alone.
   Duration unknown_patience = std::chrono::milliseconds(250);  ///< The same, where rank 0 has never had it.
   Duration outside_patience = std::chrono::milliseconds(250);  ///< Then ranks hear of what is under way outside.
@@ -97,7 +98,7 @@ class FusionEngine final {
   void came_back(std::string_view name);
   bool is_outside(std::string_view name) const { return outside_.contains(name); }
   /// Somebody waits: what is there need not wait for more.
-  void flush() noexcept { flush_ = true; }
+  void flush() noexcept { flush_ = pending_count_ > 0; }
   /// From a round on that is the same for all ranks everything goes alone, until resume(), which all ranks call when
   /// nothing is under way.
   void pause() noexcept { wants_pause_ = true; }
@@ -159,6 +160,7 @@ class FusionEngine final {
 
   Entry* find_or_make(std::string_view name);
   bool may_enter(Instant now) const;
+  Instant news_end() const;
   FusionStep::Round enter(Instant now);
   std::vector<std::byte> encode_proposals();
   void set_bits(Entry& entry, bool ready, bool alone);
@@ -187,6 +189,7 @@ class FusionEngine final {
   std::size_t ids_in_round_ = 0;
   std::uint64_t rounds_ = 0;
   Instant first_news_{};
+  Instant last_news_{};
   Instant not_before_{};  // after a round that brought nothing
   Duration pause_between_{};
   Instant outside_since_{};

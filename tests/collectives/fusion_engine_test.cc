@@ -56,6 +56,37 @@ TEST(FusionEngine, ItIsIdleWhenItsBatchesHaveEnded) {
   EXPECT_TRUE(engine.is_idle());
 }
 
+/// A burst of calls is one round, also where it takes longer than a cycle; and no tensor waits for ever.
+TEST(FusionEngine, ARoundBeginsWhenNoMoreTensorsCome) {
+  FusionOptions options;
+  options.cycle = 1ms;
+  FusionEngine engine(options);
+  const Instant begun{};
+  ASSERT_TRUE(engine.submit(1, "t0", spec(10), begun));
+  EXPECT_EQ(engine.next_look(begun), begun + 1ms);
+  Ticket ticket = 2;
+  Instant now = begun;
+  for (; now < begun + 1500us; now += 100us, ++ticket) {
+    ASSERT_TRUE(std::holds_alternative<FusionStep::Wait>(engine.next(now)));
+    ASSERT_TRUE(engine.submit(ticket, "t" + std::to_string(ticket), spec(10), now));
+  }
+  EXPECT_EQ(engine.next_look(now), begun + 1400us + 250us);
+  for (; now < begun + 4ms; now += 100us, ++ticket) {
+    ASSERT_TRUE(engine.submit(ticket, "t" + std::to_string(ticket), spec(10), now));
+  }
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Round>(engine.next(begun + 4ms)));
+}
+
+/// Who waits for a bucket that is under way does not hurry what comes later.
+TEST(FusionEngine, WhoWaitsHurriesWhatIsThereAlone) {
+  FusionEngine engine({});
+  engine.flush();
+  ASSERT_TRUE(engine.submit(1, "t", spec(10), Instant{}));
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Wait>(engine.next(Instant{})));
+  engine.flush();
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Round>(engine.next(Instant{})));
+}
+
 /// Others may be told that this rank calls nothing by itself: only where that is so.
 TEST(FusionEngine, ItIsQuietWhenNothingOfItNeedsARoundOrABucketAnyMore) {
   FusionEngine engine({});

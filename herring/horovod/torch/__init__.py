@@ -22,6 +22,7 @@ from herring.horovod.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from herring.horovod.torch._memory import empty_like
 from herring.horovod.torch.mpi_ops import *  # noqa: F403
 from herring.horovod.torch.optimizer import DistributedOptimizer
 from herring.horovod.torch.sync_batch_norm import SyncBatchNorm
@@ -35,5 +36,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
+    "empty_like",
 ]
 __all__ += mpi_ops.__all__
