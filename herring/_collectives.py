@@ -354,9 +354,7 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.nd
     return shared_empty(_current().runtime, shape, dtype)
 
 
-def empty_like(
-    arrays: Mapping[str, Any] | Iterable[tuple[str, Any]], *, group: Group | None = None
-) -> dict[str, Any]:
+def empty_like(arrays: Mapping[str, Any] | Iterable[tuple[str, Any]], *, group: Group | None = None) -> dict[str, Any]:
     """Uninitialised arrays by name, like these, one after the other in memory as empty() gives it.
 
     ``allreduce_(array, name=name, async_op=True)`` of them, with the name that each has here, copies nothing on this

@@ -16,13 +16,13 @@ except ImportError as _error:
 
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.torch import elastic, mpi_ops
+from herring.horovod.torch._memory import empty_like
 from herring.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from herring.horovod.torch._memory import empty_like
 from herring.horovod.torch.mpi_ops import *  # noqa: F403
 from herring.horovod.torch.optimizer import DistributedOptimizer
 from herring.horovod.torch.sync_batch_norm import SyncBatchNorm
