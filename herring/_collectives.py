@@ -14,7 +14,7 @@ from herring._context import Session, process
 from herring._errors import InvalidArgumentError
 from herring._exchanges import Options, allgather_uneven
 from herring._group import Group, number_of
-from herring._handle import Handle, to_seconds
+from herring._handle import Handle, StartedHandle, WorkHandle, to_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,9 @@ def _call(
         is_waited_for=not async_op, backup=backup, may_travel=True,
     )  # fmt: skip
     limit = session.config.timeout_s if seconds is None else seconds
-    handle = Handle(work, result, limit, collective, name, range(session.job.size) if group is None else group.ranks)
+    handle = WorkHandle(
+        work, result, limit, collective, name, range(session.job.size) if group is None else group.ranks
+    )
     return handle if async_op else handle.wait()
 
 
@@ -106,9 +108,8 @@ def _start(
     number = 0
     if group is not None:
         number, ranks = number_of(session, group), group.ranks
-    work = session.runtime.start(source, result, op, name, number)
     # A round may begin late in its time, and has a time of its own.
-    return Handle(work, result, 2 * session.timeout_s, "all_reduce", name, ranks)
+    return session.runtime.start(StartedHandle, source, result, op, name, number, ranks, 2 * session.timeout_s)
 
 
 @overload

@@ -1,7 +1,7 @@
 """The C++ runtime (bindings/core). Private. Everything raises the exceptions of herring._errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, final
+from typing import Any, Literal, TypedDict, TypeVar, final
 
 from typing_extensions import Buffer, CapsuleType
 
@@ -356,6 +356,24 @@ class Memory(Buffer):
 
     def __len__(self) -> int: ...
 
+class Started:
+    """A Work of Runtime.start(), with what its handle knows: a base for that."""
+
+    _result: Any
+    _name: str | None
+    _ranks: Sequence[int]
+    _timeout: float
+    _begun: float
+    @property
+    def _contributors(self) -> list[int]: ...
+    def _finish(self) -> bool:
+        """As Work.finish()."""
+    def _is_done(self) -> bool: ...
+    def _wait(self, timeout: float, blocks: bool, /) -> bool:
+        """As Work.wait()."""
+
+StartedT = TypeVar("StartedT", bound=Started)
+
 class Runtime:
     """A worker's runtime. Every worker and server of the job constructs its own at the same time."""
 
@@ -416,13 +434,16 @@ class Runtime:
 
     def start(
         self,
+        handle_type: type[StartedT],
         input: Any,  # noqa: A002
         output: Any,
         op: str,
         name: str,
         group: int,
+        ranks: Sequence[int],
+        timeout: float,
         /,
-    ) -> Work:
+    ) -> StartedT:
         """submit() of an all_reduce that may travel with others."""
 
     def send(self, data: Any, *, to: int, tag: int, group: int = 0, timeout: float | None = None) -> Work:

@@ -189,15 +189,21 @@ PyTypeObject* work_type = nullptr;
 
 /// Work.finish(): whether it has ended; raises why it failed.
 PyObject* finish_method(PyObject* self, PyObject*) noexcept {
-  return guarded([&] {
-    const std::shared_ptr<Work> work = native_of<PyWork>(self, work_type).owned.get();
-    if (!work->is_done()) return py::bool_(false).release().ptr();
-    work->status().or_throw();
-    return py::bool_(true).release().ptr();
-  });
+  return guarded([&] { return py::bool_(finish(native_of<PyWork>(self, work_type))).release().ptr(); });
 }
 
 }  // namespace
+
+bool finish(const PyWork& self) {
+  const std::shared_ptr<Work> work = self.owned.get();
+  if (!work->is_done()) return false;
+  work->status().or_throw();
+  return true;
+}
+
+bool wait(const PyWork& self, double seconds, bool blocks) {
+  return wait_interruptibly(*self.owned.get(), deadline_after(seconds), blocks);
+}
 
 std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& arguments) {
   Arrays<Held> arrays;
@@ -289,10 +295,7 @@ void bind_work(py::module_& module) {
   py::class_<PyWork> type(module, "Work");
   type.def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
       .def(
-          "wait",
-          [](const PyWork& self, double timeout, bool blocks) {
-            return wait_interruptibly(*self.owned.get(), deadline_after(timeout), blocks);
-          },
+          "wait", [](const PyWork& self, double timeout, bool blocks) { return python::wait(self, timeout, blocks); },
           py::arg("timeout"), py::kw_only(), py::arg("blocks") = false)
       .def("on_done", &call_when_done, py::arg("callback"))
       .def_property_readonly("source", &source_of)

@@ -65,6 +65,11 @@ std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runti
 std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,
                                 const MessageArguments& arguments);
 
+/// Whether it has ended; throws why it failed.
+bool finish(const PyWork& self);
+/// Waits without the interpreter lock; false after so many seconds. `blocks`: the operation ends before that by itself.
+bool wait(const PyWork& self, double seconds, bool blocks);
+
 void bind_work(py::module_& module);
 
 }  // namespace herring::python
