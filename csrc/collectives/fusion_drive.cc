@@ -1,6 +1,7 @@
 // What a driver of Fusion does: rounds, buckets and their ends.
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "collectives/fusion_impl.h"
@@ -12,13 +13,15 @@ namespace {
 constexpr const char* kRoundName = "names of small tensors";
 constexpr const char* kPlanName = "new names of small tensors";
 constexpr const char* kBucketName = "small tensors";
+// Uses of one name follow each other, and buckets go side by side; names are bounded, for the runtime remembers them.
+constexpr std::uint64_t kBucketNames = 64;
 constexpr std::size_t kMostNamesInText = 3;
 
-runtime::Request request(GroupId group, const char* name, Collective collective, DataType dtype, ReduceOp reduce,
+runtime::Request request(GroupId group, std::string name, Collective collective, DataType dtype, ReduceOp reduce,
                          std::span<std::byte> memory, Duration timeout) {
   runtime::Request made;
   made.group = group;
-  made.name = name;
+  made.name = std::move(name);
   made.descriptor.collective = collective;
   made.descriptor.dtype = dtype;
   made.descriptor.reduce = reduce;
@@ -106,9 +109,10 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
     const std::shared_ptr<Flight> flight = start(lock, std::move(batch));
     if (!flight) continue;
     // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
-    flight->has_callback = !is_waiter;
+    const bool lands_by_itself = !is_waiter && helpers_ == 0;
+    flight->has_callback = lands_by_itself;
     flights_.push_back(flight);
-    if (is_waiter) continue;
+    if (!lands_by_itself) continue;
     lock.unlock();
     watch(flight);
     lock.lock();
@@ -129,14 +133,15 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
     flight->is_in_place = true;
     ++counters_.in_place;
   }
-  ++counters_.buckets;
+  // All ranks start the same buckets in the same order.
+  const std::string name = std::string(kBucketName) + " " + std::to_string(counters_.buckets++ % kBucketNames);
   flight->batch = std::move(batch);
   const Batch& started = flight->batch;
   lock.unlock();
   Status status;
   try {
     if (!flight->is_in_place) fill(*flight, records);
-    runtime::Request made = request(group_, kBucketName, Collective::kAllReduce, started.dtype, started.reduce,
+    runtime::Request made = request(group_, name, Collective::kAllReduce, started.dtype, started.reduce,
                                     flight->bucket.first(started.bytes), settings_.timeout);
     made.is_lent = flight->is_in_place;
     flight->work = runtime_->submit(made);
@@ -188,7 +193,10 @@ void Fusion::Impl::fill(Flight& flight, std::span<const Record* const> records) 
 }
 
 void Fusion::Impl::watch(const std::shared_ptr<Flight>& flight) {
-  flight->work->on_done([self = shared_from_this(), flight](const Status&) { self->land(flight); });
+  flight->work->on_done([self = shared_from_this(), flight](const Status&) {
+    // Whoever waits for it is awake: nobody has to wait for this thread.
+    if (flight->waiters == 0) self->land(flight);
+  });
 }
 
 /// What nobody watches lands by itself from now on. False where there is none.
@@ -254,10 +262,15 @@ bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   if (mine->is_taken) return false;
   // Meanwhile the background thread drives: what is in no bucket yet need not wait for this one.
   engine_.flush();
+  ++helpers_;
   if (--waiters_ == 0) wake_driver(lock);
+  ++mine->waiters;
   lock.unlock();
-  if (mine->work->wait(until)) land(mine);
+  mine->work->wait(until);
+  --mine->waiters;
+  if (mine->work->is_done()) land(mine);
   lock.lock();
+  --helpers_;
   ++waiters_;
   return true;
 }

@@ -74,6 +74,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
     std::shared_ptr<runtime::Work> work;
     bool is_in_place = false;           ///< The bucket is the tensors' own memory.
     std::atomic<bool> is_taken{false};  ///< By whoever unpacks it.
+    std::atomic<int> waiters{0};        ///< Who waits for it, and lands it then.
     bool has_callback = false;          ///< guarded by mutex_
   };
 
@@ -138,7 +139,8 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::thread thread_;
   Instant background_until_ = Instant::max();  ///< What the background thread sleeps until.
   Ticket next_ticket_;
-  std::size_t waiters_ = 0;
+  std::size_t waiters_ = 0;  // But those who wait for a bucket.
+  std::size_t helpers_ = 0;  // Those.
   bool is_driven_ = false;
   bool background_sleeps_ = false;
   bool is_closed_ = false;
