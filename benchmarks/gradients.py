@@ -13,11 +13,15 @@ median milliseconds of a step of the slowest rank. The ways take turns, and ever
 * optimizer: hvd.DistributedOptimizer, whose hooks start each gradient's reduction
 * by name: after backward, hvd.allreduce_async_ of each gradient in the order in which they came; any order: in another
   order on each rank
+* memory: by name after backward; the gradients live in memory of hvd.empty_like(), and each step begins with
+  zero_grad(set_to_none=False)
+* hooks: each gradient is copied into such memory, and its reduction by name started, as soon as backward has it
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import statistics
 import time
@@ -26,7 +30,7 @@ from typing import Any
 
 from herring.bench._models import MODELS
 
-WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order")
+WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order", "memory", "hooks")
 
 
 def parse() -> argparse.Namespace:
@@ -109,20 +113,41 @@ class Side:
         self.sgd: Any = torch.optim.SGD(self.plain.parameters(), lr=0.0)
         if way == "optimizer":
             self.sgd = hvd.DistributedOptimizer(self.sgd, self.plain.named_parameters())
+        self.handles: list[int] = []
+        self.memory: list[torch.Tensor] = []
+        if way in ("memory", "hooks"):
+            named = ((f"{way}.{i}", each) for i, each in enumerate(self.parameters))
+            self.memory = list(hvd.empty_like(named).values())
+            for index, parameter in enumerate(self.parameters):
+                if way == "memory":
+                    parameter.grad = self.memory[index]
+                else:
+                    parameter.register_post_accumulate_grad_hook(functools.partial(self._reduce, index))
         self.order = list(reversed(range(len(self.parameters))))
         if way == "any order":
             random.Random(dist.get_rank()).shuffle(self.order)
 
     def step(self, *, steps: bool) -> None:
+        if self.way == "memory":
+            self.sgd.zero_grad(set_to_none=False)
         self.model(self.input).sum().backward()
         if self.way == "optimizer" and not steps:
             self.sgd.synchronize()
-        elif self.way in ("by name", "any order"):
-            handles = [hvd.allreduce_async_(self.parameters[i].grad, name=f"{self.way}.{i}") for i in self.order]
-            for handle in handles:
-                hvd.synchronize(handle)
+        elif self.way in ("by name", "any order", "memory"):
+            for index in self.order:
+                self._start(index)
+        for handle in self.handles:
+            hvd.synchronize(handle)
+        self.handles.clear()
         if steps:
             self.sgd.step()
+
+    def _reduce(self, index: int, parameter: torch.Tensor) -> None:
+        parameter.grad = self.memory[index].copy_(parameter.grad)
+        self._start(index)
+
+    def _start(self, index: int) -> None:
+        self.handles.append(hvd.allreduce_async_(self.parameters[index].grad, name=f"{self.way}.{index}"))
 
     def check(self) -> None:
         """And the gradients go, where they are not a bucket's."""
@@ -133,7 +158,8 @@ class Side:
             ends = gradient.view(-1)[:: max(1, gradient.numel() - 1)]
             if not bool((ends == number_of(index) + others).all()):
                 raise SystemExit(f"{self.way}, rank {dist.get_rank()}: gradient {index} is wrong: {ends.tolist()}")
-        self.sgd.zero_grad()
+        if self.way != "memory":
+            self.sgd.zero_grad()
 
 
 def timed(step: Callable[[], None]) -> float:

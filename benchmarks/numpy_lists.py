@@ -1,5 +1,5 @@
 """Measures ways to reduce many small numpy arrays: one call by name for each, the same in another order on each rank,
-one grouped call, and fused by hand.
+the same with arrays in memory of herring.empty_like(), one grouped call, and fused by hand.
 
     herringrun -np 2 python benchmarks/numpy_lists.py
     sudo env PATH="$PATH" benchmarks/emulate_cluster.py --workers 2 --servers 2 --rate 500mbit -- \\
@@ -27,16 +27,18 @@ class Case:
     def __init__(self, count: int, elements: int) -> None:
         self.arrays = [np.empty(elements, np.float32) for _ in range(count)]
         self.names = [f"grad.{index}" for index in range(count)]
+        self.placed = herring.empty_like((f"placed.{index}", array) for index, array in enumerate(self.arrays))
         self.order = list(range(count))
         self.shuffled = random.Random(herring.rank()).sample(self.order, count)
 
     def fill(self) -> None:
-        for index, array in enumerate(self.arrays):
-            array.fill(herring.rank() + index % 7)
+        for arrays in (self.arrays, self.placed.values()):
+            for index, array in enumerate(arrays):
+                array.fill(herring.rank() + index % 7)
 
-    def check(self) -> None:
+    def check(self, way: str) -> None:
         mean = (herring.size() - 1) / 2
-        for index, array in enumerate(self.arrays):
+        for index, array in enumerate(self.placed.values() if way == "memory" else self.arrays):
             if not (array == mean + index % 7).all():
                 raise SystemExit(f"rank {herring.rank()}: array {index} is wrong: {array[:4]}")
 
@@ -48,6 +50,11 @@ class Case:
 
     def _start(self, order: list[int]) -> None:
         handles = [herring.allreduce_(self.arrays[index], name=self.names[index], async_op=True) for index in order]
+        for handle in handles:
+            handle.wait()
+
+    def memory(self) -> None:
+        handles = [herring.allreduce_(array, name=name, async_op=True) for name, array in self.placed.items()]
         for handle in handles:
             handle.wait()
 
@@ -73,6 +80,7 @@ def main() -> None:
     case = Case(options.count, options.bytes // 4)
     contenders = {
         "by hand": case.by_hand, "grouped": case.grouped, "by name": case.by_name, "any order": case.any_order,
+        "memory": case.memory,
     }  # fmt: skip
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(options.steps + 2):
@@ -83,7 +91,7 @@ def main() -> None:
             step()
             if turn >= 2:
                 times[name].append((time.perf_counter() - begun) * 1e3)
-            case.check()
+            case.check(name)
     if herring.rank() == 0:
         by_hand = statistics.median(times["by hand"])
         medians = {name: statistics.median(each) for name, each in times.items()}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from herring import _core
+from herring import _core, _row
 from herring._arrays import TensorT, as_input, new_result, shared_empty
 from herring._context import Session, process
 from herring._errors import InvalidArgumentError
 from herring._exchanges import Options, allgather_uneven
 from herring._group import Group, number_of
-from herring._handle import Handle, to_seconds
+from herring._handle import Handle, StartedHandle, WorkHandle, to_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,9 @@ def _call(
         is_waited_for=not async_op, backup=backup, may_travel=True,
     )  # fmt: skip
     limit = session.config.timeout_s if seconds is None else seconds
-    handle = Handle(work, result, limit, collective, name, range(session.job.size) if group is None else group.ranks)
+    handle = WorkHandle(
+        work, result, limit, collective, name, range(session.job.size) if group is None else group.ranks
+    )
     return handle if async_op else handle.wait()
 
 
@@ -106,9 +108,8 @@ def _start(
     number = 0
     if group is not None:
         number, ranks = number_of(session, group), group.ranks
-    work = session.runtime.start(source, result, op, name, number)
     # A round may begin late in its time, and has a time of its own.
-    return Handle(work, result, 2 * session.timeout_s, "all_reduce", name, ranks)
+    return session.runtime.start(StartedHandle, source, result, op, name, number, ranks, 2 * session.timeout_s)
 
 
 @overload
@@ -352,6 +353,21 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = "float32") -> np.nd
     (setting arena_bytes) is used up, the array is an ordinary one, which works but is copied; stats() counts both.
     """
     return shared_empty(_current().runtime, shape, dtype)
+
+
+def empty_like(arrays: Mapping[str, Any] | Iterable[tuple[str, Any]], *, group: Group | None = None) -> dict[str, Any]:
+    """Uninitialised arrays by name, like these, one after the other in memory as empty() gives it.
+
+    ``allreduce_(array, name=name, async_op=True)`` of them, with the name that each has here, copies nothing on this
+    side: what lies side by side and is ready on all ranks is one operation, whatever its size. Other arrays may be
+    passed by these names, and ranks may ask for other memory, or for none: what does not lie in place is copied.
+
+    ``arrays``: numpy arrays, torch tensors on the CPU (tensors come back), or anything with a shape and a numpy dtype.
+    ``group``: the one in which they are reduced. Raises InvalidArgumentError where a name comes twice.
+    """
+    session = _current()
+    number = 0 if group is None else number_of(session, group)
+    return _row.empty_like(arrays, lambda names, sizes: session.runtime.place(number, names, sizes))
 
 
 def stats() -> _core.RuntimeStats:

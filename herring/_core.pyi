@@ -1,7 +1,7 @@
 """The C++ runtime (bindings/core). Private. Everything raises the exceptions of herring._errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, final
+from typing import Any, Literal, TypedDict, TypeVar, final
 
 from typing_extensions import Buffer, CapsuleType
 
@@ -282,6 +282,7 @@ class Fusion:
         cycle: float,
         timeout: float,
         series: int,
+        checks_finite: bool,
         go_alone: Callable[[int, Any, Any, str, int, float, float], object],
     ) -> None:
         """go_alone(ticket, tensor, output, name, op, prescale, postscale): that one travels by itself."""
@@ -305,6 +306,11 @@ class Fusion:
         self, reader: TensorReader, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float, /
     ) -> int | None:
         """submit() with what the reader finds; None where it cannot read them, or they differ."""
+    def place(self, names: Sequence[str], sizes: Sequence[int]) -> tuple[Memory, list[int]]:
+        """Memory for tensors by name, of so many bytes, which are reduced there in place; where each begins. Raises
+        InvalidArgumentError where a name comes twice."""
+    def counters(self) -> tuple[int, int]:
+        """Buckets so far, and how many of them were the tensors' own memory."""
     def __contains__(self, ticket: int) -> bool:
         """Whether somebody has to finish it yet."""
     def in_flight(self) -> list[tuple[int, str]]:
@@ -349,6 +355,24 @@ class Memory(Buffer):
     """Shared, registered memory of the runtime: writable bytes, alive as long as something refers to it."""
 
     def __len__(self) -> int: ...
+
+class Started:
+    """A Work of Runtime.start(), with what its handle knows: a base for that."""
+
+    _result: Any
+    _name: str | None
+    _ranks: Sequence[int]
+    _timeout: float
+    _begun: float
+    @property
+    def _contributors(self) -> list[int]: ...
+    def _finish(self) -> bool:
+        """As Work.finish()."""
+    def _is_done(self) -> bool: ...
+    def _wait(self, timeout: float, blocks: bool, /) -> bool:
+        """As Work.wait()."""
+
+StartedT = TypeVar("StartedT", bound=Started)
 
 class Runtime:
     """A worker's runtime. Every worker and server of the job constructs its own at the same time."""
@@ -410,13 +434,16 @@ class Runtime:
 
     def start(
         self,
+        handle_type: type[StartedT],
         input: Any,  # noqa: A002
         output: Any,
         op: str,
         name: str,
         group: int,
+        ranks: Sequence[int],
+        timeout: float,
         /,
-    ) -> Work:
+    ) -> StartedT:
         """submit() of an all_reduce that may travel with others."""
 
     def send(self, data: Any, *, to: int, tag: int, group: int = 0, timeout: float | None = None) -> Work:
@@ -429,6 +456,8 @@ class Runtime:
 
     def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
         """Memory that operations use without a copy; None where there is none left."""
+    def place(self, group: int, names: Sequence[str], sizes: Sequence[int]) -> tuple[Memory, list[int]]:
+        """As Fusion.place(), for start() and submit(may_travel=True) in this group."""
     def abort(self, reason: str) -> None: ...
     def shutdown(self) -> None: ...
     def stats(self) -> RuntimeStats: ...

@@ -9,7 +9,7 @@ from typing import Any
 
 from herring._context import Session, process
 from herring._errors import InvalidArgumentError, MismatchError, ShutdownError
-from herring._handle import Handle
+from herring._handle import WorkHandle
 
 # Numbers in the runtime: below are torch's groups and Horovod's process sets, and those sets' small tensors.
 _FIRST_NUMBER = 1 << 22
@@ -36,7 +36,7 @@ class Group:
         if self.rank is None or self._number in uses.closed or process.session() is not session:
             return
         work = session.runtime.submit("barrier", None, None, group=self._number, is_waited_for=True)
-        Handle(work, None, session.config.timeout_s, f"close() of {self}", None, self.ranks).wait()
+        WorkHandle(work, None, session.config.timeout_s, f"close() of {self}", None, self.ranks).wait()
         with uses.lock:
             uses.closed.add(self._number)
             uses.unnamed.pop(self._number, None)

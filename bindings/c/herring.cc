@@ -351,6 +351,27 @@ herring_code herring_allocate(herring_job* job, size_t bytes, herring_memory** m
   });
 }
 
+herring_code herring_allocate_named(herring_job* job, uint32_t group, size_t count, const char* const* names,
+                                    const size_t* bytes, herring_memory** memory, void** places) {
+  return guarded([&] {
+    require(job, "job");
+    require(memory, "memory");
+    *memory = nullptr;
+    std::vector<collectives::NamedBytes> tensors;
+    for (std::size_t i = 0; i < count; ++i) {
+      require(names, "names");
+      require(bytes, "bytes");
+      require(places, "places");
+      require(names[i], "a name");
+      tensors.push_back({names[i], bytes[i]});
+    }
+    const collectives::TensorRow row = job->operations->place(GroupId{group}, tensors);
+    for (std::size_t i = 0; i < count; ++i) places[i] = row.memory.get() + row.offsets[i];
+    *memory = new herring_memory{row.memory};
+    return HERRING_OK;
+  });
+}
+
 void* herring_data(const herring_memory* memory) { return memory == nullptr ? nullptr : memory->bytes.get(); }
 
 void herring_free(herring_memory* memory) { delete memory; }

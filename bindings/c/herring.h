@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* The version of this interface. The upper 16 bits change where something here changes its meaning or goes. */
-#define HERRING_API_VERSION 0x00010000u
+#define HERRING_API_VERSION 0x00010001u
 
 #if defined(__GNUC__)
 #define HERRING_API __attribute__((visibility("default")))
@@ -150,6 +150,13 @@ HERRING_API herring_code herring_receive(herring_job* job, uint32_t group, uint3
 /* Memory that the host's ranks share and the network can reach. HERRING_UNAVAILABLE where the arena is full: ordinary
  * memory works, and is copied. */
 HERRING_API herring_code herring_allocate(herring_job* job, size_t bytes, herring_memory** memory);
+/* Memory for `count` tensors of a group by name, the i-th of bytes[i], one after the other; places[i] is where it lies.
+ * All-reduces of them in place with these names copy nothing on this side: what lies side by side and is ready on all
+ * ranks is one operation, whatever its size. Put tensors of one dtype side by side. Ranks may ask for other memory, or
+ * for none. Where the arena is full the memory is ordinary. Since version 0x00010001. */
+HERRING_API herring_code herring_allocate_named(herring_job* job, uint32_t group, size_t count,
+                                                const char* const* names, const size_t* bytes, herring_memory** memory,
+                                                void** places);
 HERRING_API void* herring_data(const herring_memory* memory);
 HERRING_API void herring_free(herring_memory* memory);
 

@@ -302,6 +302,23 @@ void Buffer::take(py::handle object, Access access, const std::string& role) {
   *this = is_exporter(object) ? take_exported(object, access, role) : take_foreign(object, access, role);
 }
 
+View Holding::take(py::handle object, Access access, const std::string& role) {
+  View view;
+  if (view_plain_array(object, access, view)) {
+    array_ = py::reinterpret_borrow<py::object>(object);
+    return view;
+  }
+  Buffer buffer;
+  buffer.take(object, access, role);
+  owner_ = std::move(buffer.owner);
+  return buffer;
+}
+
+std::shared_ptr<void> Holding::share() && {
+  if (!array_) return std::move(owner_);
+  return owner_of(array_.release().ptr(), [](PyObject* last) { Py_DECREF(last); });
+}
+
 void Loan::take(py::handle object, Access access, const std::string& role) {
   if (view_plain_array(object, access, *this)) {
     array_ = py::reinterpret_borrow<py::object>(object);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "bindings/core/dlpack.h"
 #include "bindings/core/python.h"
@@ -52,6 +53,24 @@ struct Buffer : View {
   /// be used: not on the CPU, not contiguous, read-only where it is written, a dtype Herring does not reduce, or no
   /// array at all.
   void take(py::handle object, Access access, const std::string& role);
+};
+
+/// Memory that is kept while this lives, for a call that ends before its work does. Moved and dropped with the
+/// interpreter's lock.
+class Holding final {
+ public:
+  Holding() = default;
+  explicit Holding(std::shared_ptr<void> owner) : owner_(std::move(owner)) {}
+  /// Once; as Buffer's.
+  View take(py::handle object, Access access, const std::string& role);
+  explicit operator bool() const { return array_ || owner_; }
+  /// The same for a thread without the lock.
+  std::shared_ptr<void> share() &&;
+
+ private:
+  // One of them keeps the memory.
+  py::object array_;
+  std::shared_ptr<void> owner_;
 };
 
 /// Memory that is kept as long as this lives, which is one call from Python: nothing is allocated for it.

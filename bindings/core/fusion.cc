@@ -75,7 +75,8 @@ Duration to_duration(double seconds) { return deadline_after(seconds) - std::chr
 std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t group,
                                       const std::vector<std::uint32_t>& ranks, std::uint32_t index,
                                       std::uint64_t bucket_bytes, std::uint64_t tensor_bytes, double cycle,
-                                      double timeout, std::uint64_t series, const py::function& go_alone) {
+                                      double timeout, std::uint64_t series, bool checks_finite,
+                                      const py::function& go_alone) {
   FusionSettings settings;
   settings.engine.index = index;
   settings.engine.bucket_bytes = bucket_bytes;
@@ -83,6 +84,7 @@ std::unique_ptr<PyFusion> make_fusion(const PyRuntime& runtime, std::uint32_t gr
   settings.tensor_bytes = tensor_bytes;
   settings.timeout = to_duration(timeout);
   settings.series = series;
+  settings.checks_finite = checks_finite;
   auto owners = std::make_shared<Owners>();
   const auto go = [callback = Callback(go_alone), weak = std::weak_ptr(owners)](Ticket ticket, const auto&) {
     return callback([&weak, ticket](const py::function& function) {
@@ -279,7 +281,20 @@ void bind_fusion(py::module_& module) {
   py::class_<PyFusion> type(module, "Fusion");
   type.def(py::init(&make_fusion), py::kw_only(), py::arg("runtime"), py::arg("group"), py::arg("ranks"),
            py::arg("index"), py::arg("bucket_bytes"), py::arg("tensor_bytes"), py::arg("cycle"), py::arg("timeout"),
-           py::arg("series"), py::arg("go_alone"))
+           py::arg("series"), py::arg("checks_finite"), py::arg("go_alone"))
+      .def(
+          "place",
+          [](const PyFusion& self, const std::vector<std::string>& names, const std::vector<std::uint64_t>& sizes) {
+            return place(names, sizes, [&](const std::vector<collectives::NamedBytes>& tensors) {
+              return self.owned.get()->place(tensors);
+            });
+          },
+          py::arg("names"), py::arg("sizes"))
+      .def("counters",
+           [](const PyFusion& self) {
+             const Fusion::Counters counters = self.owned.get()->counters();
+             return std::pair(counters.buckets, counters.in_place);
+           })
       .def("poll", [](const PyFusion& self,
                       Ticket ticket) { return self.owned.get()->poll(ticket) != Fusion::State::kPending; })
       .def("wait", &wait)

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "bindings/core/python.h"
 #include "collectives/operations.h"
@@ -20,6 +21,26 @@ struct PyRuntime {
       operations;    ///< The same, for a program's own calls: small ones may travel together.
   double timeout_s;  ///< Of operations that say none.
 };
+
+/// Memory of the runtime's arena, or of the heap, as Python sees it (buffer protocol, uint8, writable).
+struct PyMemory {
+  PyMemory(std::shared_ptr<std::byte> memory, std::size_t size) : owned(memory), data(memory.get()), bytes(size) {}
+  ProcessOwned<std::byte> owned;
+  std::byte* data;
+  std::size_t bytes;
+};
+
+/// For Python: the memory, and where each tensor begins.
+using PyRow = std::pair<std::unique_ptr<PyMemory>, std::vector<std::uint64_t>>;
+/// `place` gets the names with their bytes.
+template <class Place>
+PyRow place(const std::vector<std::string>& names, const std::vector<std::uint64_t>& sizes, const Place& place_all) {
+  if (names.size() != sizes.size()) throw py::value_error("as many sizes as names");
+  std::vector<collectives::NamedBytes> tensors;
+  for (std::size_t i = 0; i < names.size(); ++i) tensors.push_back({names[i], sizes[i]});
+  const collectives::TensorRow row = place_all(tensors);
+  return {std::make_unique<PyMemory>(row.memory, row.bytes), row.offsets};
+}
 
 py::dict to_dict(const runtime::ServerCounters& counters);
 /// Of this machine, for messages to people.

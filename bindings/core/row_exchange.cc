@@ -52,7 +52,7 @@ std::shared_ptr<PyRowExchange> make_exchange(const py::sequence& arrays, const S
 
 std::unique_ptr<PyWork> tell(const std::shared_ptr<PyRowExchange>& self, const PyRuntime& runtime) {
   auto work = std::make_unique<PyWork>(self->exchange->tell(*runtime.owned.get()));
-  work->arrays = {self};
+  work->arrays = {Holding(self)};
   return work;
 }
 
@@ -69,7 +69,7 @@ std::vector<std::unique_ptr<PyWork>> move(const std::shared_ptr<PyRowExchange>& 
   std::vector<std::unique_ptr<PyWork>> started;
   for (std::shared_ptr<runtime::Work>& work : works) {
     started.push_back(std::make_unique<PyWork>(std::move(work)));
-    started.back()->arrays = {self, target.owner};
+    started.back()->arrays = {Holding(self), Holding(target.owner)};
   }
   return started;
 }

@@ -7,6 +7,7 @@
 #include "bindings/core/py_hub.h"
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
+#include "bindings/core/started.h"
 #include "bindings/core/work.h"
 
 namespace herring::python {
@@ -36,14 +37,6 @@ constexpr const char* kCapsuleName = "herring.runtime";
 
 /// Seconds that small operations which are pending have at the end of a group or the job.
 constexpr double kLongestClose = 30;
-
-/// Memory of the runtime's arena as Python sees it (buffer protocol, uint8, writable).
-struct PyMemory {
-  PyMemory(std::shared_ptr<std::byte> memory, std::size_t size) : owned(memory), data(memory.get()), bytes(size) {}
-  ProcessOwned<std::byte> owned;
-  std::byte* data;
-  std::size_t bytes;
-};
 
 struct PyServerProcess {
   explicit PyServerProcess(std::shared_ptr<ServerProcess> server) : owned(std::move(server)) {}
@@ -173,18 +166,20 @@ PyObject* run_method(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
   });
 }
 
-/// Runtime.start(input, output, op, name, group, /): an all_reduce by name that may travel with others.
+/// Runtime.start(type, input, output, op, name, group, ranks, timeout, /): an all_reduce by name that may travel with
+/// others; a handle of this type.
 py::object start(PyObject* self, std::span<PyObject* const> arguments) {
-  if (arguments.size() != 5) throw py::type_error("start() takes 5 arguments, not " + std::to_string(arguments.size()));
+  if (arguments.size() != 8) throw py::type_error("start() takes 8 arguments, not " + std::to_string(arguments.size()));
   SubmitArguments given;
   given.collective = name(Collective::kAllReduce);
-  given.input = arguments[0];
-  given.output = arguments[1];
-  given.op = arguments[2];
-  given.name = name_of(arguments[3]);
-  given.group = py::cast<std::uint32_t>(py::handle(arguments[4]));
+  given.input = arguments[1];
+  given.output = arguments[2];
+  given.op = arguments[3];
+  given.name = name_of(arguments[4]);
+  given.group = py::cast<std::uint32_t>(py::handle(arguments[5]));
   given.may_travel = true;
-  return py::cast(submit(runtime_of(self), given));
+  const auto timeout = py::cast<double>(py::handle(arguments[7]));
+  return make_started(arguments[0], submit(runtime_of(self), given), given.output, arguments[4], arguments[6], timeout);
 }
 
 PyObject* start_method(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
@@ -262,6 +257,15 @@ void bind_runtime_class(py::module_& module) {
           py::arg("group"))
       .def("allocate", &allocate, py::arg("bytes"))
       .def(
+          "place",
+          [](const PyRuntime& self, std::uint32_t group, const std::vector<std::string>& names,
+             const std::vector<std::uint64_t>& sizes) {
+            return place(names, sizes, [&](const std::vector<collectives::NamedBytes>& tensors) {
+              return self.operations.get()->place(GroupId{group}, tensors);
+            });
+          },
+          py::arg("group"), py::arg("names"), py::arg("sizes"))
+      .def(
           "abort",
           [](const PyRuntime& self, const std::string& reason) {
             const auto runtime = self.owned.get();
@@ -295,6 +299,7 @@ void bind_runtime(py::module_& module) {
   module.def(
       "check_name", [](py::handle name) { static_cast<void>(name_of(name)); }, py::arg("name").none(true));
   bind_work(module);
+  bind_started(module);
   bind_runtime_class(module);
   py::class_<PyServerProcess>(module, "ServerProcess")
       .def(py::init(&make_server), py::kw_only(), py::arg("config"), py::arg("hub"), py::arg("rank"),

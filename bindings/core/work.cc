@@ -124,7 +124,15 @@ bool wait_interruptibly(Work& work, Instant deadline, bool blocks) {
 /// Above this an operation's own time is the larger part.
 constexpr std::size_t kSmallBytes = 1 << 20;
 
-/// What a request borrows its memory from: Buffers or Loans.
+/// A View with what keeps it.
+struct Held : View {
+  Holding holding;
+  void take(py::handle object, Access access, const std::string& role) {
+    static_cast<View&>(*this) = holding.take(object, access, role);
+  }
+};
+
+/// What a request borrows its memory from: Helds or Loans.
 template <class Array>
 struct Arrays {
   Array input;  ///< Nothing where the input is the output.
@@ -169,22 +177,36 @@ void finish(Work& work, const SubmitArguments& arguments, double default_timeout
   throw Error(Code::kInternal, what + " did not end at its deadline: this is a bug in Herring, please report it");
 }
 
+/// Its arrays, by a callback.
+void keep_until_done(PyWork& work) {
+  const std::array kept = {std::move(work.arrays[0]).share(), std::move(work.arrays[1]).share()};
+  const std::shared_ptr<Work> running = work.owned.get();
+  py::gil_scoped_release unlocked;
+  running->on_done([kept](const Status&) {});
+}
+
 PyTypeObject* work_type = nullptr;
 
 /// Work.finish(): whether it has ended; raises why it failed.
 PyObject* finish_method(PyObject* self, PyObject*) noexcept {
-  return guarded([&] {
-    const std::shared_ptr<Work> work = native_of<PyWork>(self, work_type).owned.get();
-    if (!work->is_done()) return py::bool_(false).release().ptr();
-    work->status().or_throw();
-    return py::bool_(true).release().ptr();
-  });
+  return guarded([&] { return py::bool_(finish(native_of<PyWork>(self, work_type))).release().ptr(); });
 }
 
 }  // namespace
 
+bool finish(const PyWork& self) {
+  const std::shared_ptr<Work> work = self.owned.get();
+  if (!work->is_done()) return false;
+  work->status().or_throw();
+  return true;
+}
+
+bool wait(const PyWork& self, double seconds, bool blocks) {
+  return wait_interruptibly(*self.owned.get(), deadline_after(seconds), blocks);
+}
+
 std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& arguments) {
-  Arrays<Buffer> arrays;
+  Arrays<Held> arrays;
   const runtime::Request request = make_request(arguments, arrays);
   // Its Work keeps the arrays where somebody is going to wait: a callback costs more than a small operation.
   const bool is_kept_by_work = request.is_waited_for || arguments.may_travel;
@@ -194,11 +216,11 @@ std::unique_ptr<PyWork> submit(const PyRuntime& runtime, const SubmitArguments& 
   } else {
     py::gil_scoped_release unlocked;
     work = arguments.may_travel ? runtime.operations.get()->submit(request) : runtime.owned.get()->submit(request);
-    // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
-    if (!is_kept_by_work) work->on_done([arrays](const Status&) {});
   }
   auto result = std::make_unique<PyWork>(std::move(work));
-  if (is_kept_by_work) result->arrays = {std::move(arrays.input.owner), std::move(arrays.output.owner)};
+  result->arrays = {std::move(arrays.input.holding), std::move(arrays.output.holding)};
+  // The callback is what keeps the arrays: it goes when the operation is done, whoever still holds the Work.
+  if (!is_kept_by_work) keep_until_done(*result);
   return result;
 }
 
@@ -263,7 +285,7 @@ PyWork::~PyWork() {
   if (!arrays[0] && !arrays[1]) return;
   try {
     // A wait that was left early (ctrl-C): the runtime still uses the arrays.
-    if (!owned.get()->is_done()) owned.get()->on_done([kept = std::move(arrays)](const Status&) {});
+    if (!owned.get()->is_done()) keep_until_done(*this);
   } catch (const Error&) {
     // A forked child: the parent's arrays are not in use here.
   }
@@ -273,10 +295,7 @@ void bind_work(py::module_& module) {
   py::class_<PyWork> type(module, "Work");
   type.def("done", [](const PyWork& self) { return self.owned.get()->is_done(); })
       .def(
-          "wait",
-          [](const PyWork& self, double timeout, bool blocks) {
-            return wait_interruptibly(*self.owned.get(), deadline_after(timeout), blocks);
-          },
+          "wait", [](const PyWork& self, double timeout, bool blocks) { return python::wait(self, timeout, blocks); },
           py::arg("timeout"), py::kw_only(), py::arg("blocks") = false)
       .def("on_done", &call_when_done, py::arg("callback"))
       .def_property_readonly("source", &source_of)

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bindings/core/buffer.h"
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "runtime/runtime.h"
@@ -23,7 +24,7 @@ struct PyWork {
   ProcessOwned<runtime::Work> owned;
   /// The arrays of a call that is waited for at once, or may travel with others. Those of the rest are held by a
   /// callback.
-  std::array<std::shared_ptr<void>, 2> arrays;
+  std::array<Holding, 2> arrays;
 };
 
 /// What Python says in Runtime.submit() and Runtime.run(), before it is checked. Borrowed for the time of the call.
@@ -63,6 +64,11 @@ void run(const PyRuntime& runtime, const SubmitArguments& arguments);
 std::unique_ptr<PyWork> send(const std::shared_ptr<runtime::Communicator>& runtime, const MessageArguments& arguments);
 std::unique_ptr<PyWork> receive(const std::shared_ptr<runtime::Communicator>& runtime,
                                 const MessageArguments& arguments);
+
+/// Whether it has ended; throws why it failed.
+bool finish(const PyWork& self);
+/// Waits without the interpreter lock; false after so many seconds. `blocks`: the operation ends before that by itself.
+bool wait(const PyWork& self, double seconds, bool blocks);
 
 void bind_work(py::module_& module);
 

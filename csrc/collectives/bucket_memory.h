@@ -4,12 +4,21 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <vector>
 
 #include "runtime/communicator.h"
 
 namespace herring::collectives {
+
+/// Of the runtime's arena; of the heap where that is full. Throws as BucketMemory::take().
+inline std::shared_ptr<std::byte> allocate(runtime::Communicator& runtime, std::size_t bytes) {
+  constexpr std::align_val_t kAligned{64};
+  if (std::shared_ptr<std::byte> memory = runtime.allocate(bytes)) return memory;
+  return {static_cast<std::byte*>(operator new(bytes, kAligned)),
+          [kAligned](std::byte* start) { operator delete(start, kAligned); }};
+}
 
 /// Memory for buckets, used again: of the runtime's arena, so that operations on it copy nothing; of the heap where the
 /// arena is full. Any thread.
@@ -38,12 +47,7 @@ class BucketMemory final {
       }
     }
     const std::size_t rounded = (bytes + kUnit - 1) / kUnit * kUnit;
-    std::shared_ptr<std::byte> memory = runtime_->allocate(rounded);
-    if (!memory) {
-      memory = {static_cast<std::byte*>(operator new(rounded, kAlignment)),
-                [](std::byte* start) { operator delete(start, kAlignment); }};
-    }
-    return {std::move(memory), rounded};
+    return {allocate(*runtime_, rounded), rounded};
   }
 
   void give_back(Bucket bucket) {
@@ -56,7 +60,6 @@ class BucketMemory final {
  private:
   static constexpr std::size_t kUnit = 256 << 10;
   static constexpr std::size_t kMostFree = 4;
-  static constexpr std::align_val_t kAlignment{64};
 
   const std::shared_ptr<runtime::Communicator> runtime_;
   std::mutex mutex_;

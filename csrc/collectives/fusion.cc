@@ -38,7 +38,8 @@ Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, st
   runtime->set_background_caller(group, impl_);
 }
 Fusion::~Fusion() { impl_->close(now()); }
-bool Fusion::takes(const TensorSpec& spec) const { return impl_->takes(spec); }
+TensorRow Fusion::place(std::span<const NamedBytes> tensors) { return impl_->place(tensors); }
+Fusion::Counters Fusion::counters() const { return impl_->counters(); }
 std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
 std::optional<Ticket> Fusion::queue_outside(std::string_view name, std::shared_ptr<void> owner) {
   return impl_->queue_outside(name, std::move(owner));
@@ -72,21 +73,51 @@ Fusion::Impl::Impl(std::shared_ptr<runtime::Communicator> runtime, GroupId group
 
 Fusion::Impl::~Impl() = default;
 
-bool Fusion::Impl::takes(const TensorSpec& spec) const {
+TensorRow Fusion::Impl::place(std::span<const NamedBytes> tensors) {
+  TensorRow row = make_row(*runtime_, tensors);
+  const std::scoped_lock lock(mutex_);
+  places_.add(tensors, row);
+  return row;
+}
+
+Fusion::Counters Fusion::Impl::counters() const {
+  const std::scoped_lock lock(mutex_);
+  return counters_;
+}
+
+/// How it comes to the engine. None: it goes outside.
+std::optional<Placement> Fusion::Impl::admit(const Record& record) {
+  const TensorSpec& spec = record.spec;
   const bool is_scaled = spec.prescale != 1 || spec.postscale != 1;
-  return spec.descriptor.op_bytes <= settings_.tensor_bytes && (!is_scaled || may_scale(spec.descriptor.dtype));
+  if (is_scaled && !may_scale(spec.descriptor.dtype)) return std::nullopt;
+  const PlacedMemory::Place* place = places_.is_empty() ? nullptr : places_.find(record.name);
+  // What is changed before the operation, or may need a second one, is copied.
+  const bool is_there = place != nullptr && record.source.data() == record.result.data() &&
+                        record.result.data() == place->memory.data() && record.result.size() == place->memory.size() &&
+                        spec.prescale == 1 && !settings_.checks_finite;
+  const std::uint64_t number = is_there ? place->number : 0;
+  if (spec.descriptor.op_bytes <= settings_.tensor_bytes) return Placement{number, false};
+  if (engine_.knows_place(record.name, spec, settings_.engine.index == 0 ? number : 0)) {
+    return Placement{number, !is_there};
+  }
+  if (is_there) engine_.propose(record.name, spec, number);
+  return std::nullopt;
 }
 
 std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   Lock lock(mutex_);
-  if (is_closed_ || !takes(tensor.spec)) return std::nullopt;
-  const auto [name, is_new] = names_.try_emplace(std::string(tensor.name), next_ticket_);
+  if (is_closed_) return std::nullopt;
   Record record;
-  record.name = name->first;
+  record.name = tensor.name;
   record.spec = tensor.spec;
   record.source = tensor.source;
   record.result = tensor.result;
   record.owner = tensor.owner;
+  const std::optional<Placement> placement = admit(record);
+  if (!placement) {
+    return settings_.queues_names ? queue_outside(lock, tensor.name, tensor.owner) : std::nullopt;
+  }
+  const auto [name, is_new] = names_.try_emplace(record.name, next_ticket_);
   if (!is_new) {
     if (!settings_.queues_names) throw in_flight(tensor.name);
     return enqueue(name->second, std::move(record));
@@ -98,7 +129,7 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
     throw Error(status);
   }
   const Ticket ticket = next_ticket_++;
-  if (!engine_.submit(ticket, tensor.name, tensor.spec, now())) {
+  if (!engine_.submit(ticket, tensor.name, tensor.spec, now(), *placement)) {
     names_.erase(name);
     if (settings_.queues_names) engine_.went_outside(tensor.name, now());
     return std::nullopt;
@@ -120,6 +151,10 @@ Status Fusion::Impl::lend(Record& record) const {
 
 std::optional<Ticket> Fusion::Impl::queue_outside(std::string_view name, std::shared_ptr<void> owner) {
   Lock lock(mutex_);
+  return queue_outside(lock, name, std::move(owner));
+}
+
+std::optional<Ticket> Fusion::Impl::queue_outside(Lock& lock, std::string_view name, std::shared_ptr<void> owner) {
   const auto found = names_.find(std::string(name));
   if (found == names_.end()) {
     engine_.went_outside(name, now());
@@ -167,7 +202,8 @@ void Fusion::Impl::begin_queued(Lock& lock, Ticket ticket) {
   if (!record.is_outside && !engine_.is_outside(record.name)) {
     const Status status = lend(record);
     if (!status.is_ok()) return end(lock, {&ticket, 1}, State::kDone, status);
-    if (engine_.submit(ticket, record.name, record.spec, now())) return wake_driver(lock);
+    const std::optional<Placement> placement = admit(record);
+    if (placement && engine_.submit(ticket, record.name, record.spec, now(), *placement)) return wake_driver(lock);
   }
   go_alone(lock, {&ticket, 1});
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "collectives/fusion_engine.h"
+#include "collectives/placed_memory.h"
 #include "collectives/tensor_spec.h"
 #include "core/status.h"
 #include "core/types.h"
@@ -16,7 +17,8 @@ namespace herring::collectives {
 
 struct FusionSettings {
   FusionOptions engine;
-  std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here.
+  std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here, unless they lie in memory of place().
+  bool checks_finite = false;            ///< HERRING_CHECK_FINITE: a bucket must be good for a second try.
   Duration timeout{};                    ///< Of each round and each batch.
   std::uint64_t series = 0;              ///< Tells its tickets from those of one before it with the same group.
   /// A name that is in flight may be used again: its uses follow each other. Else that is refused, also after its end
@@ -25,8 +27,8 @@ struct FusionSettings {
 };
 
 /// Small reductions by name of one group, in any order on each rank: FusionEngine over a Communicator. Tensors are
-/// copied into a bucket that all lanes share evenly, and back. A waiting caller moves things itself; else a thread
-/// does, which is started with the first tensor. Safe from any thread.
+/// copied into a bucket that all lanes share evenly, and back; not where they lie in memory of place(). A waiting
+/// caller moves things itself; else a thread does, which is started with the first tensor. Safe from any thread.
 class Fusion final {
  public:
   struct Tensor {
@@ -50,9 +52,13 @@ class Fusion final {
   Fusion(const Fusion&) = delete;
   Fusion& operator=(const Fusion&) = delete;
 
-  /// True where a tensor of this spec may come here.
-  bool takes(const TensorSpec& spec) const;
-  /// Starts a reduction. None: it has to go alone, now, by the caller. Throws Error(kInvalidArgument) where the name
+  /// Memory for these tensors, one after the other: where all ranks have some that follow each other ready, and all of
+  /// them lie there, they are reduced in place by one operation, whatever their size. On any rank, at any time; the
+  /// order is that of rank 0 of the group. Throws as make_row().
+  TensorRow place(std::span<const NamedBytes> tensors);
+
+  /// Starts a reduction. None: it has to go alone, now, by the caller (where names queue up, went_outside() has been
+  /// done). Throws Error(kInvalidArgument) where the name
   /// has a ticket that nobody has forgotten yet, or the memory is in use.
   std::optional<Ticket> submit(const Tensor& tensor);
   /// Where names queue up: an operation outside of this name may begin, and went_outside() has been done (none); or it
@@ -86,6 +92,12 @@ class Fusion final {
   /// Waits for what is pending until the deadline, then stops. Where names queue up also for what is under way outside,
   /// 5 s at most: others may have to hear of it. What is submitted later goes alone.
   void close(Instant deadline);
+
+  struct Counters {
+    std::uint64_t buckets = 0;
+    std::uint64_t in_place = 0;  ///< Of them.
+  };
+  Counters counters() const;
 
  private:
   class Impl;

@@ -1,6 +1,7 @@
 // What a driver of Fusion does: rounds, buckets and their ends.
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "collectives/fusion_impl.h"
@@ -12,13 +13,15 @@ namespace {
 constexpr const char* kRoundName = "names of small tensors";
 constexpr const char* kPlanName = "new names of small tensors";
 constexpr const char* kBucketName = "small tensors";
+// Uses of one name follow each other, and buckets go side by side; names are bounded, for the runtime remembers them.
+constexpr std::uint64_t kBucketNames = 64;
 constexpr std::size_t kMostNamesInText = 3;
 
-runtime::Request request(GroupId group, const char* name, Collective collective, DataType dtype, ReduceOp reduce,
+runtime::Request request(GroupId group, std::string name, Collective collective, DataType dtype, ReduceOp reduce,
                          std::span<std::byte> memory, Duration timeout) {
   runtime::Request made;
   made.group = group;
-  made.name = name;
+  made.name = std::move(name);
   made.descriptor.collective = collective;
   made.descriptor.dtype = dtype;
   made.descriptor.reduce = reduce;
@@ -103,12 +106,13 @@ void Fusion::Impl::end_exchange(Lock& lock) {
 
 void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter) {
   for (Batch& batch : batches) {
-    const std::shared_ptr<Flight> flight = pack(lock, std::move(batch));
+    const std::shared_ptr<Flight> flight = start(lock, std::move(batch));
     if (!flight) continue;
     // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
-    flight->has_callback = !is_waiter;
+    const bool lands_by_itself = !is_waiter && helpers_ == 0;
+    flight->has_callback = lands_by_itself;
     flights_.push_back(flight);
-    if (is_waiter) continue;
+    if (!lands_by_itself) continue;
     lock.unlock();
     watch(flight);
     lock.lock();
@@ -116,50 +120,83 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
 }
 
 /// Null where it could not be started; its tickets have failed then.
-std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::pack(Lock& lock, Batch batch) {
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batch) {
   auto flight = std::make_shared<Flight>();
-  std::vector<std::span<const std::byte>> sources;
-  std::vector<TensorSlice> slices;
-  std::vector<double> prescales;
+  std::vector<const Record*> records;
   for (const Batch::Item& item : batch.items) {
-    const Record& record = records_.at(item.ticket);
-    sources.push_back(record.source);
-    slices.push_back(item.slice);
-    flight->results.push_back(record.result);
-    prescales.push_back(record.spec.prescale);
-    flight->postscales.push_back(record.spec.postscale);
+    records.push_back(&records_.at(item.ticket));  // It stays: it is pending.
+    flight->results.push_back(records.back()->result);
+    flight->postscales.push_back(records.back()->spec.postscale);
   }
+  if (std::shared_ptr<std::byte> row = row_of(batch, records)) {
+    flight->bucket = {std::move(row), batch.bytes};
+    flight->is_in_place = true;
+    ++counters_.in_place;
+  }
+  // All ranks start the same buckets in the same order.
+  const std::string name = std::string(kBucketName) + " " + std::to_string(counters_.buckets++ % kBucketNames);
   flight->batch = std::move(batch);
-  const Batch& packed = flight->batch;
+  const Batch& started = flight->batch;
   lock.unlock();
   Status status;
   try {
-    flight->bucket = memory_.take(packed.bytes);
-    const std::span<std::byte> bucket = flight->bucket.first(packed.bytes);
-    herring::pack(sources, slices, bucket);
-    for (std::size_t i = 0; i < slices.size(); ++i) {
-      if (prescales[i] == 1) continue;
-      scale(bucket.subspan(slices[i].offset, slices[i].bytes), packed.dtype, prescales[i]);
-    }
-    flight->work = runtime_->submit(
-        request(group_, kBucketName, Collective::kAllReduce, packed.dtype, packed.reduce, bucket, settings_.timeout));
+    if (!flight->is_in_place) fill(*flight, records);
+    runtime::Request made = request(group_, name, Collective::kAllReduce, started.dtype, started.reduce,
+                                    flight->bucket.first(started.bytes), settings_.timeout);
+    made.is_lent = flight->is_in_place;
+    flight->work = runtime_->submit(made);
   } catch (const Error& error) {
     status = error.status();
   } catch (const std::bad_alloc&) {
-    status = Status(Code::kUnavailable, "no memory for a bucket of " + std::to_string(packed.bytes) + " bytes");
+    status = Status(Code::kUnavailable, "no memory for a bucket of " + std::to_string(started.bytes) + " bytes");
   }
   lock.lock();
   if (status.is_ok()) return flight;
   engine_.batch_ended();
   break_down(lock, status);
   std::vector<Ticket> tickets;
-  for (const Batch::Item& item : packed.items) tickets.push_back(item.ticket);
+  for (const Batch::Item& item : started.items) tickets.push_back(item.ticket);
   end(lock, tickets, State::kDone, explained(status, tickets));
   return nullptr;
 }
 
+/// Where this rank's tensors lie in memory as the batch has them: that memory, which is a bucket already. Else null.
+std::shared_ptr<std::byte> Fusion::Impl::row_of(const Batch& batch, std::span<const Record* const> records) const {
+  if (places_.is_empty() || settings_.checks_finite) return nullptr;
+  std::byte* start = nullptr;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const Record& record = *records[i];
+    if (record.result.empty()) continue;
+    std::byte* const here = record.result.data() - batch.items[i].slice.offset;
+    if (start == nullptr) start = here;
+    if (here != start || record.source.data() != record.result.data() || record.spec.prescale != 1) return nullptr;
+  }
+  return start == nullptr ? nullptr : places_.keep(start, batch.bytes);
+}
+
+/// Takes a bucket and copies the tensors into it. Without the lock.
+void Fusion::Impl::fill(Flight& flight, std::span<const Record* const> records) {
+  const Batch& batch = flight.batch;
+  std::vector<std::span<const std::byte>> sources;
+  std::vector<TensorSlice> slices;
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    sources.push_back(records[i]->source);
+    slices.push_back(batch.items[i].slice);
+  }
+  flight.bucket = memory_.take(batch.bytes);
+  const std::span<std::byte> bucket = flight.bucket.first(batch.bytes);
+  herring::pack(sources, slices, bucket);
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const double prescale = records[i]->spec.prescale;
+    if (prescale != 1) scale(bucket.subspan(slices[i].offset, slices[i].bytes), batch.dtype, prescale);
+  }
+}
+
 void Fusion::Impl::watch(const std::shared_ptr<Flight>& flight) {
-  flight->work->on_done([self = shared_from_this(), flight](const Status&) { self->land(flight); });
+  flight->work->on_done([self = shared_from_this(), flight](const Status&) {
+    // Whoever waits for it is awake: nobody has to wait for this thread.
+    if (flight->waiters == 0) self->land(flight);
+  });
 }
 
 /// What nobody watches lands by itself from now on. False where there is none.
@@ -190,9 +227,9 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
       if (flight->postscales[i] == 1) continue;
       scale(bucket.subspan(slices[i].offset, slices[i].bytes), batch.dtype, flight->postscales[i]);
     }
-    unpack(bucket, slices, flight->results);
+    if (!flight->is_in_place) unpack(bucket, slices, flight->results);
   }
-  memory_.give_back(std::move(flight->bucket));
+  if (!flight->is_in_place) memory_.give_back(std::move(flight->bucket));
   Lock lock(mutex_);
   std::erase(flights_, flight);
   engine_.batch_ended();
@@ -223,9 +260,18 @@ bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   const std::shared_ptr<Flight> mine = flight_of(ticket);
   if (!mine) return watch_all(lock);
   if (mine->is_taken) return false;
+  // Meanwhile the background thread drives: what is in no bucket yet need not wait for this one.
+  engine_.flush();
+  ++helpers_;
+  if (--waiters_ == 0) wake_driver(lock);
+  ++mine->waiters;
   lock.unlock();
-  if (mine->work->wait(until)) land(mine);
+  mine->work->wait(until);
+  --mine->waiters;
+  if (mine->work->is_done()) land(mine);
   lock.lock();
+  --helpers_;
+  ++waiters_;
   return true;
 }
 

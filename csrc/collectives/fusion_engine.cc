@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 #include <utility>
 
 namespace herring::collectives {
@@ -17,6 +18,8 @@ constexpr Duration kLongestPause = std::chrono::milliseconds(16);
 constexpr Duration kLongestOutsidePause = std::chrono::seconds(2);
 // A tensor that some rank lacks: so many rounds have shown it.
 constexpr std::uint64_t kRoundsToBeSure = 2;
+// Shorter rows of tensors share a bucket with others: to copy them costs less than an operation.
+constexpr std::uint64_t kLeastRowBytes = 1 << 20;
 
 std::size_t words_for(std::size_t ids) { return (ids + 63) / 64; }
 void set(std::vector<std::uint64_t>& bits, std::size_t index, bool value) {
@@ -25,6 +28,10 @@ void set(std::vector<std::uint64_t>& bits, std::size_t index, bool value) {
 }
 
 }  // namespace
+
+std::uint64_t place_after(std::uint64_t place, std::uint64_t bytes) {
+  return (place + bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 FusionEngine::FusionEngine(FusionOptions options) : options_(options) {}
 
@@ -37,12 +44,32 @@ FusionEngine::Entry* FusionEngine::find_or_make(std::string_view name) {
   return &entry;
 }
 
-bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now) {
+bool FusionEngine::knows_place(std::string_view name, const TensorSpec& spec, std::uint64_t place) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return false;
+  const Entry& entry = found->second;
+  return entry.id != kNoId && entry.place != 0 && (place == 0 || entry.place == place) && entry.spec == spec;
+}
+
+void FusionEngine::propose(std::string_view name, const TensorSpec& spec, std::uint64_t place) {
+  if (options_.index != 0 || has_given_up_) return;
+  Entry* const entry = find_or_make(name);
+  if (entry == nullptr || entry->is_pending) return;
+  entry->pending_spec = spec;
+  entry->proposed_place = place;
+  if (!std::exchange(entry->is_proposed, true)) proposals_.push_back(entry);
+}
+
+bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now,
+                          Placement placement) {
   if (is_paused_ || has_given_up_ || outside_.contains(name)) return false;
   Entry* const entry = find_or_make(name);
   if (entry == nullptr || entry->is_pending) return false;
-  const bool is_planned = entry->id != kNoId && entry->spec == spec;
+  // Where it lies is rank 0's to say.
+  const bool has_moved = options_.index == 0 && placement.place != 0 && entry->place != placement.place;
+  const bool is_planned = entry->id != kNoId && entry->spec == spec && !has_moved;
   entry->is_pending = true;
+  entry->goes_alone = placement.goes_alone;
   entry->ticket = ticket;
   entry->pending_spec = spec;
   entry->since = now;
@@ -50,13 +77,15 @@ bool FusionEngine::submit(Ticket ticket, std::string_view name, const TensorSpec
   ++pending_count_;
   pending_bytes_ += spec.descriptor.op_bytes;
   if (is_planned) {
-    set_bits(*entry, true, false);
+    set_bits(*entry, !placement.goes_alone, placement.goes_alone);
   } else if (options_.index == 0) {
+    entry->proposed_place = placement.place;
     if (!std::exchange(entry->is_proposed, true)) proposals_.push_back(entry);
   } else if (entry->id != kNoId) {
     set_bits(*entry, false, true);
   }
   if (!std::exchange(has_news_, true)) first_news_ = now;
+  last_news_ = now;
   if (round_is_out_ && round_is_patient_) late_at_ = std::min(late_at_, now + options_.patience);
   return true;
 }
@@ -128,10 +157,16 @@ bool FusionEngine::may_enter(Instant now) const {
   if (wants_pause_) return true;
   if (pending_count_ > 0 && has_news_) {
     if (flush_ || pending_bytes_ >= options_.bucket_bytes) return true;
-    if (batches_out_ == 0 && now >= first_news_ + options_.cycle) return true;
+    if (batches_out_ == 0 && now >= news_end()) return true;
   }
   if (pending_count_ > 0 && !has_news_ && now >= not_before_) return true;
   return !outside_.empty() && now >= outside_since_ + outside_pause_;
+}
+
+/// A cycle after the first, or later where more keep coming: a program that starts a thousand in a row is not done yet.
+Instant FusionEngine::news_end() const {
+  const Instant pause = last_news_ + options_.cycle / 4;
+  return std::clamp(pause, first_news_ + options_.cycle, first_news_ + 4 * options_.cycle);
 }
 
 Instant FusionEngine::next_look(Instant now) const {
@@ -139,7 +174,7 @@ Instant FusionEngine::next_look(Instant now) const {
   if (round_is_out_) return std::max(late_at_, now);
   if (is_paused_ || has_given_up_) return Instant::max();
   Instant when = Instant::max();
-  if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = first_news_ + options_.cycle;
+  if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = news_end();
   if (pending_count_ > 0 && !has_news_) when = not_before_;
   if (!outside_.empty()) when = std::min(when, outside_since_ + outside_pause_);
   return std::max(when, now);
@@ -179,7 +214,8 @@ std::vector<std::byte> FusionEngine::encode_proposals() {
   if (proposals_.empty()) return {};
   std::vector<std::byte> plan = begin_plan(options_.bucket_bytes);
   for (const Entry* entry : proposals_) {
-    if (!append(plan, entry->name, entry->pending_spec)) break;  // The rest goes with the next plan.
+    if (!append(plan, {entry->name, entry->pending_spec, entry->proposed_place}))
+      break;  // The rest goes with the next plan.
   }
   return plan;
 }
@@ -267,13 +303,15 @@ bool FusionEngine::plan_came(std::span<const std::byte> bytes, Instant now) {
       entry->name = tensor.name;
     }
     entry->spec = tensor.spec;
+    entry->place = tensor.place;
     if (entry->id == kNoId) {
       entry->id = static_cast<std::uint32_t>(ids_.size());
       ids_.push_back(entry);
       ready_.resize(words_for(ids_.size()), 0);
       alone_bits_.resize(words_for(ids_.size()), 0);
     }
-    if (entry->is_pending) set_bits(*entry, entry->pending_spec == entry->spec, entry->pending_spec != entry->spec);
+    const bool fits = entry->pending_spec == entry->spec && !entry->goes_alone;
+    if (entry->is_pending) set_bits(*entry, fits, !fits);
   }
   for (std::size_t i = 0; i < plan->tensors.size() && i < proposals_.size(); ++i) proposals_[i]->is_proposed = false;
   const auto done = std::min(plan->tensors.size(), proposals_.size());
@@ -291,21 +329,45 @@ void FusionEngine::make_batches(std::span<Entry* const> entries) {
     if (place == kinds.end()) place = kinds.insert(kinds.end(), {kind, {}});
     place->second.push_back(entry);
   }
-  for (const auto& [kind, members] : kinds) {
-    std::vector<std::uint64_t> sizes;
-    sizes.reserve(members.size());
-    for (const Entry* entry : members) sizes.push_back(entry->spec.descriptor.op_bytes);
-    const BucketLayout layout = plan_buckets(sizes, options_.bucket_bytes, 0, kAlignment);
-    for (const Bucket& bucket : layout.buckets) {
-      Batch& batch = batches_.emplace_back();
-      batch.dtype = kind.first;
-      batch.reduce = kind.second;
-      batch.bytes =
-          (bucket.bytes + element_bytes(kind.first) - 1) / element_bytes(kind.first) * element_bytes(kind.first);
-      batch.items.reserve(bucket.tensor_count);
-      for (std::uint32_t i = bucket.first_tensor; i < bucket.first_tensor + bucket.tensor_count; ++i) {
-        batch.items.push_back({take(*members[i]), layout.slices[i]});
+  for (auto& [kind, members] : kinds) {
+    // Rows of what has a place; then the rest.
+    const auto order = [](const Entry* entry) {
+      return std::tuple(entry->place == 0, entry->place, entry->spec.descriptor.op_bytes > 0);
+    };
+    std::ranges::stable_sort(members, {}, order);
+    std::vector<Entry*> rest;
+    for (auto first = members.begin(), last = first; first != members.end(); first = last) {
+      std::uint64_t bytes = 0;
+      std::uint64_t next = (*first)->place;
+      for (; last != members.end() && (*last)->place == next && next != 0; ++last) {
+        bytes += (*last)->spec.descriptor.op_bytes;
+        next = place_after(next, (*last)->spec.descriptor.op_bytes);
       }
+      if (last == first) last = members.end();
+      if (next != 0 && bytes >= kLeastRowBytes) {
+        add_batches(kind.first, kind.second, {first, last});
+      } else {
+        rest.insert(rest.end(), first, last);
+      }
+    }
+    add_batches(kind.first, kind.second, rest);
+  }
+}
+
+void FusionEngine::add_batches(DataType dtype, ReduceOp reduce, std::span<Entry* const> members) {
+  std::vector<std::uint64_t> sizes;
+  sizes.reserve(members.size());
+  for (const Entry* entry : members) sizes.push_back(entry->spec.descriptor.op_bytes);
+  const BucketLayout layout = plan_buckets(sizes, options_.bucket_bytes, 0, kAlignment);
+  const std::uint64_t unit = element_bytes(dtype);
+  for (const Bucket& bucket : layout.buckets) {
+    Batch& batch = batches_.emplace_back();
+    batch.dtype = dtype;
+    batch.reduce = reduce;
+    batch.bytes = (bucket.bytes + unit - 1) / unit * unit;
+    batch.items.reserve(bucket.tensor_count);
+    for (std::uint32_t i = bucket.first_tensor; i < bucket.first_tensor + bucket.tensor_count; ++i) {
+      batch.items.push_back({take(*members[i]), layout.slices[i]});
     }
   }
 }

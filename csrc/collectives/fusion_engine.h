@@ -20,14 +20,25 @@ namespace herring::collectives {
 using Ticket = std::uint64_t;
 
 struct FusionOptions {
-  std::uint32_t index = 0;                                     ///< This rank's place in its group.
-  std::uint64_t bucket_bytes = 16 << 20;                       ///< Of rank 0 of the group: all use its value.
-  Duration cycle = std::chrono::milliseconds(1);               ///< How long a tensor waits for others to join it.
+  std::uint32_t index = 0;                ///< This rank's place in its group.
+  std::uint64_t bucket_bytes = 16 << 20;  ///< Of rank 0 of the group: all use its value.
+  Duration cycle =
+      std::chrono::milliseconds(1);  ///< So long a tensor waits for others, and four times that where they keep coming.
   Duration patience = std::chrono::seconds(2);                 ///< Then a tensor that some rank lacks goes alone.
   Duration unknown_patience = std::chrono::milliseconds(250);  ///< The same, where rank 0 has never had it.
   Duration outside_patience = std::chrono::milliseconds(250);  ///< Then ranks hear of what is under way outside.
   std::uint32_t most_names = 1 << 16;                          ///< More go alone.
 };
+
+/// Of a tensor, on this rank.
+struct Placement {
+  /// Where it lies among others: those that follow each other there travel together, whatever their size. 0: by itself.
+  std::uint64_t place = 0;
+  bool goes_alone = false;  ///< Unlike what the plan says: it is large, and does not lie where it should.
+};
+
+/// What follows in a row after a tensor of so many bytes at this place.
+std::uint64_t place_after(std::uint64_t place, std::uint64_t bytes);
 
 /// Some tensors in one buffer, in the same order and at the same places on every rank.
 struct Batch {
@@ -75,14 +86,19 @@ class FusionEngine final {
   explicit FusionEngine(FusionOptions options);
 
   /// A tensor of this rank is ready. False: it has to go alone, now; also where the name is under way on this rank.
-  [[nodiscard]] bool submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now);
+  [[nodiscard]] bool submit(Ticket ticket, std::string_view name, const TensorSpec& spec, Instant now,
+                            Placement placement = {});
+  /// Rank 0 of the group: the next plan says where this tensor lies, which goes another way this time.
+  void propose(std::string_view name, const TensorSpec& spec, std::uint64_t place);
+  /// All ranks know where this tensor lies; with `place`, that it is there.
+  bool knows_place(std::string_view name, const TensorSpec& spec, std::uint64_t place) const;
   /// A reduction of this name has begun outside of the engine (it is large, or alone), and ended. Other ranks that wait
   /// for it here learn of it.
   void went_outside(std::string_view name, Instant now);
   void came_back(std::string_view name);
   bool is_outside(std::string_view name) const { return outside_.contains(name); }
   /// Somebody waits: what is there need not wait for more.
-  void flush() noexcept { flush_ = true; }
+  void flush() noexcept { flush_ = pending_count_ > 0; }
   /// From a round on that is the same for all ranks everything goes alone, until resume(), which all ranks call when
   /// nothing is under way.
   void pause() noexcept { wants_pause_ = true; }
@@ -126,9 +142,12 @@ class FusionEngine final {
     TensorSpec spec;  // as rank 0 of the group said; before, as this rank did
     std::uint32_t id = kNoId;
     bool is_pending = false;
-    bool is_proposed = false;  // rank 0 of the group: in proposals_
-    Ticket ticket = 0;         // the rest: where pending
-    TensorSpec pending_spec;
+    bool is_proposed = false;          // rank 0 of the group: in proposals_
+    std::uint64_t place = 0;           // as rank 0 of the group said
+    std::uint64_t proposed_place = 0;  // rank 0 of the group: what it says next
+    TensorSpec pending_spec;           // also where it is proposed
+    Ticket ticket = 0;                 // the rest: where pending
+    bool goes_alone = false;
     Instant since{};
     std::uint64_t since_round = 0;
   };
@@ -141,6 +160,7 @@ class FusionEngine final {
 
   Entry* find_or_make(std::string_view name);
   bool may_enter(Instant now) const;
+  Instant news_end() const;
   FusionStep::Round enter(Instant now);
   std::vector<std::byte> encode_proposals();
   void set_bits(Entry& entry, bool ready, bool alone);
@@ -150,6 +170,7 @@ class FusionEngine final {
   void lose_patience(Instant now);
   void take_late(Instant now);
   void make_batches(std::span<Entry* const> entries);
+  void add_batches(DataType dtype, ReduceOp reduce, std::span<Entry* const> members);
 
   FusionOptions options_;
   ByName<Entry> entries_;
@@ -168,6 +189,7 @@ class FusionEngine final {
   std::size_t ids_in_round_ = 0;
   std::uint64_t rounds_ = 0;
   Instant first_news_{};
+  Instant last_news_{};
   Instant not_before_{};  // after a round that brought nothing
   Duration pause_between_{};
   Instant outside_since_{};

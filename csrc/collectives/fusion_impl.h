@@ -27,7 +27,8 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
        FusionSettings settings, GoAlone go_alone);
   ~Impl() override;
 
-  bool takes(const TensorSpec& spec) const;
+  TensorRow place(std::span<const NamedBytes> tensors);
+  Counters counters() const;
   std::optional<Ticket> submit(const Tensor& tensor);
   std::optional<Ticket> queue_outside(std::string_view name, std::shared_ptr<void> owner);
   bool go_outside(std::string_view name);
@@ -71,7 +72,9 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
     std::vector<std::span<std::byte>> results;
     std::vector<double> postscales;
     std::shared_ptr<runtime::Work> work;
+    bool is_in_place = false;           ///< The bucket is the tensors' own memory.
     std::atomic<bool> is_taken{false};  ///< By whoever unpacks it.
+    std::atomic<int> waiters{0};        ///< Who waits for it, and lands it then.
     bool has_callback = false;          ///< guarded by mutex_
   };
 
@@ -92,7 +95,9 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void start_plan(FusionStep::Plan plan);
   void end_exchange(Lock& lock);
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
-  std::shared_ptr<Flight> pack(Lock& lock, Batch batch);
+  std::shared_ptr<Flight> start(Lock& lock, Batch batch);
+  void fill(Flight& flight, std::span<const Record* const> records);
+  std::shared_ptr<std::byte> row_of(const Batch& batch, std::span<const Record* const> records) const;
   void watch(const std::shared_ptr<Flight>& flight);
   bool watch_all(Lock& lock);
   void land(const std::shared_ptr<Flight>& flight);
@@ -104,6 +109,8 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
   void free_name(Record& record);
   Status lend(Record& record) const;
+  std::optional<Placement> admit(const Record& record);
+  std::optional<Ticket> queue_outside(Lock& lock, std::string_view name, std::shared_ptr<void> owner);
   Ticket enqueue(Ticket& latest, Record record);
   void begin_next(Lock& lock);
   void begin_queued(Lock& lock, Ticket ticket);
@@ -127,10 +134,13 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::size_t going_alone_ = 0;                    // Threads inside go_alone_.
   std::optional<Exchange> exchange_;
   std::vector<std::shared_ptr<Flight>> flights_;
+  PlacedMemory places_;
+  Counters counters_;
   std::thread thread_;
   Instant background_until_ = Instant::max();  ///< What the background thread sleeps until.
   Ticket next_ticket_;
-  std::size_t waiters_ = 0;
+  std::size_t waiters_ = 0;  // But those who wait for a bucket.
+  std::size_t helpers_ = 0;  // Those.
   bool is_driven_ = false;
   bool background_sleeps_ = false;
   bool is_closed_ = false;

@@ -24,6 +24,7 @@ FusionSettings settings_of(const Config& config) {
   settings.engine.bucket_bytes = config.fusion_bytes;
   settings.engine.cycle = std::chrono::milliseconds(config.fusion_cycle_ms);
   settings.tensor_bytes = std::min<std::uint64_t>(config.fusion_bytes, kMostTensorBytes);
+  settings.checks_finite = config.check_finite == Toggle::kOn;
   settings.timeout = duration_of(config.timeout_s);
   settings.queues_names = true;
   return settings;
@@ -199,12 +200,21 @@ std::shared_ptr<Work> Operations::submit(const Request& request) {
   if (!may_travel(request)) return submit_outside(fusion, request);
   TensorSpec spec;
   spec.descriptor = request.descriptor;
-  if (!fusion->takes(spec)) return submit_outside(fusion, request);
   const auto work = std::make_shared<Ticketed>(fusion, runtime_, request);
   const auto ticket = fusion->submit({*request.name, spec, source_of(request), request.output, work});
   if (!ticket) return begin_outside(fusion, request);
   work->set_ticket(*ticket);
   return work;
+}
+
+TensorRow Operations::place(GroupId group, std::span<const NamedBytes> tensors) {
+  std::shared_ptr<Fusion> fusion;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto found = groups_.find(group.value);
+    if (found != groups_.end()) fusion = found->second;
+  }
+  return fusion ? fusion->place(tensors) : make_row(*runtime_, tensors);
 }
 
 std::shared_ptr<Work> Operations::submit_alone(const Request& request) {

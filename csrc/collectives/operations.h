@@ -32,9 +32,12 @@ class Operations final {
   void close(GroupId id, Instant deadline);
   void close(Instant deadline);  ///< All groups.
 
+  /// Memory for tensors of this group by name, one after the other, which are reduced in place: see Fusion::place().
+  TensorRow place(GroupId group, std::span<const NamedBytes> tensors);
+
   /// As Communicator's; throws Error(kInvalidArgument) where a pending operation uses the memory. A reduction travels
   /// with others where it has a name and no time-out of its own, nobody waits for it at once, and it is of
-  /// HERRING_FUSION_BYTES and 1 MB or less.
+  /// HERRING_FUSION_BYTES and 1 MB or less, or lies in memory of place().
   std::shared_ptr<runtime::Work> submit(const runtime::Request& request);
   std::shared_ptr<runtime::Work> run(const runtime::Request& request, Status& status);
   /// By itself, in its turn.

@@ -71,6 +71,7 @@ bool read_tensor(Reader& reader, PlannedTensor& tensor) {
   descriptor.op_bytes = reader.get<std::uint64_t>();
   tensor.spec.prescale = reader.get<double>();
   tensor.spec.postscale = reader.get<double>();
+  tensor.place = reader.get<std::uint64_t>();
   return reader.is_good() && has_right_size(descriptor) && std::isfinite(tensor.spec.prescale) &&
          std::isfinite(tensor.spec.postscale);
 }
@@ -83,9 +84,10 @@ std::vector<std::byte> begin_plan(std::uint64_t bucket_bytes) {
   return plan;
 }
 
-bool append(std::vector<std::byte>& plan, std::string_view name, const TensorSpec& spec) {
+bool append(std::vector<std::byte>& plan, const PlannedTensor& tensor) {
+  const auto& [name, spec, place] = tensor;
   const OpDescriptor& descriptor = spec.descriptor;
-  const std::size_t needs = 2 + name.size() + 3 + 8 * std::size_t{descriptor.dims} + 8 + 16;
+  const std::size_t needs = 2 + name.size() + 3 + 8 * std::size_t{descriptor.dims} + 8 + 16 + 8;
   if (name.size() > kMaxPlannedName || plan.size() + needs > kMaxPlanBytes) return false;
   put(plan, static_cast<std::uint16_t>(name.size()));
   const auto text = std::as_bytes(std::span(name));
@@ -97,6 +99,7 @@ bool append(std::vector<std::byte>& plan, std::string_view name, const TensorSpe
   put(plan, descriptor.op_bytes);
   put(plan, spec.prescale);
   put(plan, spec.postscale);
+  put(plan, place);
   return true;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,13 +24,14 @@ struct TensorSpec {
 struct PlannedTensor {
   std::string_view name;  ///< In the plan's bytes.
   TensorSpec spec;
+  std::uint64_t place = 0;  ///< Where it lies among others (PlacedMemory); 0: by itself.
 };
 
 inline constexpr std::size_t kMaxPlanBytes = 1 << 20;
 inline constexpr std::size_t kMaxPlannedName = 1 << 10;
 
 /// Adds a tensor to a plan. False, and nothing is added, where the plan would pass kMaxPlanBytes.
-bool append(std::vector<std::byte>& plan, std::string_view name, const TensorSpec& spec);
+bool append(std::vector<std::byte>& plan, const PlannedTensor& tensor);
 /// The size of buckets, at the plan's beginning.
 std::vector<std::byte> begin_plan(std::uint64_t bucket_bytes);
 

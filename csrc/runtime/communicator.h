@@ -99,6 +99,7 @@ struct Request {
   /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
   /// in. Where the setting is 0, nothing.
   bool has_backup = false;
+  bool is_lent = false;  ///< The memory is what the caller has lent itself by lend(), for tensors.
   /// Of an all-reduce in place, where the communicator takes it (late_part_bytes()): what its memory is.
   std::shared_ptr<LateMemory> late = {};
 };

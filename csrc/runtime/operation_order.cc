@@ -29,6 +29,7 @@ OrderedCall OperationOrder::call_of(const Request& request, std::uint32_t index)
   call.descriptor = request.descriptor;
   call.name = request.name.value_or("");
   call.has_number = request.key.has_value();
+  call.is_lent = request.is_lent;
   call.is_keyed = request.key || request.name;
   if (call.is_keyed) call.key = {request.group, request.key ? *request.key : name_key(*request.name), 0};
   call.is_named = call.is_keyed && (call.key.op & kNamedKey) != 0;
@@ -58,6 +59,7 @@ Status OperationOrder::check(const OrderedCall& call) const {
     }
   }
   for (std::size_t i = 0; i < lent_.size(); ++i) {
+    if (call.is_lent && i == static_cast<std::size_t>(Borrower::kTensor)) continue;
     if (!lent_[i].is_free(call.reads, call.writes)) return refuse(label(call), borrower_of(call.reads, call.writes));
   }
   if (operations_.is_free(call.reads, call.writes)) return Status::ok();

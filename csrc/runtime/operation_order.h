@@ -28,6 +28,7 @@ struct OrderedCall {
   bool is_keyed = false;  ///< It has one.
   bool is_named = false;  ///< Its order may differ between ranks.
   bool has_number = false;
+  bool is_lent = false;              ///< Its memory may be lent as tensors', by its caller.
   std::span<const std::byte> reads;  ///< But what it writes as well.
   std::span<const std::byte> writes;
   GroupId group;

@@ -65,6 +65,49 @@ static void reduce_by_name(herring_job* job) {
   herring_free(memory);
 }
 
+/* Arrays that lie one after the other, the last of them too large to travel with others by itself; rank 1 has its own
+ * memory. */
+static void reduce_in_place(herring_job* job) {
+  enum { kArrays = 30, kLarge = 400000 };
+  static float own[kArrays][kLarge];
+  static char texts[kArrays][32];
+  const char* names[kArrays];
+  size_t bytes[kArrays];
+  void* places[kArrays];
+  herring_memory* memory = NULL;
+  herring_work* works[kArrays];
+  uint64_t counts[kArrays];
+  for (int i = 0; i < kArrays; ++i) {
+    snprintf(texts[i], sizeof texts[i], "place.%d", i);
+    names[i] = texts[i];
+    counts[i] = i + 1 < kArrays ? (uint64_t)i : kLarge;
+    bytes[i] = counts[i] * sizeof(float);
+    places[i] = own[i];
+  }
+  if (rank != 1)
+    check(herring_allocate_named(job, 0, kArrays, names, bytes, &memory, places), "herring_allocate_named");
+  require(rank == 1 || places[0] == herring_data(memory), "the first one is at its beginning");
+  for (int turn = 0; turn < 4; ++turn) {
+    for (int i = 0; i < kArrays; ++i) {
+      for (uint64_t j = 0; j < counts[i]; ++j) ((float*)places[i])[j] = (float)(rank + 1);
+      const herring_request request = sum_of(names[i], places[i], &counts[i]);
+      check(herring_submit(job, &request, &works[i]), "herring_submit");
+    }
+    for (int i = 0; i < kArrays; ++i) {
+      check(herring_wait(works[i], 60), "herring_wait");
+      herring_release(works[i]);
+      for (uint64_t j = 0; j < counts[i]; ++j) {
+        require(((float*)places[i])[j] == (float)(size * (size + 1) / 2), "a sum is that of all ranks");
+      }
+    }
+  }
+  herring_free(memory);
+  names[3] = names[4];
+  require(herring_allocate_named(job, 0, kArrays, names, bytes, &memory, places) == HERRING_INVALID_ARGUMENT,
+          "a name that comes twice is refused");
+  require(strstr(herring_last_error(), "place.4") != NULL, "the text has the name");
+}
+
 static void tell(void* context, herring_code code, const char* text) {
   *(volatile int*)context = code == HERRING_OK && text[0] == '\0' ? 1 : 2;
 }
@@ -141,6 +184,7 @@ int main(int count, char** arguments) {
   check(herring_join(&options, &job), "herring_join");
   require(herring_rank(job) == rank && herring_size(job) == size, "the job knows its ranks");
   reduce_by_name(job);
+  reduce_in_place(job);
   other_collectives(job);
   errors_are_told(job);
   reduce_by_name(job);

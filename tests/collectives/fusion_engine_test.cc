@@ -12,216 +12,14 @@
 #include <set>
 #include <string>
 
+#include "collectives/fusion_group.h"
 #include "seeds.h"
 
 namespace herring::collectives {
 namespace {
 
+using namespace testing;
 using namespace std::chrono_literals;
-
-TensorSpec spec(std::uint64_t elements, DataType dtype = DataType::kFloat32, ReduceOp op = ReduceOp::kAverage) {
-  TensorSpec made;
-  made.descriptor.dtype = dtype;
-  made.descriptor.reduce = op;
-  made.descriptor.dims = 1;
-  made.descriptor.shape[0] = elements;
-  made.descriptor.op_bytes = elements * element_bytes(dtype);
-  return made;
-}
-
-/// What a rank has asked for and not got yet.
-struct Wanted {
-  std::string name;
-  int use = 0;  ///< Which of the rank's tensors of this name.
-  bool is_alone = false;
-};
-
-struct Rank {
-  std::unique_ptr<FusionEngine> engine;
-  std::map<Ticket, Wanted> wanted;
-  std::vector<std::vector<std::string>> batches;  ///< names, in place order, of every batch so far
-  std::map<std::string, int> uses, alone_uses;
-  std::optional<std::vector<std::uint64_t>> round;  ///< entered, not ended
-  std::optional<std::vector<std::byte>> plan;
-  std::size_t batches_ended = 0;
-  Ticket next_ticket = 1;
-  std::uint64_t fused = 0, alone = 0;
-};
-
-/// A group whose collectives end when all ranks have called them, after delays; time is virtual.
-class Group {
- public:
-  Group(std::uint32_t size, std::uint64_t seed, FusionOptions options = {}) : random_(seed) {
-    for (std::uint32_t index = 0; index < size; ++index) {
-      options.index = index;
-      ranks_.emplace_back().engine = std::make_unique<FusionEngine>(options);
-    }
-  }
-
-  Rank& rank(std::size_t index) { return ranks_[index]; }
-  std::size_t size() const { return ranks_.size(); }
-  Instant now() const { return now_; }
-  std::mt19937_64& random() { return random_; }
-  std::uint64_t rounds() const { return ranks_[0].engine->rounds(); }
-
-  void submit(std::size_t index, const std::string& name, const TensorSpec& tensor) {
-    Rank& each = ranks_[index];
-    const Ticket ticket = each.next_ticket++;
-    each.wanted[ticket] = {name, each.uses[name]++};
-    if (!each.engine->submit(ticket, name, tensor, now_)) go_alone(each, ticket);
-  }
-  /// As a blocking call does it: not through the engine.
-  void submit_outside(std::size_t index, const std::string& name) {
-    Rank& each = ranks_[index];
-    const Ticket ticket = each.next_ticket++;
-    each.wanted[ticket] = {name, each.uses[name]++};
-    go_alone(each, ticket);
-  }
-
-  bool has(std::size_t index, const std::string& name) const {
-    return std::ranges::any_of(ranks_[index].wanted, [&](const auto& each) { return each.second.name == name; });
-  }
-  bool is_idle() const {
-    return std::ranges::all_of(ranks_, [](const Rank& each) { return each.wanted.empty(); });
-  }
-
-  /// Lets the ranks go on until nothing is left to do at this moment; then time passes, at most to `until`.
-  void run_until(Instant until) {
-    while (true) {
-      bool moved = false;
-      for (Rank& each : ranks_) {
-        if (random_() % 4 != 0) moved = advance(each) || moved;  // Not all at once.
-      }
-      moved = end_rounds() || moved;
-      moved = end_plans() || moved;
-      moved = end_batches() || moved;
-      moved = end_alone() || moved;
-      if (moved || std::ranges::any_of(ranks_, [&](Rank& each) { return advance(each); })) continue;
-      if (now_ >= until) return;
-      now_ = std::min(until, now_ + 100us);
-    }
-  }
-
-  /// False where something is left after so long.
-  bool run_until_idle(Duration limit = 20s) {
-    for (const Instant end = now_ + limit; !is_idle() && now_ < end;) run_until(now_ + 1ms);
-    return is_idle();
-  }
-
-  void flush() {
-    for (Rank& each : ranks_) each.engine->flush();
-  }
-
- private:
-  void go_alone(Rank& each, Ticket ticket) {
-    each.wanted.at(ticket).is_alone = true;
-    ++each.alone;
-    each.engine->went_outside(each.wanted.at(ticket).name, now_);
-  }
-
-  bool advance(Rank& each) {
-    Step step = each.engine->next(now_);
-    if (auto* round = std::get_if<FusionStep::Round>(&step)) {
-      EXPECT_FALSE(each.round) << "a second round at once";
-      each.round = std::move(round->words);
-    } else if (auto* plan = std::get_if<FusionStep::Plan>(&step)) {
-      if (each.plan) return false;  // It is under way.
-      each.plan = std::move(plan->bytes);
-    } else if (auto* reduce = std::get_if<FusionStep::Reduce>(&step)) {
-      for (const Batch& batch : reduce->batches) take(each, batch);
-    } else if (auto* alone = std::get_if<FusionStep::Alone>(&step)) {
-      for (const Ticket ticket : alone->tickets) go_alone(each, ticket);
-    } else {
-      return false;
-    }
-    return true;
-  }
-
-  static void take(Rank& each, const Batch& batch) {
-    std::vector<std::string> names;
-    std::uint64_t end = 0;
-    for (const Batch::Item& item : batch.items) {
-      EXPECT_GE(item.slice.offset, end);
-      end = item.slice.offset + item.slice.bytes;
-      const Wanted& wanted = each.wanted.at(item.ticket);
-      names.push_back(wanted.name + "#" + std::to_string(wanted.use) + "@" + std::to_string(item.slice.offset));
-      each.wanted.erase(item.ticket);
-      ++each.fused;
-    }
-    EXPECT_LE(end, batch.bytes);
-    each.batches.push_back(std::move(names));
-  }
-
-  bool end_rounds() {
-    if (!std::ranges::all_of(ranks_, [](const Rank& each) { return each.round.has_value(); })) return false;
-    std::vector<std::uint64_t> all = *ranks_[0].round;
-    for (const Rank& each : ranks_) {
-      EXPECT_EQ(each.round->size(), all.size()) << "ranks know different tensors";
-      for (std::size_t i = 0; i < all.size(); ++i) all[i] &= (*each.round)[i];
-    }
-    for (Rank& each : ranks_) {
-      each.round.reset();
-      EXPECT_TRUE(each.engine->round_ended(all, now_));
-    }
-    return true;
-  }
-
-  bool end_plans() {
-    if (!std::ranges::all_of(ranks_, [](const Rank& each) { return each.plan.has_value(); })) return false;
-    const std::vector<std::byte> plan = *ranks_[0].plan;
-    for (Rank& each : ranks_) {
-      EXPECT_EQ(each.engine->plan_bytes(), plan.size());
-      each.plan.reset();
-      EXPECT_TRUE(each.engine->plan_came(plan, now_));
-    }
-    return true;
-  }
-
-  bool end_batches() {
-    bool moved = false;
-    std::size_t common = ranks_[0].batches.size();
-    for (const Rank& each : ranks_) common = std::min(common, each.batches.size());
-    for (Rank& each : ranks_) {
-      for (; each.batches_ended < common && random_() % 3 != 0; moved = true) {
-        EXPECT_EQ(each.batches[each.batches_ended], ranks_[0].batches[each.batches_ended]) << "a wrong sum";
-        ++each.batches_ended;
-        each.engine->batch_ended();
-      }
-    }
-    return moved;
-  }
-
-  /// A reduction by name ends when all ranks have called it.
-  bool end_alone() {
-    bool moved = false;
-    std::map<std::string, std::size_t> callers;
-    for (const Rank& each : ranks_) {
-      for (const auto& [ticket, tensor] : each.wanted) callers[tensor.name] += tensor.is_alone ? 1 : 0;
-    }
-    for (const auto& [name, count] : callers) {
-      if (count < ranks_.size()) continue;
-      moved = true;
-      std::set<int> uses;
-      for (Rank& each : ranks_) {
-        const auto found = std::ranges::find_if(each.wanted, [&](const auto& one) { return one.second.name == name; });
-        uses.insert(found->second.use);
-        each.engine->came_back(name);
-        each.wanted.erase(found);
-        ++each.alone_uses[name];
-      }
-      EXPECT_EQ(uses.size(), 1u) << name << " of different steps meet";
-    }
-    return moved;
-  }
-
-  std::mt19937_64 random_;
-  std::vector<Rank> ranks_;
-  Instant now_{};
-};
-
-void submit_everywhere(Group& group, const std::string& name, const TensorSpec& tensor) {
-  for (std::size_t index = 0; index < group.size(); ++index) group.submit(index, name, tensor);
-}
 
 TEST(FusionEngine, ASecondStepTravelsInOneBatch) {
   Group group(3, 1);
@@ -256,6 +54,37 @@ TEST(FusionEngine, ItIsIdleWhenItsBatchesHaveEnded) {
   EXPECT_FALSE(engine.is_idle());
   engine.batch_ended();
   EXPECT_TRUE(engine.is_idle());
+}
+
+/// A burst of calls is one round, also where it takes longer than a cycle; and no tensor waits for ever.
+TEST(FusionEngine, ARoundBeginsWhenNoMoreTensorsCome) {
+  FusionOptions options;
+  options.cycle = 1ms;
+  FusionEngine engine(options);
+  const Instant begun{};
+  ASSERT_TRUE(engine.submit(1, "t0", spec(10), begun));
+  EXPECT_EQ(engine.next_look(begun), begun + 1ms);
+  Ticket ticket = 2;
+  Instant now = begun;
+  for (; now < begun + 1500us; now += 100us, ++ticket) {
+    ASSERT_TRUE(std::holds_alternative<FusionStep::Wait>(engine.next(now)));
+    ASSERT_TRUE(engine.submit(ticket, "t" + std::to_string(ticket), spec(10), now));
+  }
+  EXPECT_EQ(engine.next_look(now), begun + 1400us + 250us);
+  for (; now < begun + 4ms; now += 100us, ++ticket) {
+    ASSERT_TRUE(engine.submit(ticket, "t" + std::to_string(ticket), spec(10), now));
+  }
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Round>(engine.next(begun + 4ms)));
+}
+
+/// Who waits for a bucket that is under way does not hurry what comes later.
+TEST(FusionEngine, WhoWaitsHurriesWhatIsThereAlone) {
+  FusionEngine engine({});
+  engine.flush();
+  ASSERT_TRUE(engine.submit(1, "t", spec(10), Instant{}));
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Wait>(engine.next(Instant{})));
+  engine.flush();
+  EXPECT_TRUE(std::holds_alternative<FusionStep::Round>(engine.next(Instant{})));
 }
 
 /// Others may be told that this rank calls nothing by itself: only where that is so.
@@ -451,13 +280,27 @@ void train(std::uint64_t seed) {
   const int tensors = 1 + static_cast<int>(random() % 60);
   const int steps = 2 + static_cast<int>(random() % 5);
   std::vector<std::vector<std::pair<std::string, TensorSpec>>> to_come(size);
-  std::set<std::string> odd;
+  // Some lie in rows of memory, in another order on some ranks, or on some ranks only; a few of them are large.
+  const bool has_rows = random() % 2 == 0;
+  std::vector<std::map<std::string, std::uint64_t>> places(size);
+  const auto elements = [&](int i) {
+    return has_rows && i % 9 == 0 ? 300'000u : 1 + static_cast<std::uint64_t>(i) * 3;
+  };
+  for (auto& mine : places) {
+    if (!has_rows || random() % 5 == 0) continue;
+    std::uint64_t next = 64;
+    for (int i = 0; i < tensors; ++i) {
+      const int which = random() % 8 == 0 ? static_cast<int>(random() % static_cast<std::uint64_t>(tensors)) : i;
+      mine["t" + std::to_string(which)] = next;
+      next = place_after(next, elements(which) * 4);
+    }
+  }
   for (int step = 0; step < steps; ++step) {
     std::vector<std::pair<std::string, TensorSpec>> all;
     for (int i = 0; i < tensors; ++i) {
       if (random() % 5 == 0) continue;
       const DataType dtype = i % 7 == 0 ? DataType::kFloat64 : DataType::kFloat32;
-      all.emplace_back("t" + std::to_string(i), spec(1 + static_cast<std::uint64_t>(i) * 3, dtype));
+      all.emplace_back("t" + std::to_string(i), spec(elements(i), dtype));
     }
     for (auto& mine : to_come) {
       std::ranges::shuffle(all, random);
@@ -480,7 +323,9 @@ void train(std::uint64_t seed) {
         if (group.random()() % 50 == 0) {
           group.submit_outside(index, name);
         } else {
-          group.submit(index, name, tensor);
+          const auto place = places[index].find(name);
+          const bool is_there = place != places[index].end() && group.random()() % 10 != 0;
+          group.submit_placed(index, name, tensor, is_there ? place->second : 0, is_there);
         }
         ++done[index];
       }

@@ -47,8 +47,8 @@ class Door {
   }
 
   /// In place.
-  Ticket start(const std::string& name, std::vector<float>& values, TensorSpec tensor) {
-    const std::span<std::byte> memory = std::as_writable_bytes(std::span(values));
+  Ticket start(const std::string& name, std::span<float> values, TensorSpec tensor) {
+    const std::span<std::byte> memory = std::as_writable_bytes(values);
     const std::scoped_lock lock(mutex_);  // Else it may have to go alone before it is known here.
     const std::optional<Ticket> ticket = fusion_->submit({name, tensor, memory, memory});
     const Ticket number = ticket.value_or(next_own_--);
@@ -56,7 +56,7 @@ class Door {
     if (!ticket) start_alone(tensors_[number]);
     return number;
   }
-  Ticket start(const std::string& name, std::vector<float>& values) { return start(name, values, spec(values.size())); }
+  Ticket start(const std::string& name, std::span<float> values) { return start(name, values, spec(values.size())); }
 
   Status finish(Ticket ticket) {
     const Instant limit = runtime::testing::in_seconds(60);
@@ -164,6 +164,94 @@ TEST_P(FusionOnJobs, TensorsInAnyOrderHaveTheBitsThatTheyHaveAlone) {
   }));
 }
 
+/// Tensors of a rank, which lie in a row that it has asked for, or by themselves.
+class Tensors {
+ public:
+  static constexpr int kCount = 40;
+
+  Tensors(Door& door, std::string prefix, bool has_row) : door_(door), prefix_(std::move(prefix)) {
+    std::vector<NamedBytes> asked;
+    for (int i = 0; i < kCount; ++i) asked.push_back({name(i), elements(i) * sizeof(float)});
+    if (has_row) row_ = door.fusion().place(asked);
+    for (int i = 0; i < kCount; ++i) {
+      own_.emplace_back(has_row ? 0 : elements(i));
+      values_.emplace_back(
+          has_row ? reinterpret_cast<float*>(row_.memory.get() + row_.offsets[at(i)]) : own_[at(i)].data(),
+          elements(i));
+    }
+  }
+
+  /// Two of them are too large to travel with others by themselves.
+  static bool is_large(int i) { return i == 7 || i == 30; }
+  static std::size_t elements(int i) { return is_large(i) ? 400'000 : at(i) * 37; }
+  std::string name(int i) const { return prefix_ + std::to_string(i); }
+  std::span<float> operator[](int i) { return values_[at(i)]; }
+  bool are(int i, float value) const {
+    return std::ranges::all_of(values_[at(i)], [&](float each) { return each == value; });
+  }
+
+  /// Every tensor once, in an order of this rank's own.
+  void step(Runtime& runtime, ReduceOp op, std::uint64_t seed) {
+    std::mt19937 order(static_cast<std::uint32_t>(seed * 10 + runtime.rank()));
+    std::vector<int> turn(kCount);
+    std::iota(turn.begin(), turn.end(), 0);
+    std::ranges::shuffle(turn, order);
+    std::vector<std::vector<float>> wanted;
+    for (int i = 0; i < kCount; ++i) {
+      const std::vector<float> made = data(elements(i), 1000 * seed + 10 * at(i) + runtime.rank());
+      std::ranges::copy(made, values_[at(i)].begin());
+      wanted.push_back(reduced_by_the_runtime(runtime, made, op));
+    }
+    std::vector<Ticket> tickets(kCount);
+    for (const int i : turn) {
+      TensorSpec tensor = spec(elements(i));
+      tensor.descriptor.reduce = op;
+      tickets[at(i)] = door_.start(name(i), values_[at(i)], tensor);
+      if (i % 20 == 0) std::this_thread::sleep_for(2ms);  // The thread in the background has its turn.
+    }
+    for (const int i : turn) {
+      const Status status = door_.finish(tickets[at(i)]);
+      EXPECT_TRUE(status.is_ok()) << status.message();
+      EXPECT_TRUE(std::ranges::equal(values_[at(i)], wanted[at(i)])) << name(i);
+    }
+  }
+
+ private:
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+  Door& door_;
+  const std::string prefix_;
+  TensorRow row_;
+  std::vector<std::vector<float>> own_;
+  std::vector<std::span<float>> values_;
+};
+
+TEST_P(FusionOnJobs, WhatLiesInARowIsReducedThereAndHasTheBitsThatItHasAlone) {
+  if (GetParam().hosts > 1 && !runtime::testing::has_fabric()) GTEST_SKIP() << "no libfabric";
+  expect_clean(run_job(GetParam(), [](Runtime& runtime) {
+    Door door(runtime);
+    Tensors tensors(door, "t", true);
+    for (int step = 0; step < 5; ++step) tensors.step(runtime, step == 4 ? ReduceOp::kMax : ReduceOp::kAverage, step);
+    EXPECT_GT(door.fusion().counters().in_place, 0u);
+    door.close();
+  }));
+}
+
+/// Who packs and who does not is each rank's own business.
+TEST_P(FusionOnJobs, RanksThatAskedForMemoryMeetThoseThatDidNot) {
+  if (GetParam().hosts > 1 && !runtime::testing::has_fabric()) GTEST_SKIP() << "no libfabric";
+  expect_clean(run_job(GetParam(), [](Runtime& runtime) {
+    Door door(runtime);
+    Tensors without_0(door, "a", runtime.rank() != 0), without_1(door, "b", runtime.rank() != 1);
+    for (int step = 0; step < 3; ++step) {
+      without_0.step(runtime, ReduceOp::kSum, step);
+      without_1.step(runtime, ReduceOp::kSum, step);
+    }
+    EXPECT_EQ(door.alone(), 2 * 2 * 3) << "the large ones";
+    door.close();
+  }));
+}
+
 std::string shape_name(const ::testing::TestParamInfo<JobShape>& info) {
   const JobShape& shape = info.param;
   return std::to_string(shape.workers) + "On" + std::to_string(shape.hosts) + "With" + std::to_string(shape.servers) +
@@ -250,6 +338,109 @@ TEST(Fusion, NaNIsBlamedOnItsTensorAlone) {
       EXPECT_TRUE(door.finish(second).is_ok());
       EXPECT_EQ(good, std::vector<float>(10, 2));
     }
+    door.close();
+  }));
+}
+
+TEST(Fusion, NaNInARowIsBlamedOnItsTensorAlone) {
+  JobShape shape{.workers = 2};
+  shape.config.check_finite = Toggle::kOn;
+  expect_clean(run_job(shape, [](Runtime& runtime) {
+    FusionSettings settings;
+    settings.checks_finite = true;
+    Door door(runtime, settings);
+    Tensors tensors(door, "t", true);
+    for (int step = 0; step < 3; ++step) {
+      std::vector<Ticket> tickets;
+      for (int i = 0; i < Tensors::kCount; ++i) std::ranges::fill(tensors[i], 1.0f);
+      if (runtime.rank() == 1) tensors[7][300'000] = tensors[9][3] = std::nanf("");
+      for (int i = 0; i < Tensors::kCount; ++i) tickets.push_back(door.start(tensors.name(i), tensors[i]));
+      for (int i = 0; i < Tensors::kCount; ++i) {
+        const Status status = door.finish(tickets[static_cast<std::size_t>(i)]);
+        const bool is_bad = i == 7 || i == 9;
+        EXPECT_EQ(status.code(), is_bad ? Code::kNotFinite : Code::kOk) << status.message();
+        EXPECT_TRUE(is_bad || tensors.are(i, 2)) << i;
+      }
+    }
+    door.close();
+  }));
+}
+
+TEST(Fusion, FactorsAreAppliedInARowToo) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
+    Door door(runtime);
+    Tensors before(door, "a", true), after(door, "b", true);
+    for (int step = 0; step < 6; ++step) {
+      const bool is_after = step % 2 == 0;
+      Tensors& tensors = is_after ? after : before;
+      std::vector<Ticket> tickets;
+      for (int i = 0; i < Tensors::kCount; ++i) {
+        std::ranges::fill(tensors[i], 1.0f + static_cast<float>(runtime.rank()));
+        TensorSpec tensor = spec(tensors[i].size());
+        if (!Tensors::is_large(i)) {  // This door's own operations know no factors.
+          tensor.prescale = is_after ? 1 : 0.5;
+          tensor.postscale = 4;
+        }
+        tickets.push_back(door.start(tensors.name(i), tensors[i], tensor));
+      }
+      for (int i = 0; i < Tensors::kCount; ++i) {
+        EXPECT_TRUE(door.finish(tickets[static_cast<std::size_t>(i)]).is_ok());
+        const float wanted = Tensors::is_large(i) ? 3.0f : is_after ? 12.0f : 6.0f;
+        EXPECT_TRUE(tensors.are(i, wanted)) << i << " in step " << step;
+      }
+    }
+    EXPECT_GT(door.fusion().counters().in_place, 0u);
+    door.close();
+  }));
+}
+
+TEST(Fusion, AShapeThatDiffersInARowIsNamedAndTheRestIsWhole) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
+    Door door(runtime);
+    Tensors tensors(door, "t", true);
+    for (int step = 0; step < 4; ++step) {
+      std::vector<Ticket> tickets;
+      for (int i = 0; i < Tensors::kCount; ++i) {
+        std::ranges::fill(tensors[i], 1.0f);
+        const bool is_odd = i == 20 && step > 1 && runtime.rank() == 1;
+        tickets.push_back(door.start(tensors.name(i), is_odd ? tensors[i].first(5) : tensors[i]));
+      }
+      for (int i = 0; i < Tensors::kCount; ++i) {
+        const Status status = door.finish(tickets[static_cast<std::size_t>(i)]);
+        const bool is_odd = i == 20 && step > 1;
+        EXPECT_EQ(status.code(), is_odd ? Code::kMismatch : Code::kOk) << status.message();
+        EXPECT_TRUE(is_odd || tensors.are(i, 2)) << i;
+      }
+    }
+    door.close();
+  }));
+}
+
+TEST(Fusion, MemoryOfARowThatHasGoneIsNoRow) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
+    Door door(runtime);
+    auto first = std::make_unique<Tensors>(door, "t", true);
+    for (int step = 0; step < 3; ++step) first->step(runtime, ReduceOp::kSum, step);
+    const auto in_place = door.fusion().counters().in_place;
+    EXPECT_GT(in_place, 0u);
+    first.reset();
+    Tensors second(door, "t", false);
+    for (int step = 0; step < 3; ++step) second.step(runtime, ReduceOp::kSum, step);
+    EXPECT_EQ(door.fusion().counters().in_place, in_place);
+    Tensors third(door, "t", true);
+    for (int step = 0; step < 3; ++step) third.step(runtime, ReduceOp::kSum, step);
+    EXPECT_GT(door.fusion().counters().in_place, in_place);
+    door.close();
+  }));
+}
+
+TEST(Fusion, ATwiceNamedTensorIsRefused) {
+  expect_clean(run_job({.workers = 1}, [](Runtime& runtime) {
+    Door door(runtime);
+    EXPECT_THROW(door.fusion().place(std::vector<NamedBytes>{{"a", 4}, {"b", 4}, {"a", 4}}), Error);
+    EXPECT_THROW(door.fusion().place(std::vector<NamedBytes>{{"a", ~std::uint64_t{0} - 100}}), Error);
+    EXPECT_EQ(door.fusion().place(std::vector<NamedBytes>{{"a", 1}, {"", 65}, {"c", 0}}).offsets,
+              (std::vector<std::uint64_t>{0, 64, 192}));
     door.close();
   }));
 }

@@ -66,8 +66,16 @@ class Fusions:
             runtime=self._engine.runtime, group=_FIRST_GROUP + set_id, ranks=ranks, index=index,
             bucket_bytes=self.bucket_bytes, tensor_bytes=self.tensor_bytes,
             cycle=self._cycle_s, timeout=self._timeout_s, series=self._series,
+            checks_finite=self._engine.session.config.check_finite == "on",
             go_alone=functools.partial(self._go_alone, set_id),
         )  # fmt: skip
+
+    def place(self, set_id: int, names: list[str], sizes: list[int]) -> tuple[_core.Memory, list[int]]:
+        """Memory for tensors of this process set by name, of so many bytes, which are reduced in place there; and where
+        each begins."""
+        fusion = self.by_set.get(set_id)
+        # Without fusion nothing goes by these names, and any group will do.
+        return self._engine.runtime.place(0, names, sizes) if fusion is None else fusion.place(names, sizes)
 
     def watch(self, fusion: _core.Fusion, ticket: int, name: str) -> None:
         """For the timeline: it has been submitted."""

@@ -16,6 +16,7 @@ except ImportError as _error:
 
 from herring.horovod.common.exceptions import HostsUpdatedInterrupt
 from herring.horovod.torch import elastic, mpi_ops
+from herring.horovod.torch._memory import empty_like
 from herring.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -35,5 +36,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
+    "empty_like",
 ]
 __all__ += mpi_ops.__all__
