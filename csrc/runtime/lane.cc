@@ -185,7 +185,7 @@ void Lane::fail(const std::exception& problem) {
 
 Instant Lane::next_deadline() const { return has_stopped_ ? Instant::max() : engine_->next_deadline(); }
 
-bool Lane::is_quiet() const { return has_stopped_ || (engine_->is_idle() && !pump_->has_unsent()); }
+bool Lane::is_quiet() const { return has_stopped_ || (engine_->is_quiet() && !pump_->has_unsent()); }
 
 void Lane::peer_lost(PeerId worker, const std::string& why) {
   {

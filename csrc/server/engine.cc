@@ -34,6 +34,7 @@ Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 std::string Engine::take_warning() { return impl_->take_warning(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
+bool Engine::is_quiet() const { return impl_->is_quiet(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 const std::vector<Lateness>& Engine::lateness() const { return impl_->lateness(); }
 
@@ -93,6 +94,17 @@ bool Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
   }
   follow_up(now);
   return arrival.is_kept;
+}
+
+bool Engine::Impl::is_quiet() const {
+  if (is_idle()) return true;
+  if (!config_.near_worker || !receives_.empty() || !sends_.empty() || !reducing_.empty()) return false;
+  // Of the whole job's operations everybody is a part; of another group's it is not known here.
+  return std::ranges::all_of(ops_, [](const auto& known) {
+    const Op& op = *known.second;
+    if (op.drained) return true;
+    return op.state == OpState::kGathering && !op.has_near && (op.is_one_hop || op.key.op.group == GroupId{0});
+  });
 }
 
 /// What became possible: announces that had to wait for an earlier operation of their key, then grants.

@@ -146,6 +146,9 @@ class Engine final {
   void take_actions(Actions& out);
   /// True where no operation is known and no send or receive is outstanding.
   bool is_idle() const;
+  /// As is_idle(), but for operations that wait for an announce of the worker in this process: until that comes, nobody
+  /// waits for this lane.
+  bool is_quiet() const;
   const EngineStats& stats() const;
   /// By worker, since the start. Operations of one worker do not count.
   const std::vector<Lateness>& lateness() const;

@@ -346,6 +346,7 @@ Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, c
   participant.announcers = header.count;
   participant.is_join = (header.flags & wire::kFlagJoin) != 0;
   participant.is_one_way = is_one_way(header);
+  op.has_near |= config_.near_worker == participant.peer;
   if (op.is_live()) {
     ++workers_[header.sender].ops;
     participant.counted = true;

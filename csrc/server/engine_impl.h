@@ -146,6 +146,7 @@ struct Op {
   std::uint32_t contributors_complete = 0;
   bool disagreed = false;
   bool any_eager = false;
+  bool has_near = false;    // EngineConfig::near_worker has announced it.
   bool is_one_hop = false;  // Nobody but the worker in this process gets the result.
   bool drained = false;     // kFailed: nothing of it is in flight any more.
   std::uint32_t chunks = 0;
@@ -273,6 +274,7 @@ class Engine::Impl {
     return std::min({settled_due_, one_way_due_, timers_.empty() ? Instant::max() : timers_.begin()->first});
   }
   void take_actions(Actions& out);
+  bool is_quiet() const;
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty() && reducing_.empty(); }
   const EngineStats& stats() const { return stats_; }
   const std::vector<Lateness>& lateness() const { return lateness_; }

@@ -97,6 +97,28 @@ TEST(ServerOneHop, AnAnnounceThatIsRefusedOrComesTooLateIsOverToo) {
   EXPECT_EQ(bench.told(), (std::vector<std::uint64_t>{1, 0, 2}));
 }
 
+TEST(ServerOneHop, ALaneThatWaitsForItsOwnWorkerIsQuiet) {
+  for (const std::uint16_t flags : {wire::kFlagOneHop, std::uint16_t{0}}) {
+    OneHopBench bench;
+    EXPECT_TRUE(bench.engine->is_quiet());
+    bench.say(0, bench.announce(0, 1), bench.data, flags);
+    bench.say(2, bench.announce(2, 1), bench.data, flags);
+    EXPECT_TRUE(bench.engine->is_quiet());
+    EXPECT_FALSE(bench.engine->is_idle());
+    bench.say(1, bench.announce(1, 1), bench.data, flags);
+    EXPECT_FALSE(bench.engine->is_quiet()) << "results are on their way";
+    bench.sent_all();
+    EXPECT_TRUE(bench.engine->is_quiet());
+    bench.op = 2;
+    bench.say(1, bench.announce(1, 1), bench.data, flags);
+    EXPECT_FALSE(bench.engine->is_quiet()) << "it waits for others";
+  }
+  OneHopBench group;
+  group.group = 5;
+  group.say(0, group.announce(0, 1), group.data, 0);
+  EXPECT_FALSE(group.engine->is_quiet()) << "its own worker may not be in that group";
+}
+
 TEST(ServerOneHop, WhoHasSentItsDataIsNotNeededAnyMore) {
   OneHopBench bench;
   bench.group = 5;
