@@ -20,13 +20,15 @@ def empty_like(named: Mapping[str, Any] | Iterable[tuple[str, Any]], place: Plac
 
     Those of one dtype lie one after the other, in this order. Raises InvalidArgumentError.
     """
-    pairs = list(named.items() if isinstance(named, Mapping) else named)
+    pairs = _pairs(named)
     torch = sys.modules.get("torch")
     results: dict[str, Any] = {}
     kinds: dict[Any, list[tuple[str, tuple[int, ...], Any, int]]] = {}
     for name, like in pairs:
+        if name is None:
+            raise InvalidArgumentError("a name is None; every array needs a name of its own")
         _core.check_name(name)
-        if name is None or name in results:
+        if name in results:
             raise InvalidArgumentError(f"{name!r} comes twice; every array needs a name of its own")
         results[name] = None
         if torch is not None and isinstance(like, torch.Tensor):
@@ -37,9 +39,15 @@ def empty_like(named: Mapping[str, Any] | Iterable[tuple[str, Any]], place: Plac
         else:
             kind, item_bytes = _numpy_kind(name, like)
         shape = tuple(int(size) for size in like.shape)
+        if any(size < 0 for size in shape):
+            raise InvalidArgumentError(f"{name!r} has the shape {shape}; no dimension may be negative")
         kinds.setdefault(kind, []).append((name, shape, kind, math.prod(shape) * item_bytes))
     row = [each for kind in kinds.values() for each in kind]
-    memory, offsets = place([name for name, *_ in row], [nbytes for *_, nbytes in row])
+    sizes = [nbytes for *_, nbytes in row]
+    try:
+        memory, offsets = place([name for name, *_ in row], sizes)
+    except MemoryError as error:
+        raise MemoryError(f"no memory for {len(row)} arrays of {sum(sizes) >> 20} MiB together") from error
     whole = memoryview(memory)
     for (name, shape, kind, nbytes), offset in zip(row, offsets, strict=True):
         part = whole[offset : offset + nbytes]
@@ -52,6 +60,17 @@ def empty_like(named: Mapping[str, Any] | Iterable[tuple[str, Any]], place: Plac
 
             results[name] = np.frombuffer(part, dtype=kind).reshape(shape)
     return results
+
+
+def _pairs(named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    if isinstance(named, Mapping):
+        return list(named.items())
+    try:
+        return [(name, like) for name, like in named]
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"empty_like() takes a mapping of names to arrays, or pairs of a name and an array, not {type(named).__name__}"
+        ) from error
 
 
 def _numpy_kind(name: str, like: Any) -> tuple[Any, int]:

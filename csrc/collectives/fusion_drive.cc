@@ -167,6 +167,12 @@ std::shared_ptr<std::byte> Fusion::Impl::row_of(const Batch& batch, std::span<co
   for (std::size_t i = 0; i < records.size(); ++i) {
     const Record& record = *records[i];
     if (record.result.empty()) continue;
+    // Tensors of a row are apart by what is nobody's. Parts of them, under other names, are not.
+    const PlacedMemory::Place* place = places_.find(record.name);
+    if (place == nullptr || place->memory.data() != record.result.data() ||
+        place->memory.size() != record.result.size()) {
+      return nullptr;
+    }
     std::byte* const here = record.result.data() - batch.items[i].slice.offset;
     if (start == nullptr) start = here;
     if (here != start || record.source.data() != record.result.data() || record.spec.prescale != 1) return nullptr;

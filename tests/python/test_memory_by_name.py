@@ -99,6 +99,33 @@ def uses():
                 np.testing.assert_array_equal(array, 2 * number + 1, err_msg=name)
 
 
+def test_what_lies_between_parts_of_such_memory_stays(job):
+    job.run(parts, 2)
+
+
+def parts():
+    """Parts that lie as a bucket would have them, under other names; what is between them is somebody else's."""
+    herring.init()
+    memory = herring.empty_like({"flat": np.empty(4096, "float32")})["flat"]
+    first, second, between = memory[0:10], memory[16:26], memory[10:16]
+    for step in range(6):
+        first[:] = second[:] = herring.rank() + 1
+        memory[26:32] = 2000 + herring.rank()
+        between[:] = herring.rank() + 1 if step % 2 else 1000 + herring.rank()
+        handles = [
+            herring.allreduce_(first, "sum", name="first", async_op=True),
+            herring.allreduce_(second, "sum", name="second", async_op=True),
+        ]
+        if step % 2:
+            handles.append(herring.allreduce_(between, "max", name="between", async_op=True))
+        for handle in handles:
+            handle.wait(timeout=20)
+        np.testing.assert_array_equal(first, 3)
+        np.testing.assert_array_equal(second, 3)
+        np.testing.assert_array_equal(between, 2 if step % 2 else 1000 + herring.rank())
+        np.testing.assert_array_equal(memory[26:32], 2000 + herring.rank())
+
+
 def test_alone_and_without_fusion(job):
     job.run(steps_alone, 1)
     job.run(steps_alone, 2, env={"HERRING_FUSION_BYTES": "0"})
@@ -113,6 +140,11 @@ def steps_alone():
 
 def test_what_it_takes(job):
     job.run(arguments, 1)
+
+
+class Negative:
+    shape = (-3,)
+    dtype = np.dtype("float32")
 
 
 def arguments():
@@ -131,6 +163,9 @@ def arguments():
         ({"a": 3.5}, "'a' is a float"),
         ({"a": np.empty(1, object)}, "Python objects"),
         ({7: np.empty(1)}, "name is 7"),
+        ([(None, np.empty(1))], "a name is None"),
+        ([1, 2], "pairs of a name and an array"),
+        ({"a": Negative()}, r"'a' has the shape \(-3,\)"),
     ):
         with pytest.raises(herring.InvalidArgumentError, match=text):
             herring.empty_like(bad)
