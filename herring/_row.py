@@ -69,7 +69,8 @@ def _pairs(named: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[tuple[s
         return [(name, like) for name, like in named]
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"empty_like() takes a mapping of names to arrays, or pairs of a name and an array, not {type(named).__name__}"
+            "empty_like() takes a mapping of names to arrays, or pairs of a name and an array; "
+            f"this {type(named).__name__} is neither"
         ) from error
 
 
