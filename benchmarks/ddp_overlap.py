@@ -13,10 +13,13 @@ costs no time, 0 where it only starts when backward has ended. Times are those o
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def parse() -> argparse.Namespace:
@@ -37,11 +40,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=7, metavar="N", help="number of rounds; the results are medians (default 7)"
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, metavar="N", help="processes that rank 0 lets compute beside it (default 0)"
+    )
     args = parser.parse_args()
     if unknown := set(args.backends.split(",")) - {"herring", "gloo"}:
         parser.error(f"--backends: {', '.join(sorted(unknown))}: herring, gloo or both")
     if min(args.layers, args.width, args.batch, args.rounds) < 1 or args.bucket_mb <= 0:
         parser.error("--layers, --width, --batch, --rounds and --bucket-mb are above 0")
+    if args.busy < 0:
+        parser.error("--busy is 0 or more")
     return args
 
 
@@ -103,9 +111,28 @@ class Side:
         return seconds.item()
 
 
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """They end with this process, however it ends."""
+    watch = f"import os\nwhile os.getppid() == {os.getpid()}:\n    sum(range(100_000))\n"
+    busy = [subprocess.Popen([sys.executable, "-c", watch]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def main(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("herring")
+    with busy_processes(args.busy if dist.get_rank() == 0 else 0):
+        measure(args)
+    dist.destroy_process_group()
+
+
+def measure(args: argparse.Namespace) -> None:
     sides = [Side(name, args) for name in args.backends.split(",")]
     for number in range(args.rounds + 1):
         for side in sides:
@@ -116,14 +143,13 @@ def main(args: argparse.Namespace) -> None:
     if dist.get_rank() == 0:
         size = args.layers * args.width * args.width * 4 / MB
         print(f"{dist.get_world_size()} workers, {size:.0f} MB of gradients in buckets of {args.bucket_mb:g} MB, "
-              f"medians of {args.rounds} rounds")  # fmt: skip
+              f"{args.busy} busy processes, medians of {args.rounds} rounds")  # fmt: skip
         print(f"{'backend':<9}{'backward':>12}{'communication':>15}{'step':>10}{'hidden':>9}")
         for side in sides:
             backward, communication, step = (statistics.median(each) * 1e3 for each in side.times.values())
             hidden = 1 - (step - backward) / communication
             print(f"{side.name:<9}{backward:>9.1f} ms{communication:>12.1f} ms{step:>7.1f} ms{hidden:>8.0%}")
         sys.stdout.flush()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
