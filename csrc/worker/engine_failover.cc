@@ -370,8 +370,8 @@ void Engine::Impl::abandon(Op& op, LanePart& part) {
 void Engine::Impl::write_off_sends(std::uint32_t lane) {
   for (auto& [token, send] : sends_) {
     Op* op = find_op(send.op);
-    if (op == nullptr || op->parts[send.part].lane != lane) continue;
-    if (send.borrows) --op->payload_sends;
+    // What reads the operation's memory has to be over first: the endpoint says so soon, the peer being removed.
+    if (op == nullptr || send.borrows || op->parts[send.part].lane != lane) continue;
     send.op = 0;
   }
 }
