@@ -90,18 +90,24 @@ std::optional<Placement> Fusion::Impl::admit(const Record& record) {
   const TensorSpec& spec = record.spec;
   const bool is_scaled = spec.prescale != 1 || spec.postscale != 1;
   if (is_scaled && !may_scale(spec.descriptor.dtype)) return std::nullopt;
-  const PlacedMemory::Place* place = places_.is_empty() ? nullptr : places_.find(record.name);
-  // What is changed before the operation, or may need a second one, is copied.
-  const bool is_there = place != nullptr && record.source.data() == record.result.data() &&
-                        record.result.data() == place->memory.data() && record.result.size() == place->memory.size() &&
-                        spec.prescale == 1 && !settings_.checks_finite;
-  const std::uint64_t number = is_there ? place->number : 0;
+  const PlacedMemory::Place* place = place_of(record);
+  const std::uint64_t number = place != nullptr ? place->number : 0;
   if (spec.descriptor.op_bytes <= settings_.tensor_bytes) return Placement{number, false};
   if (engine_.knows_place(record.name, spec, settings_.engine.index == 0 ? number : 0)) {
-    return Placement{number, !is_there};
+    return Placement{number, place == nullptr};
   }
-  if (is_there) engine_.propose(record.name, spec, number);
+  if (place != nullptr) engine_.propose(record.name, spec, number);
   return std::nullopt;
+}
+
+/// The place of its name, where it lies there and may be reduced there. What is changed before the operation, or may
+/// need a second one, is copied.
+const PlacedMemory::Place* Fusion::Impl::place_of(const Record& record) const {
+  if (places_.is_empty() || record.spec.prescale != 1 || settings_.checks_finite) return nullptr;
+  const PlacedMemory::Place* place = places_.find(record.name);
+  const bool is_there = place != nullptr && record.source.data() == record.result.data() &&
+                        record.result.data() == place->memory.data() && record.result.size() == place->memory.size();
+  return is_there ? place : nullptr;
 }
 
 std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {

@@ -162,20 +162,15 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
 
 /// Where this rank's tensors lie in memory as the batch has them: that memory, which is a bucket already. Else null.
 std::shared_ptr<std::byte> Fusion::Impl::row_of(const Batch& batch, std::span<const Record* const> records) const {
-  if (places_.is_empty() || settings_.checks_finite) return nullptr;
   std::byte* start = nullptr;
   for (std::size_t i = 0; i < records.size(); ++i) {
-    const Record& record = *records[i];
-    if (record.result.empty()) continue;
+    const std::span<std::byte> result = records[i]->result;
+    if (result.empty()) continue;
     // Tensors of a row are apart by what is nobody's. Parts of them, under other names, are not.
-    const PlacedMemory::Place* place = places_.find(record.name);
-    if (place == nullptr || place->memory.data() != record.result.data() ||
-        place->memory.size() != record.result.size()) {
-      return nullptr;
-    }
-    std::byte* const here = record.result.data() - batch.items[i].slice.offset;
+    if (place_of(*records[i]) == nullptr) return nullptr;
+    std::byte* const here = result.data() - batch.items[i].slice.offset;
     if (start == nullptr) start = here;
-    if (here != start || record.source.data() != record.result.data() || record.spec.prescale != 1) return nullptr;
+    if (here != start) return nullptr;
   }
   return start == nullptr ? nullptr : places_.keep(start, batch.bytes);
 }

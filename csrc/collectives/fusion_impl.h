@@ -110,6 +110,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void free_name(Record& record);
   Status lend(Record& record) const;
   std::optional<Placement> admit(const Record& record);
+  const PlacedMemory::Place* place_of(const Record& record) const;
   std::optional<Ticket> queue_outside(Lock& lock, std::string_view name, std::shared_ptr<void> owner);
   Ticket enqueue(Ticket& latest, Record record);
   void begin_next(Lock& lock);

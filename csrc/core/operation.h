@@ -68,6 +68,10 @@ constexpr bool reduces(Collective collective) noexcept {
   return collective == Collective::kAllReduce || collective == Collective::kReduce ||
          collective == Collective::kReduceScatter;
 }
+/// One rank's data is everybody's result.
+constexpr bool has_one_pusher(Collective collective) noexcept {
+  return collective == Collective::kBroadcast || collective == Collective::kAllGather;
+}
 
 /// "all_reduce(float32[3, 4], sum)": what a person reads in a mismatch.
 std::string to_string(const OpDescriptor& descriptor);

@@ -18,10 +18,6 @@ std::span<T> part(std::span<T> whole, ByteSpan range) {
   return whole.subspan(range.offset, range.bytes);
 }
 
-bool is_rooted_collective(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kAllGather;
-}
-
 Status refuse(const LocalOperation& operation, const std::string& what) {
   return Status(Code::kInvalidArgument, to_string(operation.descriptor) + " inside the host: " + what);
 }
@@ -73,7 +69,7 @@ ReduceSpec spec_of(const LocalOperation& operation) {
 
 }  // namespace
 
-bool Exchange::is_rooted() const { return is_rooted_collective(operation.descriptor.collective); }
+bool Exchange::is_rooted() const { return has_one_pusher(operation.descriptor.collective); }
 
 bool Exchange::owns_bytes(std::uint32_t member) const {
   return std::ranges::any_of(operation.owned[member], [](const ByteSpan& range) { return range.bytes > 0; });
@@ -119,7 +115,7 @@ Status check(const LocalOperation& operation, const EngineConfig& config) {
     return refuse(operation, std::to_string(operation.memory.size()) + " bytes of memory for a part of " +
                                  std::to_string(descriptor.part_bytes));
   }
-  if (is_rooted_collective(descriptor.collective)) {
+  if (has_one_pusher(descriptor.collective)) {
     if (operation.network) return refuse(operation, "only all_reduce and barrier go on over the network");
     if (operation.root >= members) return refuse(operation, "root " + std::to_string(operation.root));
     return Status::ok();
@@ -146,7 +142,7 @@ Way choose_way(const LocalOperation& operation, const EngineConfig& config) {
   if (operation.memory.empty()) return Way::kNothing;
   const std::uint64_t limit = inline_limit(config.inline_bytes, operation.members.size());
   if (!operation.network && operation.memory.size() <= limit) return Way::kInline;
-  return is_rooted_collective(operation.descriptor.collective) ? Way::kFromRoot : Way::kSlots;
+  return has_one_pusher(operation.descriptor.collective) ? Way::kFromRoot : Way::kSlots;
 }
 
 std::uint64_t layout_hash(const LocalOperation& operation, Way way) {

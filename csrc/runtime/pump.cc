@@ -26,16 +26,10 @@ constexpr std::size_t kPollBatch = 64;
 constexpr std::size_t kSmallBytes = PostTable::kSmallBytes;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
 
-/// Engines that take what is lent: servers' lanes.
+/// Servers' lanes: they ask for sums, take what is lent, and may keep the body of a control message.
 template <class Engine>
-concept Borrows = requires(Engine& engine, std::shared_ptr<Loan> loan) {
-  engine.on_received(Instant{}, Token{}, Status::ok(), wire::Header{}, loan);
-};
-
-/// Engines that may keep the body of a control message: servers' lanes.
-template <class Engine>
-concept Keeps = requires(Engine& engine, std::span<std::byte> body) {
-  engine.on_control(Instant{}, wire::Header{}, body, Token{});
+concept Sums = requires(Engine& engine) {
+  engine.on_reduced(Instant{}, Token{}, std::span<const NotFiniteInput>{});
 };
 
 /// Engines that wait for peers; a server's lane answers only.
@@ -287,7 +281,7 @@ class Pump<Engine>::Impl {
   bool carry_out(ReduceAction& action) {
     const std::vector<NotFiniteInput> found = reduce_(action);
     action.loan.reset();  // Not later: what follows may tell its owner that the sum is there.
-    if constexpr (Borrows<Engine>) engine_.on_reduced(last_now_, action.token, found);
+    if constexpr (Sums<Engine>) engine_.on_reduced(last_now_, action.token, found);
     return take_fresh();
   }
 
@@ -367,7 +361,7 @@ class Pump<Engine>::Impl {
       if (header->job_id == options_.links.job_id) peer.heard = now;
       ++peer.traffic.messages;
       peer.traffic.bytes_received += header->payload_bytes;
-      if constexpr (Borrows<Engine>) {
+      if constexpr (Sums<Engine>) {
         engine_.on_received(now, post.token, Status::ok(), *header, completion.loan);
       } else {
         engine_.on_received(now, post.token, Status::ok(), *header);
@@ -415,10 +409,9 @@ class Pump<Engine>::Impl {
   /// True where the engine keeps the buffer until it releases it.
   bool give_control(Instant now, const wire::Header& header, std::size_t index) {
     const std::span<std::byte> body = posts_[index].buffer.subspan(wire::kHeaderBytes, header.payload_bytes);
-    if constexpr (Keeps<Engine>)
-      return engine_.on_control(now, header, body, Token{index});
-    else
-      return engine_.on_control(now, header, body), false;
+    if constexpr (Sums<Engine>) return engine_.on_control(now, header, body, Token{index});
+    if constexpr (!Sums<Engine>) engine_.on_control(now, header, body);
+    return false;
   }
 
   /// True where it was a Ping or a Pong of one who may send them.

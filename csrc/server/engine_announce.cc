@@ -31,12 +31,6 @@ std::uint64_t owned_bytes(const wire::Announce& announce) {
   return std::min(end, announce.shard_bytes) - std::min(first, announce.shard_bytes);
 }
 
-bool is_pusher(const wire::Announce& announce) {
-  const Collective collective = announce.descriptor.collective;
-  const bool one_pusher = collective == Collective::kBroadcast || collective == Collective::kAllGather;
-  return !one_pusher || announce.contributor == announce.pusher;
-}
-
 }  // namespace
 
 void Engine::Impl::handle_announce(Instant now, Arrival& arrival) {

@@ -40,6 +40,11 @@ struct KeyHash {
 };
 inline Key key_of(const wire::Header& header) { return {header.key(), header.shard}; }
 
+/// Whether its contributor's data is in the result.
+inline bool is_pusher(const wire::Announce& announce) {
+  return !has_one_pusher(announce.descriptor.collective) || announce.contributor == announce.pusher;
+}
+
 /// One process that takes part in an operation.
 struct Participant {
   PeerId peer;
@@ -78,11 +83,7 @@ struct Participant {
   }
   bool has_everything() const { return !silent && results >= expected_results(); }
   /// Nothing of it is missing.
-  bool has_all_data() const {
-    const Collective collective = announce.descriptor.collective;
-    const bool has_one_pusher = collective == Collective::kBroadcast || collective == Collective::kAllGather;
-    return eager || pushed >= announce.owned_count || (has_one_pusher && announce.contributor != announce.pusher);
-  }
+  bool has_all_data() const { return eager || pushed >= announce.owned_count || !is_pusher(announce); }
   bool owns(std::uint32_t chunk) const {
     return chunk >= announce.owned_first && chunk - announce.owned_first < announce.owned_count;
   }
@@ -188,10 +189,7 @@ struct Op {
     return may_lack_some() ? static_cast<std::uint32_t>(owners.size()) - contributors_complete : 0;
   }
   bool sums(std::uint32_t contributor) const { return roster.empty() || is_in(roster, contributor); }
-  bool has_one_pusher() const {
-    return shape.descriptor.collective == Collective::kBroadcast ||
-           shape.descriptor.collective == Collective::kAllGather;
-  }
+  bool has_one_pusher() const { return herring::has_one_pusher(shape.descriptor.collective); }
   std::uint32_t pushers() const {
     if (has_one_pusher()) return 1;
     return roster.empty() ? shape.contributor_count : static_cast<std::uint32_t>(in.size());

@@ -104,10 +104,6 @@ bool is_known(const OpDescriptor& descriptor) noexcept {
          descriptor.reduce <= ReduceOp::kBxor && element_bytes(descriptor.dtype) > 0 && descriptor.dims <= kMaxDims;
 }
 
-bool has_one_pusher(Collective collective) noexcept {
-  return collective == Collective::kBroadcast || collective == Collective::kAllGather;
-}
-
 bool is_sane(const OpDescriptor& descriptor) noexcept {
   if (!is_known(descriptor)) return false;
   if (descriptor.part_bytes > descriptor.op_bytes) return false;

@@ -83,10 +83,7 @@ struct Op {
   std::uint32_t pusher() const {
     return operation.pusher == kPusherIsRoot ? operation.descriptor.root : operation.pusher;
   }
-  bool has_one_pusher() const {
-    return operation.descriptor.collective == Collective::kBroadcast ||
-           operation.descriptor.collective == Collective::kAllGather;
-  }
+  bool has_one_pusher() const { return herring::has_one_pusher(operation.descriptor.collective); }
   bool pushes() const {
     if (!operation.roster.empty()) return is_in(operation.roster, operation.contributor);
     return !has_one_pusher() || operation.contributor == pusher();

@@ -184,8 +184,7 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
     has_lane = has_lane || takes_part(config, lane, operation.rails);
   }
   if (!has_lane) return wrong("no lane is on the rails that take part");
-  const Collective collective = operation.descriptor.collective;
-  if (collective == Collective::kBroadcast || collective == Collective::kAllGather) {
+  if (has_one_pusher(operation.descriptor.collective)) {
     const std::uint32_t pusher = operation.pusher == kPusherIsRoot ? operation.descriptor.root : operation.pusher;
     if (pusher >= operation.contributor_count) {
       return wrong("root " + std::to_string(pusher) + " is not one of the " +
