@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from ranks import run_ranks
+from ranks import clean_environment, run_ranks
 
 HERE = Path(__file__).resolve().parent
 MARK = "@@case "
@@ -48,6 +49,16 @@ def check(
     told = "\n".join(said)
     assert len(said) == size, f"{case}: only {len(said)} of {size} ranks came to it: {told}"
     assert all(each.partition(": ")[2].splitlines()[0] == "ok" for each in said), told
+
+
+def launch(tmp_path: Path, script: str, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """herringrun of two ranks with this script, which ends within two minutes."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    command = [sys.executable, "-m", "herring._launch", "-np", "2", *options, sys.executable, str(path)]
+    return subprocess.run(
+        command, env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def run_all(module: str, only: str) -> None:

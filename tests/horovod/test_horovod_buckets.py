@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from horovod_job import cases_of, check
-from ranks import clean_environment
+from horovod_job import cases_of, check, launch
 
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _operations
@@ -71,12 +69,7 @@ print("well", flush=True)
 
 
 def _launch(tmp_path: Path, before: str = "", after: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(STEPS.format(before=before, after=after))
-    command = [sys.executable, "-m", "herring._launch", "-np", "2", sys.executable, str(path)]
-    return subprocess.run(
-        command, env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False
-    )
+    return launch(tmp_path, STEPS.format(before=before, after=after), **settings)
 
 
 @pytest.mark.parametrize("index", [0, 1])

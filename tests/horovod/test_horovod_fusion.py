@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from horovod_job import cases_of, check
-from ranks import clean_environment
+from horovod_job import cases_of, check, launch
 
 from herring import _core
 
@@ -24,15 +21,6 @@ def test_a_class_without_functions_for_dlpack_is_refused() -> None:
 @pytest.mark.parametrize("case", cases_of("cases_horovod_fusion"))
 def test_on_three_ranks(case: str) -> None:
     check("cases_horovod_fusion", 3, case)
-
-
-def _launch(tmp_path: Path, script: str, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    command = [sys.executable, "-m", "herring._launch", "-np", "2", *options, sys.executable, str(path)]
-    return subprocess.run(
-        command, env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 STEPS = """
@@ -56,7 +44,7 @@ print("well", flush=True)
 
 def test_a_lost_server_costs_no_step(tmp_path: Path) -> None:
     script = STEPS.format(tests=str(HERE.parent / "python"), kills=True)
-    done = _launch(tmp_path, script, "--servers", "2")
+    done = launch(tmp_path, script, "--servers", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("well") == 2
     assert "is lost" in done.stderr
@@ -84,7 +72,7 @@ print("well", flush=True)
 
 
 def test_a_nan_is_blamed_on_its_tensor_and_rank(tmp_path: Path) -> None:
-    done = _launch(tmp_path, NOT_FINITE, HERRING_CHECK_FINITE="on")
+    done = launch(tmp_path, NOT_FINITE, HERRING_CHECK_FINITE="on")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("well") == 2
 
@@ -95,12 +83,12 @@ def test_it_can_be_turned_off(tmp_path: Path, name: str) -> None:
     counted = script.replace('print("well"', 'print("well"').replace(
         "hvd.shutdown()", "import herring\nassert herring.stats()['ops_completed'] >= 60 * 40\nhvd.shutdown()"
     )
-    done = _launch(tmp_path, counted, **{name: "0"})
+    done = launch(tmp_path, counted, **{name: "0"})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_bad_threshold_is_named(tmp_path: Path) -> None:
-    done = _launch(tmp_path, "import herring.horovod.torch as hvd\nhvd.init()\n", HOROVOD_FUSION_THRESHOLD="64MB")
+    done = launch(tmp_path, "import herring.horovod.torch as hvd\nhvd.init()\n", HOROVOD_FUSION_THRESHOLD="64MB")
     assert done.returncode != 0
     assert "HOROVOD_FUSION_THRESHOLD is '64MB'" in done.stderr
 
@@ -125,6 +113,6 @@ for step in range(10):
         print("named", flush=True)
         raise SystemExit(3)
 """
-    done = _launch(tmp_path, script)
+    done = launch(tmp_path, script)
     assert done.returncode != 0
     assert "named" in done.stdout, done.stdout + done.stderr

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from horovod_job import cases_of, check
-from ranks import clean_environment
+from horovod_job import cases_of, check, launch
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,15 +26,6 @@ def test_in_small_buckets() -> None:
 def test_where_the_arena_is_full() -> None:
     env = (("HERRING_ARENA_BYTES", "4MB"), ("HERRING_LOCAL_PART_BYTES", "64KB"))
     check("cases_horovod_memory", 2, "case_other_tensors_by_the_same_names", env)
-
-
-def _launch(tmp_path: Path, script: str, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    command = [sys.executable, "-m", "herring._launch", "-np", "2", *options, sys.executable, str(path)]
-    return subprocess.run(
-        command, env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 STEPS = """
@@ -65,7 +53,7 @@ print("well", flush=True)
 @pytest.mark.parametrize("checksum", ["off", "on"])
 def test_a_lost_server_costs_no_step(tmp_path: Path, checksum: str) -> None:
     script = STEPS.format(tests=str(HERE.parent / "python"), kills=True)
-    done = _launch(tmp_path, script, "--servers", "2", HERRING_CHECKSUM=checksum)
+    done = launch(tmp_path, script, "--servers", "2", HERRING_CHECKSUM=checksum)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("well") == 2
     assert "is lost" in done.stderr
@@ -73,7 +61,7 @@ def test_a_lost_server_costs_no_step(tmp_path: Path, checksum: str) -> None:
 
 def test_elastic(tmp_path: Path) -> None:
     script = STEPS.format(tests=str(HERE.parent / "python"), kills=False)
-    done = _launch(tmp_path, script, "--elastic")
+    done = launch(tmp_path, script, "--elastic")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("well") == 2
 
@@ -103,6 +91,6 @@ print("well", flush=True)
 
 
 def test_a_nan_is_blamed_on_its_tensor_and_rank(tmp_path: Path) -> None:
-    done = _launch(tmp_path, NOT_FINITE, HERRING_CHECK_FINITE="on")
+    done = launch(tmp_path, NOT_FINITE, HERRING_CHECK_FINITE="on")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("well") == 2

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import subprocess
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,3 +84,12 @@ def load() -> ctypes.CDLL | RealGpu:
 
     dist.Backend.backend_capability["herring"] = ["cpu", DEVICE]
     return library
+
+
+def expect_freed(gpu: ctypes.CDLL | RealGpu, most: int) -> None:
+    """No more than so many bytes stay allocated: the thread that looks after copies drops what they were made from, in
+    its own time."""
+    deadline = time.monotonic() + 20
+    while gpu.fake_allocated() > most and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert gpu.fake_allocated() <= most, "tensors are kept for ever"

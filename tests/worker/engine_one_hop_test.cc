@@ -29,9 +29,16 @@ struct OneHopBench : Bench {
     small.may_go_in_one_hop = true;
     return small;
   }
-  SendAction announce_to(PeerId lane) const {
-    const std::vector<SendAction> all = sends(wire::MessageType::kAnnounce);
-    return *std::ranges::find(all, lane, &SendAction::to);
+  SendAction announce_to(std::uint32_t lane, const std::vector<SendAction>& announces) const {
+    return *std::ranges::find(announces, config.lanes[lane], &SendAction::to);
+  }
+  /// All of it is sent, and the lane in this process has answered.
+  void finish(std::uint64_t op) {
+    submit(small(op));
+    const std::vector<SendAction> announces = sends(wire::MessageType::kAnnounce);
+    sent(announces);
+    result(announce_to(1, announces), 0);
+    ASSERT_EQ(completed.size(), 1u);
   }
   void over(PeerId lane, std::uint64_t announces, std::uint32_t credits = 0) {
     wire::Header header;
@@ -60,18 +67,14 @@ TEST(WorkerOneHop, EveryLaneGetsAllOfItAndTheOneInThisProcessAnswers) {
   EXPECT_TRUE(bench.posted.empty());
   bench.sent({announces[2]});
   ASSERT_EQ(bench.posted.size(), 1u);
-  EXPECT_TRUE(bench.result(*std::ranges::find(announces, bench.config.lanes[1], &SendAction::to), 0));
+  EXPECT_TRUE(bench.result(bench.announce_to(1, announces), 0));
   ASSERT_EQ(bench.completed.size(), 1u);
   EXPECT_TRUE(bench.completed[0].status.is_ok());
 }
 
 TEST(WorkerOneHop, ItIsNeededUntilTheOtherLanesSayThatItIsOver) {
   OneHopBench bench;
-  bench.submit(bench.small(1));
-  const SendAction near = bench.announce_to(bench.config.lanes[1]);
-  bench.sent(bench.sends(wire::MessageType::kAnnounce));
-  bench.result(near, 0);
-  ASSERT_EQ(bench.completed.size(), 1u);
+  bench.finish(1);
   EXPECT_FALSE(bench.engine->has_operations());
   EXPECT_TRUE(bench.engine->is_needed()) << "its data may be on its way to other lanes";
   bench.over(bench.config.lanes[0], 1);
@@ -85,10 +88,7 @@ TEST(WorkerOneHop, ItIsNeededUntilTheOtherLanesSayThatItIsOver) {
 
 TEST(WorkerOneHop, ALostLaneNeedsNothing) {
   OneHopBench bench;
-  bench.submit(bench.small(1));
-  const SendAction near = bench.announce_to(bench.config.lanes[1]);
-  bench.sent(bench.sends(wire::MessageType::kAnnounce));
-  bench.result(near, 0);
+  bench.finish(1);
   bench.over(bench.config.lanes[0], 1);
   bench.engine->on_peer_lost(bench.now, bench.config.lanes[2], "lost");
   EXPECT_FALSE(bench.engine->is_needed());
@@ -106,14 +106,14 @@ TEST(WorkerOneHop, WhatALaneAsksForLaterComesFromACopy) {
     EXPECT_TRUE(announce.payload.empty());
   }
   bench.sent(announces);
-  const SendAction near = *std::ranges::find(announces, bench.config.lanes[1], &SendAction::to);
+  const SendAction near = bench.announce_to(1, announces);
   bench.take_push(near, 1);
   ASSERT_EQ(bench.posted.size(), 1u);
   ASSERT_TRUE(bench.result(near, 0));
   std::ranges::fill(bench.memory, std::byte{0xEE});  // The result has come.
   EXPECT_TRUE(bench.completed.empty()) << "other lanes have not asked yet";
   for (const std::uint32_t lane : {0u, 2u}) {
-    bench.grant(*std::ranges::find(announces, bench.config.lanes[lane], &SendAction::to), 0, 1, 900);
+    bench.grant(bench.announce_to(lane, announces), 0, 1, 900);
     const std::vector<SendAction> pushes = bench.sends(wire::MessageType::kPush);
     ASSERT_EQ(pushes.size(), 1u);
     EXPECT_TRUE(std::ranges::equal(pushes[0].payload, before));
@@ -128,14 +128,14 @@ TEST(WorkerOneHop, AFailureIsToldToAllLanes) {
   bench.submit(bench.small(1));
   const std::vector<SendAction> announces = bench.sends(wire::MessageType::kAnnounce);
   bench.sent(announces);
-  bench.error(*std::ranges::find(announces, bench.config.lanes[0], &SendAction::to), Code::kMismatch, "shapes", 0);
+  bench.error(bench.announce_to(0, announces), Code::kMismatch, "shapes", 0);
   const std::vector<SendAction> cancels = bench.sends(wire::MessageType::kCancel);
   ASSERT_EQ(cancels.size(), 3u);
   for (const SendAction& cancel : cancels) {
     const bool is_near = cancel.to == bench.config.lanes[1];
     EXPECT_EQ(cancel.header.chunk, is_near ? 0u : 1u) << "only the lane in this process has something to answer";
   }
-  bench.error(*std::ranges::find(announces, bench.config.lanes[1], &SendAction::to), Code::kMismatch, "too", 0);
+  bench.error(bench.announce_to(1, announces), Code::kMismatch, "too", 0);
   ASSERT_EQ(bench.completed.size(), 1u);
   EXPECT_EQ(bench.completed[0].status.code(), Code::kMismatch);
 }
