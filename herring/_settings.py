@@ -19,6 +19,7 @@ class Settings(TypedDict, total=False):
     window: int | str | None
     eager_bytes: int | str | None
     one_hop_hosts: int | str | None
+    one_hop_bytes: int | str | None
     local_part_bytes: int | str | None
     fusion_bytes: int | str | None
     fusion_cycle_ms: int | str | None

@@ -76,9 +76,13 @@ constexpr auto kSettings = std::to_array<Setting>({
      0, 1 * kMiB},
     {"HERRING_ONE_HOP_HOSTS", Type::kCount, &Config::one_hop_hosts,
      "In a job of up to so many hosts, without server processes, each host sends small data to all others: one hop "
-     "instead of two. Small is at most HERRING_EAGER_BYTES with 2 hosts, 6KB with 3, 2.6KB with 4, less with more. "
+     "instead of two. Small is at most HERRING_ONE_HOP_BYTES with 2 hosts, 6KB with 3, 2.6KB with 4, less with more. "
      "0: never.",
      0, 64},
+    {"HERRING_ONE_HOP_BYTES", Type::kBytes, &Config::one_hop_bytes,
+     "Up to this size operations of two hosts go in one hop (HERRING_ONE_HOP_HOSTS). Both hosts then compute the whole "
+     "sum. At least HERRING_EAGER_BYTES.",
+     0, 64 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
      "Ranks of one host exchange data in parts of this size. At most half of HERRING_ARENA_BYTES.", 4 * kKiB,
      1024 * kMiB, kWireAlignment},

@@ -24,6 +24,7 @@ struct Config {
   std::uint32_t window = 4;               ///< HERRING_WINDOW: chunks of one worker in flight to all lanes.
   std::uint32_t eager_bytes = 64 << 10;   ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
   std::uint32_t one_hop_hosts = 2;  ///< HERRING_ONE_HOP_HOSTS: so many hosts send small data to each other directly.
+  std::uint64_t one_hop_bytes = 1 << 20;       ///< HERRING_ONE_HOP_BYTES: up to which size two hosts do.
   std::uint64_t local_part_bytes = 512 << 10;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.
   std::uint64_t fusion_bytes = 16 << 20;       ///< HERRING_FUSION_BYTES: buckets of small tensors by name; 0: none.
   std::uint32_t fusion_cycle_ms = 1;           ///< HERRING_FUSION_CYCLE_MS: how long a small tensor waits for others.

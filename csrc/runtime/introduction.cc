@@ -74,6 +74,7 @@ std::string settings_that_must_agree(const Config& config) {
          " HERRING_CHUNK_BYTES=" + bytes_text(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
          " HERRING_EAGER_BYTES=" + bytes_text(config.eager_bytes) +
          " HERRING_ONE_HOP_HOSTS=" + std::to_string(config.one_hop_hosts) +
+         " HERRING_ONE_HOP_BYTES=" + bytes_text(config.one_hop_bytes) +
          " HERRING_LOCAL_PART_BYTES=" + bytes_text(config.local_part_bytes) +
          " HERRING_INTRA_NODE=" + switch_text(config.intra_node) + " HERRING_FAILOVER=" + switch_text(config.failover) +
          " HERRING_CHECKSUM=" + switch_text(config.checksum) +

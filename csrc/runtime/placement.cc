@@ -140,7 +140,8 @@ void keep_within_budget(Placement& placement, const Config& config) {
 }
 
 /// Up to which size operations go to the lanes of all hosts at once. Each host then sends n - 1 messages instead of
-/// one, and (n - 1)(n - 2) / n of the data more than in two hops: a message's own cost is worth a few KB.
+/// one, and (n - 1)(n - 2) / n of the data more than in two hops: a message's own cost is worth a few KB. Two hosts send
+/// no more than in two hops, but each computes the whole sum, which takes longer than a hop where it is large.
 std::uint64_t one_hop_bytes(const Placement& placement, const Config& config) {
   constexpr std::uint64_t kMoreOnLink = 4 << 10;
   const std::uint64_t hosts = placement.hosts;
@@ -152,7 +153,7 @@ std::uint64_t one_hop_bytes(const Placement& placement, const Config& config) {
     return 0;
   }
   const std::uint64_t most = std::min(placement.budget.eager_bytes, placement.chunk_bytes);
-  return hosts == 2 ? most : std::min(most, kMoreOnLink * hosts / ((hosts - 1) * (hosts - 2)));
+  return hosts == 2 ? std::max(most, config.one_hop_bytes) : std::min(most, kMoreOnLink * hosts / ((hosts - 1) * (hosts - 2)));
 }
 
 }  // namespace

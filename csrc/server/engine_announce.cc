@@ -257,7 +257,10 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
   if ((header.flags & wire::kFlagOneHop) != 0) {
     const bool is_plain = (header.flags & (wire::kFlagJoin | wire::kFlagRoster)) == 0;
     if (!config_.near_worker || config_.failover) return wrong("in one hop; this server is not in a worker's process");
-    if (chunks > 1 || !is_plain) return wrong("in one hop, of what cannot go so");
+    const bool is_large = announce.shard_bytes > config_.max_eager_bytes;
+    if (!is_plain || (is_large && !reduces(announce.descriptor.collective))) {
+      return wrong("in one hop, of what cannot go so");
+    }
   }
   const bool eager = (header.flags & wire::kFlagEager) != 0;
   if (!eager && !data.empty()) return wrong("data without the eager flag");

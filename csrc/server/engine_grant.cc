@@ -187,10 +187,12 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
 }
 
 /// Whether what it pushes is summed where it lies. Only where others push too, so that the sum has a slot to be sent
-/// from: whoever lends may use its memory as soon as it has its own result. Not in one hop: other lanes need it too.
+/// from: whoever lends may use its memory as soon as it has its own result. Small data in one hop is not: it may be on
+/// its way to other lanes; of the rest its worker lends what these have.
 bool Engine::Impl::lends(const Op& op, const Participant& participant, std::uint32_t bytes) const {
+  const bool may_others_need_it = op.is_one_hop && op.shape.shard_bytes <= config_.max_eager_bytes;
   return config_.near_worker == participant.peer && bytes >= config_.min_loan_bytes && op.pushers() > 1 &&
-         !op.may_lack_some() && !op.is_one_hop && !config_.failover && !config_.check_finite;
+         !op.may_lack_some() && !may_others_need_it && !config_.failover && !config_.check_finite;
 }
 
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
@@ -289,7 +291,9 @@ void Engine::Impl::reduce_chunk(const Op& op, Chunk& chunk, std::uint32_t number
   reduce.token = Token{next_token_++};
   reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
   reduce.check_finite = config_.check_finite && reduces(op.shape.descriptor.collective);
-  reduce.outputs.push_back(output_of(chunk).data);
+  // In one hop nobody else gets it.
+  const bool stays_here = op.is_one_hop && std::ranges::any_of(chunk.inputs, &Input::is_loan);
+  if (!stays_here) reduce.outputs.push_back(output_of(chunk).data);
   for (Input& input : chunk.inputs) {
     reduce.inputs.emplace_back(input.data);
     if (!input.loan) continue;

@@ -185,10 +185,10 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.tag = next_tag_;
   next_tag_ += std::max(part.chunks, part.answers);
   if (config_.failover) reserve(op, part);
-  const bool is_small =
+  const bool may_be_eager =
       part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
       (config_.failover ? part.eager_slot != kNone : lane.eager + lane.one_way < config_.eager_window);
-  part.is_eager = is_small && op.pushes();
+  part.is_eager = may_be_eager && op.pushes();
   part.receives.resize(part.expected());
   part.is_pushed.resize(part.owned.count);
   const bool lands_on_input = part.is_eager && this->lands_on_input(op);
@@ -204,7 +204,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   header.offset = part.sequence;
   header.count = part.announcers;
   std::span<const std::byte> data;
-  if (is_small && config_.failover) header.flags = wire::kFlagReady;
+  if (may_be_eager && config_.failover) header.flags = wire::kFlagReady;
   if (!part.is_one_way && (part.is_eager || (header.flags & wire::kFlagReady) != 0)) ++lane.eager;
   if (part.is_eager) {
     header.flags |= wire::kFlagEager;
@@ -238,15 +238,6 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   }
 }
 
-/// The lane has all that it needs, or will push what it asks for from a copy: the result may come first.
-void Engine::Impl::sent_one_way(Op& op, LanePart& part) {
-  if (part.is_eager || !op.pushes() || part.owned.count == 0) return finish_part(part, op);
-  if (op.outgoing) return;
-  const std::span<const std::byte> memory = op.operation.memory;
-  op.outgoing = std::make_shared_for_overwrite<std::byte[]>(memory.size());
-  actions_.emplace_back(CopyAction{memory, {op.outgoing.get(), memory.size()}, op.outgoing});
-}
-
 /// In one hop, where the result lands on the input: the lane in this process may have it before the others have the
 /// input. Posts its receive once nothing that is on its way, or has yet to be sent, reads that memory.
 void Engine::Impl::post_held_back(Op& op) {
@@ -254,8 +245,10 @@ void Engine::Impl::post_held_back(Op& op) {
   const auto waits = [](const LanePart& part) { return !part.is_announced && !part.is_done; };
   if (std::ranges::any_of(op.parts, waits)) return;
   for (LanePart& part : op.parts) {
-    if (part.is_one_way || part.is_closing || part.is_done || part.received > 0 || part.receives[0] != 0) continue;
-    if (part.is_eager || part.is_pushed[0]) post(op, {op.id, part.index, part.owned.first, 0});
+    if (part.is_one_way || part.is_closing || part.is_done || waits_for_others(op, part)) continue;
+    if (!part.is_eager && part.pushed < part.owned.count) continue;
+    if (std::exchange(part.is_received, true)) continue;
+    for (std::uint32_t i = 0; i < part.owned.count; ++i) post(op, {op.id, part.index, part.owned.first + i, 0});
   }
 }
 

@@ -30,7 +30,8 @@ struct EngineConfig {
   std::uint32_t chunk_bytes = 0;          ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;      ///< Shards up to this travel inside the announce.
   /// Operations up to this size that may go in one hop (Operation::may_go_in_one_hop) do: each host's lane gets all of
-  /// it, and answers inside its host alone (docs/adr/0027-one-hop.md). 0: none; not with failover; at most chunk_bytes.
+  /// it, and answers inside its host alone (docs/adr/0027-one-hop.md). What does not fit into an announce must be
+  /// summed. 0: none; not with failover.
   std::uint64_t one_hop_bytes = 0;
   std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
@@ -90,6 +91,7 @@ struct EngineStats {
   std::uint64_t messages_rejected = 0;
   std::uint64_t items_moved = 0;     ///< Announced to an heir of a lost lane.
   std::uint64_t bytes_retained = 0;  ///< Copies of results kept at present.
+  std::uint64_t copied = 0;          ///< Chunks of operations in one hop that were sent from a copy.
   std::uint64_t announces = 0;       ///< That all others of the operation followed, or preceded ...
   std::uint64_t came_last = 0;       ///< ... and nobody followed.
   std::uint64_t late_us = 0;         ///< Microseconds that they came after the first, over all.

@@ -99,16 +99,25 @@ void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std:
       continue;
     }
     // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
-    const Receive result{op->id, part->index, chunk, 0, kNone, run};
-    if (!lands_on_input && !part->is_one_way) post(*op, result);
-    push(*op, *part, chunk, run, Tag{header.tag + i});
-    if (lands_on_input && config_.sealed_sends && !op->is_one_hop) post(*op, result);
+    if (!lands_on_input && !part->is_one_way) post(*op, {op->id, part->index, chunk, 0, kNone, run});
+    const HeldGrant grant{chunk, run, Tag{header.tag + i}};
+    if (waits_for_others(*op, *part) && is_held_back(*op, chunk, run)) {
+      hold_back(*op, *part, grant);
+    } else {
+      push(*op, *part, grant);
+    }
   }
-  if (part->is_one_way) finish_part(*part, *op);
   complete_if_done(*op);
 }
 
-void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag) {
+/// Its Results are received when its pushes are over: they land on what is pushed.
+bool Engine::Impl::is_answered_later(const Op& op, const LanePart& part) const {
+  if (!lands_on_input(op)) return false;
+  return !op.is_one_hop || waits_for_others(op, part);
+}
+
+void Engine::Impl::push(Op& op, LanePart& part, const HeldGrant& grant) {
+  const auto [chunk, run, tag] = grant;
   std::span<const std::byte> memory = chunk_memory(op, part, chunk, run);
   std::fill_n(part.is_pushed.begin() + (chunk - part.owned.first), run, true);
   part.pushed += run;
@@ -119,14 +128,18 @@ void Engine::Impl::push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32
   header.chunk = chunk;
   header.offset = chunk_range(part.shard, config_.chunk_bytes, chunk).offset;
   Send record{op.id, part.index, true, true};
-  if (part.is_one_way) {
-    memory = {op.outgoing.get() + (memory.data() - op.operation.memory.data()), memory.size()};
+  if (part.is_one_way && part.is_sent[chunk - part.owned.first]) {
+    memory = outgoing_of(op, memory);
     record.borrows = false;
     record.keep = op.outgoing;
-  } else if (lands_on_input(op) && !config_.sealed_sends && !op.is_one_hop) {
+  } else if (part.is_one_way) {
+    record.one_way = {chunk, run};
+  } else if (is_answered_later(op, part) && !config_.sealed_sends) {
     record.answered = {chunk, record.run = run};
   }
   send(lanes_[part.lane].peer, tag, header, {}, memory, record);
+  if (part.is_one_way) return finish_if_sent(op, part);
+  if (is_answered_later(op, part) && config_.sealed_sends) post(op, {op.id, part.index, chunk, 0, kNone, run});
 }
 
 /// Nobody needs the input any more: now the Results may land on it. Also of an operation that has failed: what is on
@@ -260,7 +273,11 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (op == nullptr) return;
   if (sent.borrows) --op->payload_sends;
   post_answered(*op, sent);
-  if (op->is_one_hop) post_held_back(*op);
+  if (op->is_one_hop) {
+    if (sent.one_way.count > 0) note_sent(*op, op->parts[sent.part], sent.one_way);
+    push_waiting(*op);
+    post_held_back(*op);
+  }
   if (!status.is_ok() && sent.matters && !op->has_failed) {
     const std::uint32_t lane = op->parts[sent.part].lane;
     if (lanes_[lane].lost) return complete_if_done(*op);

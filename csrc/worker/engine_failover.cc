@@ -181,7 +181,7 @@ bool Engine::Impl::serve_run(Lane& lane, Op& op, LanePart& part, const Grant& gr
   if ((grant.header.flags & wire::kFlagPull) != 0) {
     std::fill_n(part.is_pushed.begin() + first, grant.run, true);
   } else {
-    push(op, part, chunk, grant.run, Tag{grant.header.tag + (chunk - grant.header.chunk)});
+    push(op, part, {chunk, grant.run, Tag{grant.header.tag + (chunk - grant.header.chunk)}});
   }
   return true;
 }

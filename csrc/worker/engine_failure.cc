@@ -175,6 +175,11 @@ void Engine::Impl::on_tick(Instant now) {
   }
   while (!timers_.empty() && timers_.begin()->first <= now) {
     Op& op = *find_op(timers_.begin()->second);
+    if (!op.has_failed && op.is_one_hop && now < op.submitted + op.operation.timeout + config_.lane_grace) {
+      hold_no_longer(op);
+      complete_if_done(op);
+      continue;
+    }
     if (!op.has_failed) {
       fail(now, op,
            op.suspicion.is_ok()

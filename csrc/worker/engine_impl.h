@@ -23,6 +23,13 @@ namespace herring::worker {
 
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
 
+/// So many chunks from this one on, to be pushed in one message.
+struct HeldGrant {
+  std::uint32_t chunk = 0;
+  std::uint32_t run = 1;
+  Tag tag;
+};
+
 /// One lane's share of an operation: an item of it (items.h).
 struct LanePart {
   std::uint32_t lane = 0;   // Index into EngineConfig::lanes.
@@ -48,6 +55,12 @@ struct LanePart {
   std::uint32_t results_sent = 0;       // ... which says how many Results it sent.
   std::vector<std::uint64_t> receives;  // Tokens, by owned chunk (one without payload where none is owned); 0: over.
   std::vector<bool> is_pushed;          // By owned chunk; with failover: granted.
+
+  // In one hop.
+  bool is_received = false;        // The receives that post_held_back() holds back are posted.
+  std::vector<bool> is_sent;       // Of a part that is_one_way, by owned chunk: it has left, or a copy will.
+  std::uint32_t sent = 0;          // How many have.
+  std::vector<HeldGrant> waiting;  // Of the lane in this process: what it asked for and others have yet to get.
 
   // With failover.
   std::uint32_t moved_by = 0;        // 1 + the number of the loss that moved it here; 0: none.
@@ -75,6 +88,8 @@ struct Op {
   Status suspicion;                       // A send that failed: the reason given where its lane turns out to be alive.
   std::uint32_t payload_sends = 0;        // Sends on their way that borrow the operation's memory.
   std::shared_ptr<std::byte[]> outgoing;  // One hop: what is pushed later than the result may come.
+  std::vector<bool> is_copied;            // By owned chunk: it is in `outgoing`.
+  Instant copies_at = Instant::max();     // One hop: when what still waits for other lanes goes to `outgoing`.
   bool has_failed = false;
   Status failure;
   Instant submitted;
@@ -142,12 +157,15 @@ struct Send {
   std::uint32_t receipt_lane = kNone;     // It is a Receipt.
   IndexRange answered = {};  // Chunks whose Results are received when it is over: they land on what it reads ...
   std::uint32_t run = 1;     // ... in messages of so many.
+  IndexRange one_way = {};   // Chunks that the lane in this process may sum when it is over.
 };
 
 /// Whether the lanes of one rail, one in each host, get all of it each. The same on all who call the same operation.
 bool goes_in_one_hop(const EngineConfig& config, const Operation& operation);
 /// The bytes of a part by lane, and the lane that every contributor announces to.
 std::vector<ByteRange> plan_part(const EngineConfig& config, const Operation& operation);
+/// A shard that travels in its announce, where the lane has room for that.
+bool is_small(const EngineConfig& config, std::uint64_t shard_bytes);
 std::uint32_t home_lane(const EngineConfig& config, const OpKey& key, std::uint64_t rails);
 bool are_on_one_rail(const EngineConfig& config, std::uint32_t lane, std::uint32_t other);
 /// How many of a contributor's owners announce to a lane that has so many chunks, and which of them are this one's.
@@ -204,7 +222,6 @@ class Engine::Impl {
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);
   bool lands_on_input(const Op& op) const { return !config_.failover && op.pushes() && op.pulls_data(); }
-  void sent_one_way(Op& op, LanePart& part);
   void post_held_back(Op& op);
   wire::Header header_to(const OpKey& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
@@ -226,8 +243,23 @@ class Engine::Impl {
   void handle_grant(const wire::Header& header, std::span<const std::byte> body);
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
-  void push(Op& op, LanePart& part, std::uint32_t chunk, std::uint32_t run, Tag tag);
+  bool is_answered_later(const Op& op, const LanePart& part) const;
+  void push(Op& op, LanePart& part, const HeldGrant& grant);
   void post_answered(Op& op, const Send& sent);
+
+  // engine_one_hop.cc
+  void sent_one_way(Op& op, LanePart& part);
+  bool waits_for_others(const Op& op, const LanePart& part) const {
+    return op.is_one_hop && !part.is_one_way && op.pushes() && !is_small(config_, part.shard.bytes);
+  }
+  bool is_held_back(const Op& op, std::uint32_t chunk, std::uint32_t run) const;
+  void note_sent(Op& op, LanePart& part, const IndexRange& chunks);
+  void finish_if_sent(Op& op, LanePart& part);
+  void hold_back(Op& op, LanePart& part, const HeldGrant& grant);
+  void push_waiting(Op& op);
+  void copy_unsent(Op& op);
+  void hold_no_longer(Op& op);
+  std::span<std::byte> outgoing_of(const Op& op, std::span<const std::byte> memory) const;
   void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
   bool may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const;
   bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,

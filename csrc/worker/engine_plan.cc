@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <string>
+#include <utility>
 
 #include "worker/engine_impl.h"
 
@@ -80,22 +81,45 @@ bool goes_in_one_hop(const EngineConfig& config, const Operation& operation) {
   if (operation.contributor_count != config.lanes.size() / config.rails) return false;
   // Several owners hear from one lane alone that all have come, where nobody has anything.
   if (is_empty(operation) && operation.owner_count > 1) return false;
-  return operation.key.part == 0 && descriptor.part_bytes == descriptor.op_bytes &&
-         descriptor.part_bytes <= config.one_hop_bytes;
+  if (descriptor.op_bytes > config.one_hop_bytes) return false;
+  return is_small(config, descriptor.part_bytes) || reduces(descriptor.collective);
 }
+
+bool is_small(const EngineConfig& config, std::uint64_t shard_bytes) { return shard_bytes <= config.max_eager_bytes; }
+
+namespace {
+
+/// In one hop: all lanes of a rail have the same. What is small goes on one rail, the rest on all.
+std::vector<ByteRange> plan_one_hop(const EngineConfig& config, const Operation& operation) {
+  const std::uint64_t bytes = operation.descriptor.part_bytes;
+  const std::uint32_t home = rail_of(config, home_lane(config, operation.key, operation.rails));
+  std::vector<ByteRange> of_rails(config.rails);
+  if (config.rails == 1 || is_small(config, bytes)) {
+    of_rails[home].bytes = bytes;
+  } else {
+    ShardPlanInput input;
+    input.total_bytes = bytes;
+    std::vector<double> weights(config.rails, 1);
+    for (std::uint32_t rail = 0; rail < config.rails; ++rail) {
+      if (operation.rails != kEveryRail && (operation.rails >> rail & 1) == 0) weights[rail] = 0;
+    }
+    input.weights = weights;
+    input.min_shard_bytes = config.min_shard_bytes;
+    input.rotation = home;
+    of_rails = make_shard_plan(input);
+  }
+  std::vector<ByteRange> plan(config.lanes.size());
+  for (std::uint32_t lane = 0; lane < plan.size(); ++lane) plan[lane] = of_rails[rail_of(config, lane)];
+  return plan;
+}
+
+}  // namespace
 
 std::vector<ByteRange> plan_part(const EngineConfig& config, const Operation& operation) {
   const OpKey& key = operation.key;
   const std::uint64_t part_bytes = operation.descriptor.part_bytes;
   const std::uint64_t rails = operation.rails;
-  if (goes_in_one_hop(config, operation)) {
-    const std::uint32_t home = home_lane(config, key, rails);
-    std::vector<ByteRange> plan(config.lanes.size());
-    for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
-      if (are_on_one_rail(config, lane, home)) plan[lane].bytes = part_bytes;
-    }
-    return plan;
-  }
+  if (goes_in_one_hop(config, operation)) return plan_one_hop(config, operation);
   std::vector<double> of_rails;
   ShardPlanInput input;
   input.total_bytes = part_bytes;
@@ -135,9 +159,10 @@ std::vector<std::vector<ByteRange>> owned_ranges(const EngineConfig& config, con
   std::vector<std::vector<ByteRange>> ranges(owner_count);
   const std::vector<ByteRange> plan = plan_part(config, operation);
   const bool is_one_hop = goes_in_one_hop(config, operation);
-  const std::uint32_t home = home_lane(config, operation.key, rails);
+  std::uint64_t seen = 0;  // Rails, in one hop: all of their lanes have the same.
   for (std::uint32_t lane = 0; lane < plan.size(); ++lane) {
-    if (is_one_hop && lane != home) continue;  // It has the same.
+    const std::uint64_t rail = std::uint64_t{1} << rail_of(config, lane);
+    if (is_one_hop && (std::exchange(seen, seen | rail) & rail) != 0) continue;
     const ByteRange& shard = plan[lane];
     const std::uint32_t chunks = chunk_count(shard.bytes, config.chunk_bytes);
     const Owners owners = owners_of(config, lane, rails, owner_count);

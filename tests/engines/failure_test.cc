@@ -43,7 +43,7 @@ ClusterOptions failure_options(Random& random, std::uint64_t seed) {
   if (!options.failover && seed / 2 % 3 == 0) {
     options.near = true;
     options.lanes = options.workers;
-    options.one_hop_bytes = options.chunk_bytes;
+    options.one_hop_bytes = seed / 6 % 2 == 0 ? options.chunk_bytes : 6 * options.chunk_bytes;
   }
   return options;
 }

@@ -47,7 +47,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
     options.lanes = options.workers;
     options.weights.clear();
     options.rails = options.workers % 2 == 0 && seed / 15 % 2 == 0 ? 2 : 1;
-    options.one_hop_bytes = std::min<std::uint64_t>(options.chunk_bytes, 64u << (seed / 30 % 8));
+    options.one_hop_bytes = std::min<std::uint64_t>(12 * options.chunk_bytes, 64u << (seed / 30 % 8));
   }
   options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 200));
   if (chance(random, 0.4)) options.sim.straggler_chance = 0.05;
@@ -97,9 +97,10 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
              random_elements_count(random, options));
     op.descriptor.op_bytes += pick(random, 0, 3) * 1000;  // This part is one of several.
     if (op.may_go_in_one_hop && number % 3 != 0) {
-      op.key.part = 0;
       set_size(op.descriptor, op.descriptor.dtype,
                random_elements_count(random, options) % (options.one_hop_bytes / 4) + 1);
+      // One of several parts, which all go so, or none.
+      if (number % 3 == 2) op.descriptor.op_bytes += 4 * pick(random, 0, options.one_hop_bytes / 8);
     }
     if (kind <= 2) op.descriptor.collective = kind == 1 ? Collective::kBroadcast : Collective::kAllGather;
     if (kind <= 2) op.descriptor.root = static_cast<std::uint32_t>(pick(random, 0, op.contributors() - 1));

@@ -161,6 +161,7 @@ struct Coverage {
   std::uint64_t deaths = 0;
   std::uint64_t runs = 0;           // Chunks that travelled and were summed together.
   std::uint64_t one_hop = 0;        // Operations that the lane in each worker summed for it alone.
+  std::uint64_t copied = 0;         // Chunks of these that went from a copy.
   std::uint64_t lent = 0;           // Summed where their worker has them.
   std::uint64_t items_moved = 0;    // Announced to an heir.
   std::uint64_t chunks_copied = 0;  // Results that an heir took from who had them.
@@ -183,6 +184,7 @@ void count(const Cluster& cluster, const transport::SimStats& network, Coverage&
   }
   for (std::uint32_t rank = 0; rank < cluster.options().workers; ++rank) {
     coverage.items_moved += cluster.worker(rank).stats().items_moved;
+    coverage.copied += cluster.worker(rank).stats().copied;
   }
   for (std::uint32_t peer = 0; peer < cluster.options().workers + cluster.options().lanes; ++peer) {
     coverage.resent += cluster.checked_stats(peer).resent;
@@ -289,18 +291,19 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
   RecordProperty("schedules", std::to_string(range.count));
   std::cout << range.count << " schedules in " << seconds << " s: " << coverage.operations << " operations on lanes, "
             << coverage.messages << " messages, " << coverage.runs << " runs, " << coverage.lent << " pushes lent, "
-            << coverage.one_hop << " operations in one hop, " << coverage.full_lanes
-            << " lanes with every slot in use, " << coverage.slotless_lanes << " that needed none, "
-            << coverage.refused_posts << " posts refused, " << coverage.deaths << " deaths, " << coverage.items_moved
-            << " items moved, " << coverage.chunks_copied << " chunks copied, " << coverage.damaged
-            << " messages damaged, " << coverage.resent << " sent again, " << coverage.duplicated << " doubled, "
-            << coverage.cuts << " links cut\n";
+            << coverage.one_hop << " operations in one hop, " << coverage.copied << " chunks of them copied, "
+            << coverage.full_lanes << " lanes with every slot in use, " << coverage.slotless_lanes
+            << " that needed none, " << coverage.refused_posts << " posts refused, " << coverage.deaths << " deaths, "
+            << coverage.items_moved << " items moved, " << coverage.chunks_copied << " chunks copied, "
+            << coverage.damaged << " messages damaged, " << coverage.resent << " sent again, " << coverage.duplicated
+            << " doubled, " << coverage.cuts << " links cut\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);
   EXPECT_GT(coverage.runs, range.count / 4);
   EXPECT_GT(coverage.lent, range.count / 10);
   EXPECT_GT(coverage.one_hop, range.count / 4);
+  EXPECT_GT(coverage.copied, range.count / 10);
   EXPECT_GT(coverage.refused_posts, range.count);
   EXPECT_GT(coverage.items_moved, range.count / 2);
   EXPECT_GT(coverage.chunks_copied, range.count / 50);

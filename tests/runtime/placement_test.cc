@@ -49,7 +49,7 @@ TEST(Placement, OneHostWithoutServersUsesSharedMemoryAlone) {
 TEST(Placement, TwoHostsSendSmallDataToEachOther) {
   Config config;
   const Placement two = place(config, {"a", "b"});
-  EXPECT_EQ(two.one_hop_bytes, config.eager_bytes);
+  EXPECT_EQ(two.one_hop_bytes, config.one_hop_bytes);
   EXPECT_TRUE(make_route(two, config, 0, everybody(two)).may_go_in_one_hop);
   EXPECT_TRUE(make_route(two, config, 0, std::vector<std::uint32_t>{1, 0}).may_go_in_one_hop);
   const Placement four = place(config, {"a", "a", "b", "b"});

@@ -130,5 +130,39 @@ TEST(ServerLoans, DataThatIsNotLentMeetsNoLoan) {
   EXPECT_EQ(bench.all<ReduceAction>().size(), 1u) << "the receive was posted again";
 }
 
+/// Nobody else gets the sum. Small data may be on its way to other lanes, so it is not lent.
+TEST(ServerLoans, InOneHopTheSumGoesToWhatIsLentAlone) {
+  for (const bool is_large : {true, false}) {
+    LoanBench bench(2);
+    if (!is_large) bench.config.max_eager_bytes = 3 * kChunk;
+    bench.build();
+    for (std::uint32_t worker = 0; worker < 2; ++worker) {
+      wire::Header head = bench.header(worker, wire::MessageType::kAnnounce);
+      head.tag = 1000 + 100 * worker;
+      head.count = 1;
+      head.flags = wire::kFlagOneHop;
+      bench.control(head, wire::encode(bench.announce(worker, 3)));
+    }
+    std::map<std::uint32_t, std::uint64_t> tags;
+    for (const SendAction& grant : bench.sends(wire::MessageType::kGrant)) tags[grant.to.value] = grant.header.tag;
+    ASSERT_EQ(tags.size(), 2u);
+    EXPECT_EQ(bench.posted.at(tags[0]).is_loan, is_large);
+    if (!is_large) continue;
+    bench.lend(0, tags[0], 0);
+    bench.push(1, tags[1], 0);
+    const std::vector<ReduceAction> sums = bench.all<ReduceAction>();
+    ASSERT_EQ(sums.size(), 1u);
+    ASSERT_EQ(sums[0].outputs.size(), 1u);
+    EXPECT_EQ(sums[0].outputs[0].data(), bench.lent.data());
+    const std::vector<SendAction> results = bench.sends(wire::MessageType::kResult);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].to, PeerId{0});
+    EXPECT_EQ(results[0].header.flags, wire::kFlagInPlace);
+    EXPECT_TRUE(results[0].payload.empty());
+    bench.sent_all();
+    EXPECT_EQ(bench.engine->stats().slots_in_use, 2u) << "of the two chunks that have yet to come";
+  }
+}
+
 }  // namespace
 }  // namespace herring::server

@@ -90,8 +90,11 @@ TEST(ServerOneHop, AnAnnounceThatIsRefusedOrComesTooLateIsOverToo) {
   bench.say(2);  // It hears of it.
   ASSERT_EQ(bench.sends(wire::MessageType::kError).size(), 1u);
   bench.sent_all();
-  bench.say(2, bench.announce(2, 2), std::vector<std::byte>(2 * kChunk));
-  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u) << "two chunks do not go in one hop";
+  wire::Announce large = bench.announce(2, 3);
+  large.descriptor.collective = Collective::kBroadcast;
+  large.pusher = 2;
+  bench.say(2, large, {});
+  EXPECT_EQ(bench.sends(wire::MessageType::kError).size(), 1u) << "a large one that is not summed goes in two hops";
   bench.sent_all();
   bench.tick(1s);
   EXPECT_EQ(bench.told(), (std::vector<std::uint64_t>{1, 0, 2}));

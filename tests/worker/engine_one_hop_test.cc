@@ -50,6 +50,12 @@ struct OneHopBench : Bench {
     control(header);
   }
 
+  void tick(Duration later) {
+    now += later;
+    engine->on_tick(now);
+    collect();
+  }
+
   std::vector<std::byte> memory = std::vector<std::byte>(kChunk);
 };
 
@@ -140,7 +146,180 @@ TEST(WorkerOneHop, AFailureIsToldToAllLanes) {
   EXPECT_EQ(bench.completed[0].status.code(), Code::kMismatch);
 }
 
-TEST(WorkerOneHop, OnlyWhatIsSmallAndWholeAndOfAllHostsGoesSo) {
+/// Two hosts, and data that does not fit into the announce.
+struct LargeOneHopBench : OneHopBench {
+  explicit LargeOneHopBench() : OneHopBench(2) {
+    config.one_hop_bytes = 4 * kChunk;
+    build();
+    memory.resize(3 * kChunk);
+    std::iota(reinterpret_cast<unsigned char*>(memory.data()), reinterpret_cast<unsigned char*>(memory.data() + 384),
+              static_cast<unsigned char>(1));
+    submit(small(1));
+    const std::vector<SendAction> announces = sends(wire::MessageType::kAnnounce);
+    near = announce_to(1, announces);
+    far = announce_to(0, announces);
+    sent(announces);
+  }
+  std::vector<SendAction> pushes() const { return sends(wire::MessageType::kPush); }
+  std::span<const std::byte> chunk(std::size_t first, std::size_t count = 1) const {
+    return std::span(memory).subspan(first * kChunk, count * kChunk);
+  }
+  bool is_from_memory(const SendAction& push, std::size_t first, std::size_t count = 1) const {
+    return push.payload.data() == chunk(first, count).data() && push.payload.size() == count * kChunk;
+  }
+
+  SendAction near;
+  SendAction far;
+};
+
+TEST(WorkerOneHop, TheLaneInThisProcessGetsWhatHasLeftForTheOther) {
+  LargeOneHopBench bench;
+  for (const SendAction& announce : {bench.near, bench.far}) {
+    EXPECT_EQ(announce.header.flags, wire::kFlagOneHop);
+    EXPECT_EQ(wire::decode_announce(announce.body)->shard_bytes, 3u * kChunk) << "all of it";
+  }
+  bench.grant(bench.near, 0, 3, 100);
+  EXPECT_TRUE(bench.pushes().empty());
+  bench.grant(bench.far, 0, 2, 200, 2);
+  const std::vector<SendAction> first = bench.pushes();
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_EQ(first[0].to, bench.far.to);
+  EXPECT_TRUE(bench.is_from_memory(first[0], 0, 2));
+  bench.sent(first);
+  std::vector<SendAction> lent = bench.pushes();
+  ASSERT_EQ(lent.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(lent[i].to, bench.near.to);
+    EXPECT_TRUE(bench.is_from_memory(lent[i], i));
+  }
+  EXPECT_TRUE(bench.posted.empty()) << "the result lands on what is being pushed";
+  bench.sent(lent);
+  EXPECT_TRUE(bench.result(bench.near, 0, true, wire::kFlagInPlace));
+  EXPECT_TRUE(bench.result(bench.near, 1));
+  EXPECT_FALSE(bench.result(bench.near, 2));
+  bench.grant(bench.far, 2, 1, 202);
+  bench.sent(bench.pushes());
+  lent = bench.pushes();
+  ASSERT_EQ(lent.size(), 1u);
+  bench.sent(lent);
+  EXPECT_TRUE(bench.completed.empty());
+  EXPECT_TRUE(bench.result(bench.near, 2));
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_TRUE(bench.completed[0].status.is_ok());
+  EXPECT_EQ(bench.engine->stats().copied, 0u);
+  EXPECT_TRUE(bench.engine->is_needed()) << "it may not have arrived yet";
+  bench.over(bench.far.to, 1);
+  EXPECT_TRUE(bench.engine->is_idle());
+}
+
+/// Each of two lanes may have given all its room to what the other one has no room for.
+TEST(WorkerOneHop, WhatTheOtherLaneDoesNotAskForInTimeIsCopied) {
+  LargeOneHopBench bench;
+  const std::vector<std::byte> before = bench.memory;
+  bench.grant(bench.near, 0, 3, 100);
+  bench.grant(bench.far, 0, 1, 200);
+  const std::vector<SendAction> on_way = bench.pushes();
+  ASSERT_EQ(on_way.size(), 1u);
+  ASSERT_LT(bench.engine->next_deadline(), bench.now + 1s);
+  bench.tick(bench.engine->next_deadline() - bench.now);
+  EXPECT_EQ(bench.count<CopyAction>(), 2u) << "chunk 0 is on its way already";
+  const std::vector<SendAction> lent = bench.pushes();
+  ASSERT_EQ(lent.size(), 2u);
+  EXPECT_TRUE(bench.is_from_memory(lent[0], 1));
+  EXPECT_TRUE(bench.is_from_memory(lent[1], 2));
+  bench.sent(lent);
+  ASSERT_TRUE(bench.result(bench.near, 1));
+  ASSERT_TRUE(bench.result(bench.near, 2));
+  std::ranges::fill(std::span(bench.memory).subspan(kChunk), std::byte{0xEE});
+  EXPECT_GT(bench.engine->next_deadline(), bench.now) << "chunk 0 is waited for";
+  bench.sent(on_way);
+  bench.sent(bench.pushes());
+  ASSERT_TRUE(bench.result(bench.near, 0));
+  EXPECT_EQ(bench.engine->stats().copied, 2u);
+  EXPECT_TRUE(bench.completed.empty()) << "the other lane has not asked yet";
+  bench.tick(bench.engine->next_deadline() - bench.now);
+  EXPECT_GE(bench.engine->next_deadline(), Instant{} + 15s) << "nothing more to copy";
+  bench.grant(bench.far, 1, 2, 201, 2);
+  const std::vector<SendAction> late = bench.pushes();
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_TRUE(std::ranges::equal(late[0].payload, std::span(before).subspan(kChunk)));
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_TRUE(bench.completed[0].status.is_ok());
+}
+
+TEST(WorkerOneHop, WhereNothingWaitsNothingIsCopied) {
+  LargeOneHopBench bench;
+  bench.grant(bench.near, 0, 1, 100);
+  bench.grant(bench.far, 0, 1, 200);
+  bench.sent(bench.pushes());
+  EXPECT_EQ(bench.pushes().size(), 1u);
+  bench.tick(1s);
+  EXPECT_EQ(bench.count<CopyAction>(), 0u) << "neither lane has asked for the rest";
+  EXPECT_EQ(bench.engine->stats().copied, 0u);
+}
+
+TEST(WorkerOneHop, WhatIsHeldBackWhenTheOperationFailsIsNeverPushed) {
+  LargeOneHopBench bench;
+  bench.grant(bench.near, 0, 3, 100);
+  bench.grant(bench.far, 0, 1, 200);
+  const std::vector<SendAction> on_way = bench.pushes();
+  bench.error(bench.far, Code::kMismatch, "shapes", 0);
+  const std::vector<SendAction> cancels = bench.sends(wire::MessageType::kCancel);
+  ASSERT_EQ(cancels.size(), 2u);
+  for (const SendAction& cancel : cancels) EXPECT_EQ(cancel.header.count, cancel.to == bench.far.to ? 1u : 0u);
+  bench.sent(on_way);
+  EXPECT_TRUE(bench.pushes().empty());
+  bench.tick(1s);
+  EXPECT_TRUE(bench.pushes().empty());
+  bench.error(bench.near, Code::kMismatch, "too", 0);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kMismatch);
+}
+
+TEST(WorkerOneHop, ATimeOutIsSaidWhereTheOtherLaneNeverAsks) {
+  LargeOneHopBench bench;
+  bench.grant(bench.near, 0, 3, 100);
+  bench.tick(1s);
+  bench.sent(bench.pushes());
+  for (std::uint32_t i = 0; i < 3; ++i) ASSERT_TRUE(bench.result(bench.near, i));
+  bench.tick(13s);
+  EXPECT_TRUE(bench.sends(wire::MessageType::kCancel).empty());
+  bench.tick(2s);
+  const std::vector<SendAction> cancels = bench.sends(wire::MessageType::kCancel);
+  ASSERT_EQ(cancels.size(), 1u) << "the lane in this process has ended it";
+  EXPECT_EQ(cancels[0].to, bench.far.to);
+}
+
+TEST(WorkerOneHop, OnEveryRailGoesAPartOfWhatIsLarge) {
+  OneHopBench bench(4);
+  bench.config.rails = 2;
+  bench.config.lane_rails = {0, 1, 0, 1};
+  bench.config.near_lanes = {bench.config.lanes[1]};
+  bench.config.one_hop_bytes = 8 * kChunk;
+  bench.build();
+  bench.memory.resize(6 * kChunk);
+  Operation operation = bench.small(1);
+  operation.contributor = operation.owner = 1;
+  operation.contributor_count = operation.owner_count = 2;
+  const auto ranges = owned_ranges(bench.config, operation);
+  ASSERT_EQ(ranges.size(), 2u);
+  ASSERT_EQ(ranges[0].size(), 1u);
+  ASSERT_EQ(ranges[1].size(), 1u);
+  EXPECT_EQ(ranges[0][0].bytes, 3u * kChunk);
+  EXPECT_EQ(ranges[1][0].bytes, 3u * kChunk);
+  EXPECT_NE(ranges[0][0].offset, ranges[1][0].offset);
+  bench.submit(operation);
+  const std::vector<SendAction> announces = bench.sends(wire::MessageType::kAnnounce);
+  ASSERT_EQ(announces.size(), 2u) << "the lanes of its own rail";
+  for (const SendAction& announce : announces) {
+    EXPECT_TRUE(announce.to == bench.config.lanes[1] || announce.to == bench.config.lanes[3]);
+    const auto body = wire::decode_announce(announce.body);
+    EXPECT_EQ(body->shard_bytes, 3u * kChunk);
+    EXPECT_EQ(body->shard_offset, ranges[1][0].offset);
+  }
+}
+
+TEST(WorkerOneHop, OnlyWhatIsNotTooLargeAndOfAllHostsGoesSo) {
   OneHopBench bench;
   const auto announced = [&](const Operation& operation) {
     bench.submit(operation);
@@ -153,11 +332,12 @@ TEST(WorkerOneHop, OnlyWhatIsSmallAndWholeAndOfAllHostsGoesSo) {
   EXPECT_EQ(announced(bench.small(1)), 3u);
   std::vector<std::byte> larger(kChunk + 1);
   Operation large = bench.operation(2, larger);
+  large.contributor_count = 3;
   large.may_go_in_one_hop = true;
   EXPECT_EQ(announced(large), 0u);
   Operation part = bench.small(3);
   part.descriptor.op_bytes += 1000;
-  EXPECT_EQ(announced(part), 0u) << "one part of several";
+  EXPECT_EQ(announced(part), 0u) << "one part of something larger";
   Operation group = bench.small(4);
   group.may_go_in_one_hop = false;
   EXPECT_EQ(announced(group), 0u);
@@ -169,6 +349,12 @@ TEST(WorkerOneHop, OnlyWhatIsSmallAndWholeAndOfAllHostsGoesSo) {
   barrier.key.op = 6;
   barrier.owner_count = 2;
   EXPECT_EQ(announced(barrier), 0u) << "several processes of a host hear of it through one lane";
+  bench.config.one_hop_bytes = 2 * kChunk;
+  bench.build();
+  EXPECT_EQ(announced(large), 3u);
+  large.key.op = 7;
+  large.descriptor.collective = Collective::kBroadcast;
+  EXPECT_EQ(announced(large), 0u) << "nothing is summed: two hops move less";
 }
 
 }  // namespace
