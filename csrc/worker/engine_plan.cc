@@ -82,7 +82,10 @@ bool goes_in_one_hop(const EngineConfig& config, const Operation& operation) {
   // Several owners hear from one lane alone that all have come, where nobody has anything.
   if (is_empty(operation) && operation.owner_count > 1) return false;
   if (descriptor.op_bytes > config.one_hop_bytes) return false;
-  return is_small(config, descriptor.part_bytes) || reduces(descriptor.collective);
+  if (is_small(config, descriptor.part_bytes)) return true;
+  // What two hops can send with the announces takes no longer there.
+  return reduces(descriptor.collective) &&
+         descriptor.part_bytes > config.lanes.size() * std::uint64_t{config.max_eager_bytes};
 }
 
 bool is_small(const EngineConfig& config, std::uint64_t shard_bytes) { return shard_bytes <= config.max_eager_bytes; }

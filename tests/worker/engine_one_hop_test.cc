@@ -330,7 +330,7 @@ TEST(WorkerOneHop, OnlyWhatIsNotTooLargeAndOfAllHostsGoesSo) {
     return one_hop;
   };
   EXPECT_EQ(announced(bench.small(1)), 3u);
-  std::vector<std::byte> larger(kChunk + 1);
+  std::vector<std::byte> larger(4 * kChunk);
   Operation large = bench.operation(2, larger);
   large.contributor_count = 3;
   large.may_go_in_one_hop = true;
@@ -349,10 +349,15 @@ TEST(WorkerOneHop, OnlyWhatIsNotTooLargeAndOfAllHostsGoesSo) {
   barrier.key.op = 6;
   barrier.owner_count = 2;
   EXPECT_EQ(announced(barrier), 0u) << "several processes of a host hear of it through one lane";
-  bench.config.one_hop_bytes = 2 * kChunk;
+  bench.config.one_hop_bytes = 4 * kChunk;
   bench.build();
   EXPECT_EQ(announced(large), 3u);
   large.key.op = 7;
+  std::vector<std::byte> between(3 * kChunk);
+  Operation medium = bench.operation(8, between);
+  medium.contributor_count = 3;
+  medium.may_go_in_one_hop = true;
+  EXPECT_EQ(announced(medium), 0u) << "its shards travel with the announces of two hops";
   large.descriptor.collective = Collective::kBroadcast;
   EXPECT_EQ(announced(large), 0u) << "nothing is summed: two hops move less";
 }
