@@ -140,8 +140,8 @@ void keep_within_budget(Placement& placement, const Config& config) {
 }
 
 /// Up to which size operations go to the lanes of all hosts at once. Each host then sends n - 1 messages instead of
-/// one, and (n - 1)(n - 2) / n of the data more than in two hops: a message's own cost is worth a few KB. Two hosts send
-/// no more than in two hops, but each computes the whole sum, which takes longer than a hop where it is large.
+/// one, and (n - 1)(n - 2) / n of the data more than in two hops: a message's own cost is worth a few KB. Two hosts
+/// send no more than in two hops, but each computes the whole sum, which takes longer than a hop where it is large.
 std::uint64_t one_hop_bytes(const Placement& placement, const Config& config) {
   constexpr std::uint64_t kMoreOnLink = 4 << 10;
   const std::uint64_t hosts = placement.hosts;
@@ -153,7 +153,8 @@ std::uint64_t one_hop_bytes(const Placement& placement, const Config& config) {
     return 0;
   }
   const std::uint64_t most = std::min(placement.budget.eager_bytes, placement.chunk_bytes);
-  return hosts == 2 ? std::max(most, config.one_hop_bytes) : std::min(most, kMoreOnLink * hosts / ((hosts - 1) * (hosts - 2)));
+  return hosts == 2 ? std::max(most, config.one_hop_bytes)
+                    : std::min(most, kMoreOnLink * hosts / ((hosts - 1) * (hosts - 2)));
 }
 
 }  // namespace
@@ -236,15 +237,21 @@ std::uint64_t rails_within(const Placement& placement, std::span<const std::uint
   return served == 0 || served == all ? worker::kEveryRail : served;
 }
 
-/// GroupRoute::may_go_in_one_hop: every host is a contributor, and the process of its lane of rail r is its owner r.
-bool may_go_in_one_hop(const Placement& placement, std::span<const std::uint32_t> ranks, std::size_t contributors) {
-  if (placement.one_hop_bytes == 0 || contributors != placement.hosts) return false;
+/// GroupRoute::one_hop_bytes. Every host is a contributor, and the process of its lane of rail r is its owner r. What
+/// is small has no other owners; what is larger has one of it where ranks of a host have no lane.
+std::uint64_t one_hop_bytes_of(const Placement& placement, std::span<const std::uint32_t> ranks,
+                               std::size_t contributors) {
+  if (placement.one_hop_bytes == 0 || contributors != placement.hosts) return 0;
   std::vector<std::vector<std::uint32_t>> owners(placement.hosts);
   for (const std::uint32_t rank : ranks) owners[placement.host_of[rank]].push_back(rank);
-  return std::ranges::all_of(placement.lanes, [&](const LanePlace& lane) {
+  const bool are_near = std::ranges::all_of(placement.lanes, [&](const LanePlace& lane) {
     const std::vector<std::uint32_t>& here = owners[placement.host_of[lane.owner]];
     return lane.rail < here.size() && here[lane.rail] == lane.owner;
   });
+  if (!are_near) return 0;
+  const bool are_all = std::ranges::all_of(owners, [&](const auto& here) { return here.size() == placement.rails; });
+  return are_all ? placement.one_hop_bytes
+                 : std::min<std::uint64_t>(placement.one_hop_bytes, placement.budget.eager_bytes);
 }
 
 }  // namespace
@@ -297,7 +304,7 @@ GroupRoute make_route(const Placement& placement, const Config& config, std::uin
     route.path = GroupRoute::Path::kNetwork;
   }
   const std::size_t contributors = route.path == GroupRoute::Path::kHostFirst ? hosts.size() : ranks.size();
-  route.may_go_in_one_hop = may_go_in_one_hop(placement, ranks, contributors);
+  route.one_hop_bytes = one_hop_bytes_of(placement, ranks, contributors);
   return route;
 }
 

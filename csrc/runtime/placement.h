@@ -41,7 +41,7 @@ struct Placement {
   std::uint32_t backup_workers = 0;  ///< Config::backup_workers; then there are lanes, where there are two workers.
   std::uint32_t chunk_bytes = 0;     ///< Of this job: at most Config::chunk_bytes, less where there are many lanes.
   Budget budget;                     ///< What fits: windows above are already within it.
-  std::uint64_t one_hop_bytes = 0;   ///< worker::EngineConfig, same name.
+  std::uint64_t one_hop_bytes = 0;   ///< Of a group that all ranks are in; GroupRoute, same name.
   std::vector<std::string> server_places;  ///< "server 0 (pid 7 on b)", "embedded in worker 3 (pid 8 on a)", by server.
 
   /// Workers on the same host as `worker`, by rank.
@@ -75,7 +75,7 @@ struct GroupRoute {
   /// worker::Operation, same name: the rails whose workers are all in the group, on all its hosts; where there is none,
   /// all rails.
   std::uint64_t rails = worker::kEveryRail;
-  bool may_go_in_one_hop = false;  ///< worker::Operation, same name.
+  std::uint64_t one_hop_bytes = 0;  ///< worker::Operation, same name.
 };
 
 /// Throws Error(kInvalidArgument) where `rank` is not in `ranks`, or one of them is out of range or named twice.

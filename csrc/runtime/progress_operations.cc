@@ -322,7 +322,7 @@ worker::Operation Progress::network_operation(Instant now, const Part& part, std
     operation.average_over = whole.roster.empty() ? all : count_of(whole.roster);
   }
   operation.rails = route.rails;
-  operation.may_go_in_one_hop = route.may_go_in_one_hop && whole.path == route.path;
+  if (whole.path == route.path) operation.one_hop_bytes = route.one_hop_bytes;
   operation.is_join = part.is_join;
   operation.roster = whole.roster;
   operation.timeout = std::max(whole.deadline - now, Duration{1});

@@ -28,7 +28,6 @@ worker::EngineConfig make_network_config(const ProgressOptions& options) {
   config.rails = placement.rails;
   config.chunk_bytes = placement.chunk_bytes;
   config.max_eager_bytes = placement.budget.eager_bytes;
-  config.one_hop_bytes = placement.one_hop_bytes;
   config.eager_window = placement.budget.eager_window;
   config.announce_credits = placement.budget.announce_credits;
   config.min_shard_bytes = std::min(placement.budget.eager_bytes, kMinShardBytes * placement.rails);

@@ -29,10 +29,6 @@ struct EngineConfig {
   std::vector<std::uint32_t> lane_rails;  ///< As `lanes`; may be empty where there is one rail.
   std::uint32_t chunk_bytes = 0;          ///< A multiple of 64.
   std::uint32_t max_eager_bytes = 0;      ///< Shards up to this travel inside the announce.
-  /// Operations up to this size that may go in one hop (Operation::may_go_in_one_hop) do: each host's lane gets all of
-  /// it, and answers inside its host alone (docs/adr/0027-one-hop.md). What does not fit into an announce must be
-  /// summed. 0: none; not with failover.
-  std::uint64_t one_hop_bytes = 0;
   std::uint32_t eager_window = 0;  ///< Eager announces to one lane that may be unfinished; past it, announce + grant.
   std::uint32_t announce_credits = 0;  ///< As the lanes' EngineConfig::announce_credits; 0: no limit.
   std::uint64_t min_shard_bytes = 0;   ///< ShardPlanInput::min_shard_bytes
@@ -73,9 +69,10 @@ struct Operation {
   std::uint32_t owner = 0;           ///< Several processes may share a contributor (the ranks of one host): this one
   std::uint32_t owner_count = 1;     ///< pushes and pulls a run of chunks of each shard whose lane's rail it is on.
   std::uint64_t rails = kEveryRail;  ///< The lanes that take part: those of rail i where bit i is set. There is one.
-  /// Its contributors are the hosts that the lanes of a rail are on, one each, and owner r of a host is the process
-  /// that the host's lane of rail r is in.
-  bool may_go_in_one_hop = false;
+  /// Up to this size it goes in one hop (docs/adr/0027-one-hop.md): each host's lane gets all of it, and answers inside
+  /// its host alone. 0: never, as with failover. Takes contributors that are the hosts of a rail's lanes, one each, and
+  /// as owner r of a host the process that the host's lane of rail r is in. Beyond max_eager_bytes, no other owners.
+  std::uint64_t one_hop_bytes = 0;
   Duration timeout{};
   /// Backup workers: no data; ends when it is decided who is in the operation (CompleteAction::roster). Goes before all
   /// parts, with part 0's key, no memory and part_bytes 0.

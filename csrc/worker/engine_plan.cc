@@ -75,13 +75,11 @@ bool are_on_one_rail(const EngineConfig& config, std::uint32_t lane, std::uint32
 
 bool goes_in_one_hop(const EngineConfig& config, const Operation& operation) {
   const OpDescriptor& descriptor = operation.descriptor;
-  if (config.one_hop_bytes == 0 || !operation.may_go_in_one_hop || operation.is_join || !operation.roster.empty()) {
-    return false;
-  }
+  if (operation.one_hop_bytes == 0 || operation.is_join || !operation.roster.empty()) return false;
   if (operation.contributor_count != config.lanes.size() / config.rails) return false;
   // Several owners hear from one lane alone that all have come, where nobody has anything.
   if (is_empty(operation) && operation.owner_count > 1) return false;
-  if (descriptor.op_bytes > config.one_hop_bytes) return false;
+  if (descriptor.op_bytes > operation.one_hop_bytes) return false;
   if (is_small(config, descriptor.part_bytes)) return true;
   // What two hops can send with the announces takes no longer there.
   return reduces(descriptor.collective) &&
@@ -206,6 +204,10 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
   if (!operation.roster.empty() &&
       (operation.owner_count != 1 || !is_sane(operation.roster, operation.contributor_count))) {
     return wrong("a roster of contributors that do not exist");
+  }
+  const bool is_large = !is_small(config, operation.descriptor.part_bytes);
+  if (is_large && operation.owner_count > config.rails && goes_in_one_hop(config, operation)) {
+    return wrong("in one hop, but not every owner has a lane in its process");
   }
   bool has_lane = false;
   for (std::uint32_t lane = 0; lane < config.lanes.size(); ++lane) {

@@ -35,7 +35,7 @@ struct ClusterOptions {
   std::uint32_t window = 4;
   std::uint32_t max_window = 0;     ///< 0: as window.
   bool near = false;                ///< Worker and lane of a number share a process; not with failover.
-  std::uint64_t one_hop_bytes = 0;  ///< worker::EngineConfig, same name; near, and as many lanes as workers.
+  std::uint64_t one_hop_bytes = 0;  ///< worker::Operation, same name; near, and as many lanes as workers.
   std::uint32_t max_run = 1;        ///< Taken whenever there is room, however slow the links are.
   std::uint32_t slots = 0;          ///< Of each lane; 0: workers * window.
   std::uint32_t max_eager_bytes = 0;
@@ -91,7 +91,6 @@ class Cluster {
     if (has_near(rank)) config.near_lanes = {PeerId{options_.workers + rank}};
     config.chunk_bytes = options_.chunk_bytes;
     config.max_eager_bytes = options_.max_eager_bytes;
-    config.one_hop_bytes = options_.failover ? 0 : options_.one_hop_bytes;
     config.eager_window = options_.eager_window;
     config.announce_credits = options_.announce_credits;
     config.min_shard_bytes = options_.min_shard_bytes;

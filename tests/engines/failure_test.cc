@@ -59,7 +59,7 @@ TestOp all_reduce(Random& random, const Cluster& cluster, std::vector<std::uint3
   TestOp op;
   op.ranks = std::move(ranks);
   op.key = {GroupId{group}, number, 0};
-  op.may_go_in_one_hop = cluster.options().one_hop_bytes > 0 && op.ranks.size() == cluster.options().workers;
+  if (op.ranks.size() == cluster.options().workers) op.one_hop_bytes = cluster.options().one_hop_bytes;
   set_size(op.descriptor, DataType::kFloat32, pick(random, 1, chance(random, 0.5) ? 40 : 1500));
   fill(op, random, cluster.worker_config(0));
   return op;

@@ -38,7 +38,7 @@ struct TestOp {
   OpKey key;
   std::uint32_t average_over = 1;
   std::uint64_t rails = worker::kEveryRail;
-  bool may_go_in_one_hop = false;
+  std::uint64_t one_hop_bytes = 0;
   Duration timeout = std::chrono::seconds(30);
   std::vector<std::vector<std::byte>> memory;  ///< By index into ranks.
   std::vector<std::vector<std::byte>> expected;
@@ -64,7 +64,7 @@ struct TestOp {
     operation.owner = static_cast<std::uint32_t>(index) % owners;
     operation.owner_count = owners;
     operation.rails = rails;
-    operation.may_go_in_one_hop = may_go_in_one_hop;
+    operation.one_hop_bytes = one_hop_bytes;
     operation.timeout = timeout;
     return operation;
   }

@@ -87,8 +87,9 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
   if (options.rails > 1 && !options.failover && options.weights.empty() && number % 2 == 0) {
     op.rails = 1 + (options.seed + number) % ((1u << options.rails) - 1);
   }
-  op.may_go_in_one_hop = options.one_hop_bytes > 0 && op.ranks.size() == options.workers && op.owners == options.rails;
-  if (op.may_go_in_one_hop) op.rails = worker::kEveryRail;
+  const bool has_lanes = op.ranks.size() == options.workers && op.owners == options.rails;
+  if (has_lanes && !options.failover) op.one_hop_bytes = options.one_hop_bytes;
+  if (op.one_hop_bytes > 0) op.rails = worker::kEveryRail;
   const std::uint64_t kind = pick(random, 0, 9);
   if (kind == 0) {
     op.descriptor.collective = Collective::kBarrier;
@@ -96,7 +97,7 @@ inline TestOp random_op(Random& random, const ClusterOptions& options, std::uint
     set_size(op.descriptor, chance(random, 0.8) ? DataType::kFloat32 : DataType::kUInt8,
              random_elements_count(random, options));
     op.descriptor.op_bytes += pick(random, 0, 3) * 1000;  // This part is one of several.
-    if (op.may_go_in_one_hop && number % 3 != 0) {
+    if (op.one_hop_bytes > 0 && number % 3 != 0) {
       set_size(op.descriptor, op.descriptor.dtype,
                random_elements_count(random, options) % (options.one_hop_bytes / 4) + 1);
       // One of several parts, which all go so, or none.

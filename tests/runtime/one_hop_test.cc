@@ -92,7 +92,8 @@ JobShape with_checksums(JobShape shape) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, OneHop,
-                         ::testing::Values(JobShape{.workers = 2, .hosts = 2}, JobShape{.workers = 4, .hosts = 2},
+                         ::testing::Values(JobShape{.workers = 2, .hosts = 2}, JobShape{.workers = 3, .hosts = 2},
+                                           JobShape{.workers = 4, .hosts = 2},
                                            JobShape{.workers = 4, .hosts = 2, .is_cyclic = true},
                                            JobShape{.workers = 4, .hosts = 4}, JobShape{.workers = 6, .hosts = 3},
                                            with_checksums({.workers = 2, .hosts = 2})),

@@ -50,20 +50,21 @@ TEST(Placement, TwoHostsSendSmallDataToEachOther) {
   Config config;
   const Placement two = place(config, {"a", "b"});
   EXPECT_EQ(two.one_hop_bytes, config.one_hop_bytes);
-  EXPECT_TRUE(make_route(two, config, 0, everybody(two)).may_go_in_one_hop);
-  EXPECT_TRUE(make_route(two, config, 0, std::vector<std::uint32_t>{1, 0}).may_go_in_one_hop);
+  EXPECT_EQ(make_route(two, config, 0, everybody(two)).one_hop_bytes, config.one_hop_bytes);
+  EXPECT_EQ(make_route(two, config, 0, std::vector<std::uint32_t>{1, 0}).one_hop_bytes, config.one_hop_bytes);
   const Placement four = place(config, {"a", "a", "b", "b"});
   EXPECT_EQ(four.rails, 2u);
-  EXPECT_TRUE(make_route(four, config, 3, everybody(four)).may_go_in_one_hop);
+  EXPECT_EQ(make_route(four, config, 3, everybody(four)).one_hop_bytes, config.one_hop_bytes);
   // The host's share of a lane belongs to the process that the lane is in, whatever the order of the group.
-  EXPECT_FALSE(make_route(four, config, 3, std::vector<std::uint32_t>{1, 0, 2, 3}).may_go_in_one_hop);
-  EXPECT_FALSE(make_route(four, config, 3, std::vector<std::uint32_t>{1, 3}).may_go_in_one_hop);
+  EXPECT_EQ(make_route(four, config, 3, std::vector<std::uint32_t>{1, 0, 2, 3}).one_hop_bytes, 0u);
+  EXPECT_EQ(make_route(four, config, 3, std::vector<std::uint32_t>{1, 3}).one_hop_bytes, 0u);
   const Placement odd = place(config, {"a", "a", "b"});
   EXPECT_EQ(odd.rails, 1u);
-  EXPECT_TRUE(make_route(odd, config, 0, everybody(odd)).may_go_in_one_hop);
-  EXPECT_TRUE(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 2}).may_go_in_one_hop);
-  EXPECT_FALSE(make_route(odd, config, 1, std::vector<std::uint32_t>{1, 2}).may_go_in_one_hop);
-  EXPECT_FALSE(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 1}).may_go_in_one_hop) << "of one host";
+  EXPECT_EQ(make_route(odd, config, 0, everybody(odd)).one_hop_bytes, config.eager_bytes)
+      << "rank 1 has no lane in its process";
+  EXPECT_EQ(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 2}).one_hop_bytes, config.one_hop_bytes);
+  EXPECT_EQ(make_route(odd, config, 1, std::vector<std::uint32_t>{1, 2}).one_hop_bytes, 0u);
+  EXPECT_EQ(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 1}).one_hop_bytes, 0u) << "of one host";
 }
 
 TEST(Placement, OneHopTakesAServerInEachHostAndNothingThatOutlivesAResult) {

@@ -17,7 +17,7 @@ using namespace testing;
 struct OneHopBench : Bench {
   explicit OneHopBench(std::uint32_t hosts = 3, std::uint32_t rank = 1) : Bench(hosts, rank) {
     config.near_lanes = {config.lanes[rank]};
-    config.max_eager_bytes = config.one_hop_bytes = kChunk;
+    config.max_eager_bytes = kChunk;
     copies = true;
     build();
     std::iota(reinterpret_cast<unsigned char*>(memory.data()), reinterpret_cast<unsigned char*>(memory.data()) + kChunk,
@@ -26,7 +26,7 @@ struct OneHopBench : Bench {
   Operation small(std::uint64_t op) {
     Operation small = operation(op, memory);
     small.contributor_count = static_cast<std::uint32_t>(config.lanes.size());
-    small.may_go_in_one_hop = true;
+    small.one_hop_bytes = limit;
     return small;
   }
   SendAction announce_to(std::uint32_t lane, const std::vector<SendAction>& announces) const {
@@ -56,6 +56,7 @@ struct OneHopBench : Bench {
     collect();
   }
 
+  std::uint64_t limit = kChunk;  // Operation::one_hop_bytes
   std::vector<std::byte> memory = std::vector<std::byte>(kChunk);
 };
 
@@ -149,8 +150,7 @@ TEST(WorkerOneHop, AFailureIsToldToAllLanes) {
 /// Two hosts, and data that does not fit into the announce.
 struct LargeOneHopBench : OneHopBench {
   explicit LargeOneHopBench() : OneHopBench(2) {
-    config.one_hop_bytes = 4 * kChunk;
-    build();
+    limit = 4 * kChunk;
     memory.resize(3 * kChunk);
     std::iota(reinterpret_cast<unsigned char*>(memory.data()), reinterpret_cast<unsigned char*>(memory.data() + 384),
               static_cast<unsigned char>(1));
@@ -295,7 +295,7 @@ TEST(WorkerOneHop, OnEveryRailGoesAPartOfWhatIsLarge) {
   bench.config.rails = 2;
   bench.config.lane_rails = {0, 1, 0, 1};
   bench.config.near_lanes = {bench.config.lanes[1]};
-  bench.config.one_hop_bytes = 8 * kChunk;
+  bench.limit = 8 * kChunk;
   bench.build();
   bench.memory.resize(6 * kChunk);
   Operation operation = bench.small(1);
@@ -319,6 +319,17 @@ TEST(WorkerOneHop, OnEveryRailGoesAPartOfWhatIsLarge) {
   }
 }
 
+/// It would never get a result.
+TEST(WorkerOneHop, AnOwnerWithoutALaneIsRefusedWhatIsLarge) {
+  LargeOneHopBench bench;
+  Operation operation = bench.small(2);
+  operation.owner = 1;
+  operation.owner_count = 2;
+  bench.submit(operation);
+  ASSERT_EQ(bench.completed.size(), 1u);
+  EXPECT_EQ(bench.completed[0].status.code(), Code::kInvalidArgument);
+}
+
 TEST(WorkerOneHop, OnlyWhatIsNotTooLargeAndOfAllHostsGoesSo) {
   OneHopBench bench;
   const auto announced = [&](const Operation& operation) {
@@ -333,30 +344,30 @@ TEST(WorkerOneHop, OnlyWhatIsNotTooLargeAndOfAllHostsGoesSo) {
   std::vector<std::byte> larger(4 * kChunk);
   Operation large = bench.operation(2, larger);
   large.contributor_count = 3;
-  large.may_go_in_one_hop = true;
+  large.one_hop_bytes = kChunk;
   EXPECT_EQ(announced(large), 0u);
   Operation part = bench.small(3);
   part.descriptor.op_bytes += 1000;
   EXPECT_EQ(announced(part), 0u) << "one part of something larger";
   Operation group = bench.small(4);
-  group.may_go_in_one_hop = false;
+  group.one_hop_bytes = 0;
   EXPECT_EQ(announced(group), 0u);
   Operation barrier = bench.operation(5, {});
-  barrier.may_go_in_one_hop = true;
+  barrier.one_hop_bytes = kChunk;
   barrier.contributor_count = 3;
   barrier.descriptor.collective = Collective::kBarrier;
   EXPECT_EQ(announced(barrier), 3u);
   barrier.key.op = 6;
   barrier.owner_count = 2;
   EXPECT_EQ(announced(barrier), 0u) << "several processes of a host hear of it through one lane";
-  bench.config.one_hop_bytes = 4 * kChunk;
-  bench.build();
+  large.key.op = 9;
+  large.one_hop_bytes = 4 * kChunk;
   EXPECT_EQ(announced(large), 3u);
   large.key.op = 7;
   std::vector<std::byte> between(3 * kChunk);
   Operation medium = bench.operation(8, between);
   medium.contributor_count = 3;
-  medium.may_go_in_one_hop = true;
+  medium.one_hop_bytes = 4 * kChunk;
   EXPECT_EQ(announced(medium), 0u) << "its shards travel with the announces of two hops";
   large.descriptor.collective = Collective::kBroadcast;
   EXPECT_EQ(announced(large), 0u) << "nothing is summed: two hops move less";
