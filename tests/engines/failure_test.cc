@@ -59,7 +59,8 @@ TestOp all_reduce(Random& random, const Cluster& cluster, std::vector<std::uint3
   TestOp op;
   op.ranks = std::move(ranks);
   op.key = {GroupId{group}, number, 0};
-  if (op.ranks.size() == cluster.options().workers) op.one_hop_bytes = cluster.options().one_hop_bytes;
+  const ClusterOptions& options = cluster.options();
+  if (op.ranks.size() == options.workers && !options.failover) op.one_hop_bytes = options.one_hop_bytes;
   set_size(op.descriptor, DataType::kFloat32, pick(random, 1, chance(random, 0.5) ? 40 : 1500));
   fill(op, random, cluster.worker_config(0));
   return op;
