@@ -38,6 +38,7 @@ class Settings(TypedDict, total=False):
     deadlock_after_s: float | str | None
     stall_warning_s: float | str | None
     spin_us: int | str | None
+    slice_us: int | str | None
     libfabric: str | None
     lane_threads: _AutoOnOff | None
     cuda: _AutoOnOff | None

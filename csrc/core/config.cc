@@ -168,6 +168,10 @@ constexpr auto kSettings = std::to_array<Setting>({
      0, kMaxSeconds},
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
+    {"HERRING_SLICE_US", Type::kMicroseconds, &Config::slice_us,
+     "For how long a thread that moves data runs at a time if other programs want its core. Linux runs threads with "
+     "short time slices sooner. Linux 6.12 or later, at least 100. 0: the system's time slice.",
+     0, 100'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
     {"HERRING_LANE_THREADS",
      Type::kChoice,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/short_turns.h"
 #include "core/thread.h"
 
 namespace herring::runtime {
@@ -22,8 +23,8 @@ bool wants_lane_threads(const Config& config, std::size_t workers_on_host) {
   return static_cast<std::size_t>(CPU_COUNT(&cores)) >= kCoresPerWorker * workers_on_host;
 }
 
-LaneThread::LaneThread(Lane& lane, Duration spin)
-    : lane_(lane), thread_(start_thread("herring-lane", [this, spin] { loop(spin); })) {}
+LaneThread::LaneThread(Lane& lane, Duration spin, Duration slice)
+    : lane_(lane), thread_(start_thread("herring-lane", [this, spin, slice] { loop(spin, slice); })) {}
 
 LaneThread::~LaneThread() {
   stop_.store(true, std::memory_order_release);
@@ -34,12 +35,14 @@ LaneThread::~LaneThread() {
 std::vector<std::unique_ptr<LaneThread>> start_lane_threads(const Config& config,
                                                             std::span<const std::unique_ptr<Lane>> lanes) {
   const Duration spin = std::chrono::microseconds(config.spin_us);
+  const Duration slice = std::chrono::microseconds(config.slice_us);
   std::vector<std::unique_ptr<LaneThread>> threads;
-  for (const auto& lane : lanes) threads.push_back(std::make_unique<LaneThread>(*lane, spin));
+  for (const auto& lane : lanes) threads.push_back(std::make_unique<LaneThread>(*lane, spin, slice));
   return threads;
 }
 
-void LaneThread::loop(Duration spin) {
+void LaneThread::loop(Duration spin, Duration slice) {
+  const ShortTurns turns(slice);
   Instant busy_until{};
   while (!stop_.load(std::memory_order_acquire)) {
     const Instant now = std::chrono::steady_clock::now();

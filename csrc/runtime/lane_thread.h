@@ -18,14 +18,14 @@ bool wants_lane_threads(const Config& config, std::size_t workers_on_host);
 /// Drives a lane from its constructor to its destructor.
 class LaneThread final {
  public:
-  /// `spin`: how long it polls before it blocks. The lane is open, and outlives it.
-  LaneThread(Lane& lane, Duration spin);
+  /// `spin`: how long it polls before it blocks; `slice`: ShortTurns. The lane is open, and outlives it.
+  LaneThread(Lane& lane, Duration spin, Duration slice);
   ~LaneThread();
   LaneThread(const LaneThread&) = delete;
   LaneThread& operator=(const LaneThread&) = delete;
 
  private:
-  void loop(Duration spin);
+  void loop(Duration spin, Duration slice);
 
   Lane& lane_;
   std::atomic<bool> stop_{false};

@@ -1,7 +1,5 @@
 #include "runtime/pending.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -116,7 +114,8 @@ void DriverSeat::drive(const Work& work, Instant deadline) {
       is_visited_.store(false, std::memory_order_release);
       return;
     }
-    sched_yield();
+    if (core_share_.is_wanted(std::chrono::steady_clock::now())) break;
+    yield(core_share_);
   } while (!work.is_done() && std::chrono::steady_clock::now() < patience);
   wanted_.fetch_sub(1, std::memory_order_acq_rel);
   unpark();  // Whoever has the seat may be about to leave it, with the work not yet looked at.

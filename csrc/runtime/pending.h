@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "runtime/core_share.h"
 #include "runtime/runtime.h"
 #include "runtime/wait_table.h"
 
@@ -66,6 +67,8 @@ class DriverSeat final {
   }
   /// The progress thread: somebody who waits anyway would rather drive.
   bool is_wanted() const { return wanted_.load(std::memory_order_acquire) > 0; }
+  /// Of all threads that take this seat, or would like to.
+  CoreShare& core_share() { return core_share_; }
 
   /// The progress thread: holds the seat while the lock lives.
   std::unique_lock<std::mutex> take() { return std::unique_lock(mutex_); }
@@ -86,6 +89,7 @@ class DriverSeat final {
   std::atomic<bool> is_visited_{false};
   std::atomic<Instant> visited_until_{Instant{}};
   std::atomic<int> wanted_{0};
+  CoreShare core_share_;
   std::mutex park_mutex_;
   std::condition_variable park_changed_;
   bool unparked_ = false;  // guarded by park_mutex_

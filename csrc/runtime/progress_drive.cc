@@ -1,11 +1,11 @@
 // Who drives, and for how long: the loop around what progress*.cc does in one turn.
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 
+#include "core/short_turns.h"
 #include "runtime/poll.h"
 #include "runtime/progress.h"
 #include "runtime/progress_part.h"
@@ -22,6 +22,7 @@ constexpr Duration kVisitPause = std::chrono::milliseconds(1);
 }  // namespace
 
 void Progress::loop() {
+  const ShortTurns turns(std::chrono::microseconds(config_.slice_us));
   while (!stop_.load()) {
     {
       const auto seat = seat_->take();
@@ -108,14 +109,14 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       if (is_caller && watches_network_) spin = spin_.found(now - idle_since);
       idle_since = now;
       busy_until = now + spin;
-    } else if (now >= busy_until) {
-      if (is_caller && watches_network_) spin = spin_.in_vain();
+    } else if (now < busy_until && !seat_->core_share().is_wanted(now)) {
+      if (core_balance_) core_balance_->on_wait();
+      yield(seat_->core_share());  // Whom this one waits for may be on this very core, also where there are enough.
+    } else {
+      if (is_caller && watches_network_ && now >= busy_until) spin = spin_.in_vain();
       publish();
       publish_lanes();
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
-    } else {
-      if (core_balance_) core_balance_->on_wait();
-      sched_yield();  // Whom this one waits for may be on this very core, also where there are enough of them.
     }
   }
 }

@@ -1,7 +1,5 @@
 // Small operations inside a host, done by the thread that calls them: no allocation, no other thread.
 
-#include <sched.h>
-
 #include "core/operation.h"
 #include "core/relax.h"
 #include "intra_node/shortcut.h"
@@ -102,8 +100,9 @@ bool Progress::exchange_small(SmallOperation& operation) {
     if (round % kRoundsPerLook == 0 && std::chrono::steady_clock::now() >= deadline) return false;
     // From another core it comes sooner than a system call returns; but whom it waits for may be on this very core.
     if (shares_cores_ || round % kRoundsPerYield == 0) {
+      if (seat_->core_share().is_wanted(std::chrono::steady_clock::now())) return false;
       core_balance_->on_wait();
-      sched_yield();
+      yield(seat_->core_share());
     } else {
       relax();
     }
