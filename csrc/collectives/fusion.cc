@@ -148,8 +148,8 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
 
 Status Fusion::Impl::lend(Record& record) const {
   const bool is_in_place = record.source.data() == record.result.data();
-  return runtime_->lend("allreduce '" + record.name + "'", is_in_place ? std::span<const std::byte>() : record.source,
-                        record.result, record.lease);
+  return runtime_->lend(record.name, is_in_place ? std::span<const std::byte>() : record.source, record.result,
+                        record.lease);
 }
 
 // --- uses of a name that follow each other
