@@ -93,9 +93,8 @@ std::optional<Placement> Fusion::Impl::admit(const Record& record) {
   const PlacedMemory::Place* place = place_of(record);
   const std::uint64_t number = place != nullptr ? place->number : 0;
   if (spec.descriptor.op_bytes <= settings_.tensor_bytes) return Placement{number, false};
-  if (engine_.knows_place(record.name, spec, settings_.engine.index == 0 ? number : 0)) {
-    return Placement{number, place == nullptr};
-  }
+  // Also where rank 0 has got other memory for it: the plan with the new place comes first, as for a small one.
+  if (engine_.knows_place(record.name, spec)) return Placement{number, place == nullptr};
   if (place != nullptr) engine_.propose(record.name, spec, number);
   return std::nullopt;
 }
