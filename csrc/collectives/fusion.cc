@@ -13,6 +13,9 @@ constexpr Duration kSlice = std::chrono::milliseconds(50);
 // The background thread's: what it waits for ends also where this rank closes. What comes meanwhile may get late.
 constexpr Duration kBackgroundSlice = std::chrono::seconds(1);
 
+// Between two looks of the background thread, where the cycle is not shorter.
+constexpr Duration kLeastSleep = std::chrono::microseconds(500);
+
 // Who closes stays for so long where something is under way outside that nobody else calls: who has it pending in a
 // round has heard of it by then.
 constexpr Duration kTelling = std::chrono::seconds(5);
@@ -414,7 +417,8 @@ void Fusion::Impl::wake_driver([[maybe_unused]] const Lock& lock, Instant when) 
     if (!is_driven_) ended_.notify_all();
     return;
   }
-  if (!exchange_ && engine_.next_look(when) >= background_until_) return;
+  const Instant look = engine_.next_look(when);
+  if (!exchange_ && look >= background_until_ && look > when) return;  // It will have looked by then, or soon after.
   if (!thread_.joinable()) {
     thread_ = start_thread("herring-fusion", [this] { run_background(); });
   } else if (std::exchange(background_sleeps_, false)) {
@@ -439,7 +443,7 @@ void Fusion::Impl::run_background() {
       background_.wait(lock);
     } else {
       // While calls keep coming each look finds the next one a little later, and takes a core from who calls.
-      background_.wait_until(lock, std::max(next_look, now() + settings_.engine.cycle / 2));
+      background_.wait_until(lock, std::max(next_look, now() + std::min(kLeastSleep, settings_.engine.cycle / 2)));
     }
     background_sleeps_ = false;
   }
