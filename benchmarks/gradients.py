@@ -10,12 +10,17 @@ median milliseconds of a step of the slowest rank. The ways take turns, and ever
 
 * backward: without communication
 * ddp: Herring's DistributedDataParallel; gloo: torch's on gloo
+* ddp zero: the same as ddp, but each step begins with zero_grad(set_to_none=False): backward adds, as with memory
 * optimizer: hvd.DistributedOptimizer, whose hooks start each gradient's reduction
 * by name: after backward, hvd.allreduce_async_ of each gradient in the order in which they came; any order: in another
   order on each rank
 * memory: by name after backward; the gradients live in memory of hvd.empty_like(), and each step begins with
   zero_grad(set_to_none=False)
-* hooks: each gradient is copied into such memory, and its reduction by name started, as soon as backward has it
+* hooks: each gradient is copied into such memory, as DDP copies it into a bucket, and its reduction by name started, as
+  soon as backward has it; after: copied in the same way, and reduced by name after backward
+
+Where much memory is freed and allocated in each step, glibc gives it back to the system and gets it again: then compare
+with MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ set to more than that, and see the column of page faults.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from __future__ import annotations
 import argparse
 import functools
 import random
+import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -30,7 +36,10 @@ from typing import Any
 
 from herring.bench._models import MODELS
 
-WAYS = ("backward", "ddp", "gloo", "optimizer", "by name", "any order", "memory", "hooks")
+WAYS = ("backward", "ddp", "ddp zero", "gloo", "optimizer", "by name", "any order", "memory", "hooks", "after")
+# Backward adds to what is there; and each gradient is copied to where it stays.
+ADDS = ("ddp zero", "memory")
+COPIES = ("hooks", "after")
 
 
 def parse() -> argparse.Namespace:
@@ -95,13 +104,13 @@ class Side:
     """A model of its own, with the values of all others, and its step."""
 
     def __init__(self, way: str, values: list[list[torch.Tensor]], options: argparse.Namespace) -> None:
-        self.way, self.times = way, list[float]()
+        self.way, self.times, self.faults = way, list[float](), list[int]()
         self.plain = Gradients(values)
         self.parameters = list(self.plain.parameters())
         self.model: nn.Module = self.plain
         self.input = torch.zeros(1, requires_grad=True)
         cap = options.bucket_mb
-        if way == "ddp":
+        if way in ("ddp", "ddp zero"):
             self.model = HerringDDP(self.plain, bucket_cap_mb=cap, gradient_as_bucket_view=True)
         elif way == "gloo":
             self.model = nn.parallel.DistributedDataParallel(
@@ -115,25 +124,25 @@ class Side:
             self.sgd = hvd.DistributedOptimizer(self.sgd, self.plain.named_parameters())
         self.handles: list[int] = []
         self.memory: list[torch.Tensor] = []
-        if way in ("memory", "hooks"):
+        if way == "memory" or way in COPIES:
             named = ((f"{way}.{i}", each) for i, each in enumerate(self.parameters))
             self.memory = list(hvd.empty_like(named).values())
             for index, parameter in enumerate(self.parameters):
                 if way == "memory":
                     parameter.grad = self.memory[index]
                 else:
-                    parameter.register_post_accumulate_grad_hook(functools.partial(self._reduce, index))
+                    parameter.register_post_accumulate_grad_hook(functools.partial(self._copy, index))
         self.order = list(reversed(range(len(self.parameters))))
         if way == "any order":
             random.Random(dist.get_rank()).shuffle(self.order)
 
     def step(self, *, steps: bool) -> None:
-        if self.way == "memory":
+        if self.way in ADDS:
             self.sgd.zero_grad(set_to_none=False)
         self.model(self.input).sum().backward()
         if self.way == "optimizer" and not steps:
             self.sgd.synchronize()
-        elif self.way in ("by name", "any order", "memory"):
+        elif self.way in ("by name", "any order", "memory", "after"):
             for index in self.order:
                 self._start(index)
         for handle in self.handles:
@@ -142,9 +151,10 @@ class Side:
         if steps:
             self.sgd.step()
 
-    def _reduce(self, index: int, parameter: torch.Tensor) -> None:
+    def _copy(self, index: int, parameter: torch.Tensor) -> None:
         parameter.grad = self.memory[index].copy_(parameter.grad)
-        self._start(index)
+        if self.way == "hooks":
+            self._start(index)
 
     def _start(self, index: int) -> None:
         self.handles.append(hvd.allreduce_async_(self.parameters[index].grad, name=f"{self.way}.{index}"))
@@ -158,17 +168,19 @@ class Side:
             ends = gradient.view(-1)[:: max(1, gradient.numel() - 1)]
             if not bool((ends == number_of(index) + others).all()):
                 raise SystemExit(f"{self.way}, rank {dist.get_rank()}: gradient {index} is wrong: {ends.tolist()}")
-        if self.way != "memory":
+        if self.way not in ADDS:
             self.sgd.zero_grad()
 
 
-def timed(step: Callable[[], None]) -> float:
+def timed(step: Callable[[], None]) -> tuple[float, int]:
+    """Seconds of the slowest rank, and page faults of this one."""
     dist.barrier()
-    begun = time.perf_counter()
+    faults, begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
     step()
     seconds = torch.tensor([time.perf_counter() - begun], dtype=torch.float64)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.item()
+    return seconds.item(), faults
 
 
 def main(options: argparse.Namespace) -> None:
@@ -181,9 +193,10 @@ def main(options: argparse.Namespace) -> None:
     sides = [Side(way, values, options) for way in ways]
     for number in range(options.rounds + 2):
         for side in sides:
-            took = timed(lambda side=side: side.step(steps=options.sgd))
+            took, faults = timed(lambda side=side: side.step(steps=options.sgd))
             if number > 1:  # The first ones build buckets and learn names.
                 side.times.append(took * 1e3)
+                side.faults.append(faults)
             side.check()
     if dist.get_rank() == 0:
         count = sum(map(len, values))
@@ -191,7 +204,8 @@ def main(options: argparse.Namespace) -> None:
         print(f"{options.model}: {count} gradients, {size:.0f} MB, {dist.get_world_size()} ranks, milliseconds")
         for side in sides:
             least, most = min(side.times), max(side.times)
-            print(f"  {side.way:<10}{statistics.median(side.times):>9.2f}  ({least:.2f} to {most:.2f})")
+            middle, faults = statistics.median(side.times), statistics.median(side.faults)
+            print(f"  {side.way:<10}{middle:>9.2f}  ({least:.2f} to {most:.2f})  page faults {faults:.0f}")
     hvd.shutdown()
     dist.destroy_process_group()
 

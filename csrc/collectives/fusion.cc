@@ -13,6 +13,9 @@ constexpr Duration kSlice = std::chrono::milliseconds(50);
 // The background thread's: what it waits for ends also where this rank closes. What comes meanwhile may get late.
 constexpr Duration kBackgroundSlice = std::chrono::seconds(1);
 
+// Between two looks of the background thread, where the cycle is not shorter.
+constexpr Duration kLeastSleep = std::chrono::microseconds(500);
+
 // Who closes stays for so long where something is under way outside that nobody else calls: who has it pending in a
 // round has heard of it by then.
 constexpr Duration kTelling = std::chrono::seconds(5);
@@ -46,6 +49,7 @@ std::optional<Ticket> Fusion::queue_outside(std::string_view name, std::shared_p
 }
 bool Fusion::go_outside(std::string_view name) { return impl_->go_outside(name); }
 Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
+Fusion::Outcome Fusion::outcome(Ticket ticket) const { return impl_->outcome(ticket); }
 Status Fusion::status(Ticket ticket) const { return impl_->status(ticket); }
 Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
@@ -93,9 +97,8 @@ std::optional<Placement> Fusion::Impl::admit(const Record& record) {
   const PlacedMemory::Place* place = place_of(record);
   const std::uint64_t number = place != nullptr ? place->number : 0;
   if (spec.descriptor.op_bytes <= settings_.tensor_bytes) return Placement{number, false};
-  if (engine_.knows_place(record.name, spec, settings_.engine.index == 0 ? number : 0)) {
-    return Placement{number, place == nullptr};
-  }
+  // Also where rank 0 has got other memory for it: the plan with the new place comes first, as for a small one.
+  if (engine_.knows_place(record.name, spec)) return Placement{number, place == nullptr};
   if (place != nullptr) engine_.propose(record.name, spec, number);
   return std::nullopt;
 }
@@ -104,10 +107,7 @@ std::optional<Placement> Fusion::Impl::admit(const Record& record) {
 /// need a second one, is copied.
 const PlacedMemory::Place* Fusion::Impl::place_of(const Record& record) const {
   if (places_.is_empty() || record.spec.prescale != 1 || settings_.checks_finite) return nullptr;
-  const PlacedMemory::Place* place = places_.find(record.name);
-  const bool is_there = place != nullptr && record.source.data() == record.result.data() &&
-                        record.result.data() == place->memory.data() && record.result.size() == place->memory.size();
-  return is_there ? place : nullptr;
+  return record.source.data() == record.result.data() ? places_.find(record.name, record.result) : nullptr;
 }
 
 std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
@@ -123,33 +123,44 @@ std::optional<Ticket> Fusion::Impl::submit(const Tensor& tensor) {
   if (!placement) {
     return settings_.queues_names ? queue_outside(lock, tensor.name, tensor.owner) : std::nullopt;
   }
-  const auto [name, is_new] = names_.try_emplace(record.name, next_ticket_);
-  if (!is_new) {
+  Ticket& slot = slot_of(record.name);
+  if (slot != 0) {
     if (!settings_.queues_names) throw in_flight(tensor.name);
-    return enqueue(name->second, std::move(record));
+    return enqueue(slot, std::move(record));
   }
   // What is under way outside already has its place there, also where it shares this memory.
   const Status status = engine_.is_outside(tensor.name) ? Status::ok() : lend(record);
-  if (!status.is_ok()) {
-    names_.erase(name);
-    throw Error(status);
-  }
+  if (!status.is_ok()) throw Error(status);
   const Ticket ticket = next_ticket_++;
-  if (!engine_.submit(ticket, tensor.name, tensor.spec, now(), *placement)) {
-    names_.erase(name);
-    if (settings_.queues_names) engine_.went_outside(tensor.name, now());
+  const Instant when = now();
+  if (!engine_.submit(ticket, tensor.name, tensor.spec, when, *placement)) {
+    if (settings_.queues_names) engine_.went_outside(tensor.name, when);
     return std::nullopt;
   }
-  record.has_name = true;
-  records_.emplace(ticket, std::move(record));
-  wake_driver(lock);
+  slot = ticket;
+  record.slot = &slot;
+  records_.add(ticket, std::move(record));
+  wake_driver(lock, when);
   return ticket;
+}
+
+Ticket& Fusion::Impl::slot_of(const std::string& name) {
+  if (names_.size() >= most_names_) {
+    std::erase_if(names_, [](const auto& each) { return each.second == 0; });
+    most_names_ = std::max(kManyNames, 2 * names_.size());
+  }
+  return names_.try_emplace(name, 0).first->second;
+}
+
+bool Fusion::Impl::is_in_flight(std::string_view name) const {
+  const auto found = names_.find(std::string(name));
+  return found != names_.end() && found->second != 0;
 }
 
 Status Fusion::Impl::lend(Record& record) const {
   const bool is_in_place = record.source.data() == record.result.data();
-  return runtime_->lend("allreduce '" + record.name + "'", is_in_place ? std::span<const std::byte>() : record.source,
-                        record.result, record.lease);
+  return runtime_->lend(record.name, is_in_place ? std::span<const std::byte>() : record.source, record.result,
+                        record.lease);
 }
 
 // --- uses of a name that follow each other
@@ -162,7 +173,7 @@ std::optional<Ticket> Fusion::Impl::queue_outside(std::string_view name, std::sh
 
 std::optional<Ticket> Fusion::Impl::queue_outside(Lock& lock, std::string_view name, std::shared_ptr<void> owner) {
   const auto found = names_.find(std::string(name));
-  if (found == names_.end()) {
+  if (found == names_.end() || found->second == 0) {
     engine_.went_outside(name, now());
     wake_driver(lock);
     return std::nullopt;
@@ -176,18 +187,18 @@ std::optional<Ticket> Fusion::Impl::queue_outside(Lock& lock, std::string_view n
 
 bool Fusion::Impl::go_outside(std::string_view name) {
   Lock lock(mutex_);
-  if (names_.contains(std::string(name))) return false;
+  if (is_in_flight(name)) return false;
   engine_.went_outside(name, now());
   wake_driver(lock);
   return true;
 }
 
 Ticket Fusion::Impl::enqueue(Ticket& latest, Record record) {
-  record.has_name = true;
+  record.slot = &latest;
   const Ticket ticket = next_ticket_++;
   records_.at(latest).next = ticket;
   latest = ticket;
-  records_.emplace(ticket, std::move(record));
+  records_.add(ticket, std::move(record));
   return ticket;
 }
 
@@ -226,6 +237,13 @@ Fusion::State Fusion::Impl::state(Ticket ticket) const {
   return found == records_.end() ? State::kDone : found->second.state;
 }
 
+Fusion::Outcome Fusion::Impl::outcome(Ticket ticket) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = records_.find(ticket);
+  if (found == records_.end()) return {};
+  return {found->second.state, found->second.status};
+}
+
 Fusion::State Fusion::Impl::poll(Ticket ticket) {
   const std::scoped_lock lock(mutex_);
   const auto found = records_.find(ticket);
@@ -235,8 +253,8 @@ Fusion::State Fusion::Impl::poll(Ticket ticket) {
 }
 
 void Fusion::Impl::free_name(Record& record) {
-  if (settings_.queues_names || !std::exchange(record.has_name, false)) return;  // Where they queue up, end() does it.
-  names_.erase(record.name);
+  if (settings_.queues_names) return;  // end() does it.
+  if (Ticket* const slot = std::exchange(record.slot, nullptr)) *slot = 0;
 }
 
 Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
@@ -260,9 +278,20 @@ Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
     is_driven_ = false;
     if (!has_moved) ended_.wait_until(lock, std::min(soon(deadline), next_look));
   }
+  if (is_left_to_waiter_) hand_over(lock);
   --waiters_;
   stop_driving(lock);
   return result;
+}
+
+/// A waiter leaves before it has moved what it has started: a look at one makes the runtime's thread move them.
+void Fusion::Impl::hand_over(Lock& lock) {
+  is_left_to_waiter_ = false;
+  if (flights_.empty()) return;
+  const std::shared_ptr<Flight> any = flights_.front();
+  lock.unlock();
+  any->work->wait(now());
+  lock.lock();
 }
 
 /// A waiter leaves: what it drove goes on without it.
@@ -282,10 +311,8 @@ Status Fusion::Impl::forget(Ticket ticket) {
   if (found->second.state == State::kPending) {
     return {Code::kInvalidArgument, "allreduce '" + found->second.name + "' has not ended"};
   }
-  Record record = std::move(found->second);
-  free_name(record);
-  records_.erase(found);
-  return record.status;
+  free_name(found->second);
+  return records_.take(found).status;
 }
 
 void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
@@ -302,7 +329,7 @@ void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
 
 void Fusion::Impl::went_outside(std::string_view name) {
   Lock lock(mutex_);
-  if (names_.contains(std::string(name))) throw in_flight(name);
+  if (is_in_flight(name)) throw in_flight(name);
   engine_.went_outside(name, now());
   wake_driver(lock);
 }
@@ -384,13 +411,14 @@ runtime::BackgroundCaller::Outlook Fusion::Impl::outlook() const {
 // --- the background thread -------------------------------------------------------------------------------------------
 
 /// Where there may be something to do before anybody looks by himself: who waits does it, else the background thread.
-void Fusion::Impl::wake_driver([[maybe_unused]] const Lock& lock) {
+void Fusion::Impl::wake_driver([[maybe_unused]] const Lock& lock, Instant when) {
   if (is_closed_) return;
   if (waiters_ > 0) {
     if (!is_driven_) ended_.notify_all();
     return;
   }
-  if (!exchange_ && engine_.next_look(now()) >= background_until_) return;
+  const Instant look = engine_.next_look(when);
+  if (!exchange_ && look >= background_until_ && look > when) return;  // It will have looked by then, or soon after.
   if (!thread_.joinable()) {
     thread_ = start_thread("herring-fusion", [this] { run_background(); });
   } else if (std::exchange(background_sleeps_, false)) {
@@ -414,7 +442,8 @@ void Fusion::Impl::run_background() {
     if (next_look == Instant::max()) {
       background_.wait(lock);
     } else {
-      background_.wait_until(lock, next_look);
+      // While calls keep coming each look finds the next one a little later, and takes a core from who calls.
+      background_.wait_until(lock, std::max(next_look, now() + std::min(kLeastSleep, settings_.engine.cycle / 2)));
     }
     background_sleeps_ = false;
   }

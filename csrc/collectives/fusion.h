@@ -69,6 +69,11 @@ class Fusion final {
   State state(Ticket ticket) const;
   /// How it ended, where done.
   Status status(Ticket ticket) const;
+  struct Outcome {
+    State state = State::kDone;
+    Status status;
+  };
+  Outcome outcome(Ticket ticket) const;  ///< Both.
   /// The same; where it is done, its name is free.
   State poll(Ticket ticket);
   /// Blocks until it is not pending, or the deadline.

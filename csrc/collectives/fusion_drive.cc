@@ -106,7 +106,9 @@ void Fusion::Impl::end_exchange(Lock& lock) {
 
 void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter) {
   for (Batch& batch : batches) {
-    const std::shared_ptr<Flight> flight = start(lock, std::move(batch));
+    // Who waits moves them himself, once nothing is left to copy.
+    const bool is_waited_for = is_waiter && &batch == &batches.back();
+    const std::shared_ptr<Flight> flight = start(lock, std::move(batch), is_waited_for);
     if (!flight) continue;
     // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
     const bool lands_by_itself = !is_waiter && helpers_ == 0;
@@ -120,7 +122,7 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
 }
 
 /// Null where it could not be started; its tickets have failed then.
-std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batch) {
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batch, bool is_waited_for) {
   auto flight = std::make_shared<Flight>();
   std::vector<const Record*> records;
   for (const Batch::Item& item : batch.items) {
@@ -144,6 +146,7 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
     runtime::Request made = request(group_, name, Collective::kAllReduce, started.dtype, started.reduce,
                                     flight->bucket.first(started.bytes), settings_.timeout);
     made.is_lent = flight->is_in_place;
+    made.is_waited_for = is_waited_for;
     flight->work = runtime_->submit(made);
   } catch (const Error& error) {
     status = error.status();
@@ -151,6 +154,7 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
     status = Status(Code::kUnavailable, "no memory for a bucket of " + std::to_string(started.bytes) + " bytes");
   }
   lock.lock();
+  is_left_to_waiter_ |= is_waited_for;
   if (status.is_ok()) return flight;
   engine_.batch_ended();
   break_down(lock, status);
@@ -266,6 +270,7 @@ bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   ++helpers_;
   if (--waiters_ == 0) wake_driver(lock);
   ++mine->waiters;
+  is_left_to_waiter_ = false;
   lock.unlock();
   mine->work->wait(until);
   --mine->waiters;
@@ -299,23 +304,29 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
 void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status) {
   std::vector<std::function<void(State)>> callbacks;
   std::vector<std::shared_ptr<void>> owners;
+  std::vector<std::shared_ptr<void>> leases;
   for (const Ticket ticket : tickets) {
     const auto found = records_.find(ticket);
     if (found == records_.end() || found->second.state != State::kPending) continue;
     Record& record = found->second;
     record.state = state;
     record.status = status;
-    record.lease.reset();
+    if (record.lease) leases.push_back(std::move(record.lease));
     if (record.owner) owners.push_back(std::move(record.owner));
     std::ranges::move(record.on_end, std::back_inserter(callbacks));
     record.on_end.clear();
-    if (!settings_.queues_names || !std::exchange(record.has_name, false)) continue;
+    if (!settings_.queues_names) continue;
+    Ticket* const slot = std::exchange(record.slot, nullptr);
+    if (slot == nullptr) continue;
     if (record.next == 0) {
-      names_.erase(record.name);
+      *slot = 0;
     } else {
       next_ones_.push_back(record.next);
     }
   }
+  // Tensors often come in the order of their addresses, and what is lent is kept in it: the last one goes at least
+  // cost.
+  while (!leases.empty()) leases.pop_back();
   ended_.notify_all();
   if (!callbacks.empty() || !owners.empty()) {
     // Owners go here, where they may ask for what is theirs.

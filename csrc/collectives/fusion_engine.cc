@@ -44,11 +44,11 @@ FusionEngine::Entry* FusionEngine::find_or_make(std::string_view name) {
   return &entry;
 }
 
-bool FusionEngine::knows_place(std::string_view name, const TensorSpec& spec, std::uint64_t place) const {
+bool FusionEngine::knows_place(std::string_view name, const TensorSpec& spec) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) return false;
   const Entry& entry = found->second;
-  return entry.id != kNoId && entry.place != 0 && (place == 0 || entry.place == place) && entry.spec == spec;
+  return entry.id != kNoId && entry.place != 0 && entry.spec == spec;
 }
 
 void FusionEngine::propose(std::string_view name, const TensorSpec& spec, std::uint64_t place) {

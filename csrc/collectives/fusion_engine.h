@@ -90,8 +90,8 @@ class FusionEngine final {
                             Placement placement = {});
   /// Rank 0 of the group: the next plan says where this tensor lies, which goes another way this time.
   void propose(std::string_view name, const TensorSpec& spec, std::uint64_t place);
-  /// All ranks know where this tensor lies; with `place`, that it is there.
-  bool knows_place(std::string_view name, const TensorSpec& spec, std::uint64_t place) const;
+  /// All ranks know that this tensor lies among others, there or elsewhere.
+  bool knows_place(std::string_view name, const TensorSpec& spec) const;
   /// A reduction of this name has begun outside of the engine (it is large, or alone), and ended. Other ranks that wait
   /// for it here learn of it.
   void went_outside(std::string_view name, Instant now);

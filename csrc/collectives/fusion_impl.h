@@ -13,6 +13,7 @@
 
 #include "collectives/bucket_memory.h"
 #include "collectives/fusion.h"
+#include "collectives/recycled_map.h"
 
 namespace herring::collectives {
 
@@ -34,6 +35,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   bool go_outside(std::string_view name);
   Status status(Ticket ticket) const;
   State state(Ticket ticket) const;
+  Outcome outcome(Ticket ticket) const;
   State poll(Ticket ticket);
   State wait(Ticket ticket, Instant deadline);
   Status forget(Ticket ticket);
@@ -49,10 +51,11 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  static constexpr std::size_t kManyNames = 1 << 16;
 
   struct Record {
     std::string name;
-    bool has_name = false;  // it is in names_
+    Ticket* slot = nullptr;  // Its name's in names_, while the name is this use's.
     TensorSpec spec;
     std::span<const std::byte> source;
     std::span<std::byte> result;
@@ -87,7 +90,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   };
 
   void run_background();
-  void wake_driver(const Lock& lock);
+  void wake_driver(const Lock& lock, Instant when = now());
   /// Takes one step, where it waits not beyond `until`. False where there is none now; then `next_look` is set.
   bool step(Lock& lock, bool is_waiter, Instant until, Instant& next_look);
   void drive_exchange(Lock& lock, Instant until);
@@ -95,7 +98,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void start_plan(FusionStep::Plan plan);
   void end_exchange(Lock& lock);
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
-  std::shared_ptr<Flight> start(Lock& lock, Batch batch);
+  std::shared_ptr<Flight> start(Lock& lock, Batch batch, bool is_waited_for);
   void fill(Flight& flight, std::span<const Record* const> records);
   std::shared_ptr<std::byte> row_of(const Batch& batch, std::span<const Record* const> records) const;
   void watch(const std::shared_ptr<Flight>& flight);
@@ -107,6 +110,8 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status);
   void break_down(Lock& lock, const Status& status);
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
+  Ticket& slot_of(const std::string& name);
+  bool is_in_flight(std::string_view name) const;
   void free_name(Record& record);
   Status lend(Record& record) const;
   std::optional<Placement> admit(const Record& record);
@@ -115,6 +120,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   Ticket enqueue(Ticket& latest, Record record);
   void begin_next(Lock& lock);
   void begin_queued(Lock& lock, Ticket ticket);
+  void hand_over(Lock& lock);
   void stop_driving(Lock& lock);
 
   const std::shared_ptr<runtime::Communicator> runtime_;
@@ -128,8 +134,9 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::condition_variable background_;  // something for the background thread
   // Guarded by mutex_, all below.
   FusionEngine engine_;
-  std::unordered_map<Ticket, Record> records_;
-  std::unordered_map<std::string, Ticket> names_;  // The latest use.
+  RecycledMap<Ticket, Record> records_;
+  std::unordered_map<std::string, Ticket> names_;  // The latest use; 0: none. They stay, for they come again.
+  std::size_t most_names_ = kManyNames;            // Then those that are of no use go.
   std::vector<Ticket> next_ones_;                  // Their turn has come.
   bool is_beginning_ = false;                      // Somebody goes through them.
   std::size_t going_alone_ = 0;                    // Threads inside go_alone_.
@@ -143,6 +150,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::size_t waiters_ = 0;  // But those who wait for a bucket.
   std::size_t helpers_ = 0;  // Those.
   bool is_driven_ = false;
+  bool is_left_to_waiter_ = false;  // A bucket under way, which the runtime's thread knows nothing of.
   bool background_sleeps_ = false;
   bool is_closed_ = false;
 };

@@ -59,7 +59,9 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
   void set_ticket(Ticket ticket) { ticket_ = ticket; }
 
   bool is_done() const override {
+    if (is_over_.load(std::memory_order_acquire)) return true;
     const Fusion::State state = fusion_->state(ticket_);
+    if (state == Fusion::State::kDone) is_over_.store(true, std::memory_order_release);
     return state == Fusion::State::kDone || (state == Fusion::State::kAlone && alone_->is_done());
   }
   bool wait(Instant deadline) override {
@@ -70,7 +72,9 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
     return runtime_->block([self = shared_from_this()] { return self->awaited(); }, from_pool);
   }
   Status status() const override {
-    return is_alone() ? with_name(alone_->status(), *request_.name) : fusion_->status(ticket_);
+    Fusion::Outcome outcome = fusion_->outcome(ticket_);
+    if (outcome.state != Fusion::State::kAlone) return std::move(outcome.status);
+    return with_name(alone_->status(), *request_.name);
   }
   std::vector<std::uint32_t> contributors() const override {
     return is_alone() ? alone_->contributors() : std::vector<std::uint32_t>();
@@ -97,8 +101,9 @@ class Ticketed final : public Work, public std::enable_shared_from_this<Ticketed
   const std::shared_ptr<Fusion> fusion_;
   const std::shared_ptr<Communicator> runtime_;
   const Request request_;
-  Ticket ticket_ = 0;            // Set before anybody has this.
-  std::shared_ptr<Work> alone_;  // Written before the ticket says that it goes alone.
+  Ticket ticket_ = 0;                         // Set before anybody has this.
+  std::shared_ptr<Work> alone_;               // Written before the ticket says that it goes alone.
+  mutable std::atomic<bool> is_over_{false};  // In a bucket, and somebody has seen that.
 };
 
 /// Outside of its group's Fusion. Where the caller waits no callback is needed to tell the end.

@@ -52,9 +52,16 @@ void PlacedMemory::add(std::span<const NamedBytes> tensors, const TensorRow& row
   next_number_ = place_after(next_number_ + row.bytes, 64);
 }
 
-const PlacedMemory::Place* PlacedMemory::find(std::string_view name) const {
+const PlacedMemory::Place* PlacedMemory::find(std::string_view name, std::span<const std::byte> bytes) const {
+  // Most tensors lie in no row, and rows are few.
+  const auto holds = [start = bytes.data()](const Row& row) {
+    return start >= row.start && start <= row.start + row.bytes;
+  };
+  if (std::ranges::none_of(rows_, holds)) return nullptr;
   const auto found = places_.find(name);
-  return found == places_.end() || found->second.memory.expired() ? nullptr : &found->second.place;
+  if (found == places_.end() || found->second.memory.expired()) return nullptr;
+  const Place& place = found->second.place;
+  return place.memory.data() == bytes.data() && place.memory.size() == bytes.size() ? &place : nullptr;
 }
 
 std::shared_ptr<std::byte> PlacedMemory::keep(std::byte* start, std::uint64_t bytes) const {

@@ -40,8 +40,8 @@ class PlacedMemory final {
   /// A name has its latest place.
   void add(std::span<const NamedBytes> tensors, const TensorRow& row);
   bool is_empty() const { return rows_.empty(); }
-  /// None where it has no place, or its memory has gone.
-  const Place* find(std::string_view name) const;
+  /// Of this name, if these bytes are it. None where it has no place there, or its memory has gone.
+  const Place* find(std::string_view name, std::span<const std::byte> bytes) const;
   /// Keeps the memory from `start` on, where all of these bytes are of one row; else null.
   std::shared_ptr<std::byte> keep(std::byte* start, std::uint64_t bytes) const;
 

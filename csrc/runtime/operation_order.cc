@@ -17,6 +17,11 @@ std::string label(const OrderedCall& call) {
   return text;
 }
 
+std::string label(OperationOrder::Borrower borrower, std::string_view name) {
+  const std::string text(name);
+  return borrower == OperationOrder::Borrower::kTensor ? "allreduce '" + text + "'" : text;
+}
+
 Status refuse(const std::string& what, const std::string& other) {
   return Status(Code::kInvalidArgument, what + ": its memory is in use by " + other +
                                             ", which is still pending; wait for that one first, or use other memory");
@@ -115,36 +120,46 @@ std::shared_ptr<const OrderedCall> OperationOrder::waiting_for(const Work* work)
   return nullptr;
 }
 
-Status OperationOrder::lend(Borrower borrower, std::string_view what, Bytes reads, Bytes writes,
+Status OperationOrder::lend(Borrower borrower, std::string_view name, Bytes reads, Bytes writes,
                             std::shared_ptr<void>& lease) {
   if (reads.empty() && writes.empty()) return Status::ok();
+  // Made without the lock, and in one piece with its counts: a thousand tensors are lent in a row.
+  const auto loan = std::make_shared<Loan>(shared_from_this(), borrower, name, reads, writes);
   const std::scoped_lock lock(mutex_);
-  for (std::size_t i = 0; i < lent_.size(); ++i) {
-    if (!lent_[i].is_free(reads, writes)) return refuse(std::string(what), borrower_of(reads, writes));
+  for (const MemoryInUse& lent : lent_) {
+    if (!lent.is_free(reads, writes)) return refuse(label(borrower, name), borrower_of(reads, writes));
   }
   if (!operations_.is_free(reads, writes)) {
     for (const auto& other : pending_) {
-      if (share_memory(*other, reads, writes)) return refuse(std::string(what), label(*other));
+      if (share_memory(*other, reads, writes)) return refuse(label(borrower, name), label(*other));
     }
   }
-  MemoryInUse& lent = lent_[static_cast<std::size_t>(borrower)];
-  lent.add(reads, writes);
-  const bool is_tensor = borrower == Borrower::kTensor;
-  if (is_tensor) loans_.push_front({std::string(what), reads, writes});
+  lent_[static_cast<std::size_t>(borrower)].add(reads, writes);
+  loan->place = loans_.size();
+  loans_.push_back(loan.get());
   ++entered_;
-  lease = std::shared_ptr<void>(
-      this, [self = shared_from_this(), &lent, reads, writes, is_tensor, loan = loans_.begin()](void*) {
-        const std::scoped_lock locked(self->mutex_);
-        lent.remove(reads, writes);
-        if (is_tensor) self->loans_.erase(loan);
-        --self->entered_;
-      });
+  lease = loan;
   return Status::ok();
 }
 
+OperationOrder::Loan::Loan(std::shared_ptr<OperationOrder> lender, Borrower who, std::string_view named, Bytes read,
+                           Bytes written)
+    : order(std::move(lender)), borrower(who), name(named), reads(read), writes(written) {}
+
+OperationOrder::Loan::~Loan() {
+  const std::scoped_lock lock(order->mutex_);
+  if (place == OrderedCall::kNowhere) return;  // It was refused.
+  order->lent_[static_cast<std::size_t>(borrower)].remove(reads, writes);
+  order->loans_[place] = order->loans_.back();
+  order->loans_[place]->place = place;
+  order->loans_.pop_back();
+  --order->entered_;
+}
+
 std::string OperationOrder::borrower_of(Bytes reads, Bytes writes) const {
-  for (const Loan& loan : loans_) {
-    if (overlap(loan.writes, writes) || overlap(loan.writes, reads) || overlap(loan.reads, writes)) return loan.what;
+  for (const Loan* loan : loans_) {
+    const bool overlaps = overlap(loan->writes, writes) || overlap(loan->writes, reads) || overlap(loan->reads, writes);
+    if (loan->borrower == Borrower::kTensor && overlaps) return label(loan->borrower, loan->name);
   }
   return "a message from worker to worker";
 }

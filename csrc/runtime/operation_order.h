@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,8 +61,9 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   /// The call with this work, by its group, name and use; null where it is not pending.
   std::shared_ptr<const OrderedCall> waiting_for(const Work* work) const;
 
-  /// Ok: what somebody borrows who is no operation here is in use until the last copy of `lease` goes.
-  Status lend(Borrower borrower, std::string_view what, std::span<const std::byte> reads,
+  /// Ok: what somebody borrows who is no operation here is in use until the last copy of `lease` goes. `name`: of the
+  /// tensor that is reduced; of what kind the message is.
+  Status lend(Borrower borrower, std::string_view name, std::span<const std::byte> reads,
               std::span<const std::byte> writes, std::shared_ptr<void>& lease);
 
  private:
@@ -73,16 +73,26 @@ class OperationOrder final : public std::enable_shared_from_this<OperationOrder>
   mutable std::mutex mutex_;             // Guards all below, and what is kept in the calls that are in.
   std::vector<std::shared_ptr<OrderedCall>> pending_;
   MemoryInUse operations_;
+  /// Ends with its last owner.
   struct Loan {
-    std::string what;
-    std::span<const std::byte> reads, writes;
+    Loan(std::shared_ptr<OperationOrder> lender, Borrower who, std::string_view named, std::span<const std::byte> read,
+         std::span<const std::byte> written);
+    ~Loan();
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+
+    const std::shared_ptr<OperationOrder> order;
+    const Borrower borrower;
+    const std::string name;
+    const std::span<const std::byte> reads, writes;
+    std::size_t place = OrderedCall::kNowhere;  // In loans_.
   };
   /// Who has borrowed some of these bytes.
   std::string borrower_of(std::span<const std::byte> reads, std::span<const std::byte> writes) const;
 
   std::array<MemoryInUse, 2> lent_;                 // By borrower.
   std::unordered_map<OpKey, OrderedCall*> by_key_;  // The latest of each.
-  std::list<Loan> loans_;                           // Of tensors, for what is said where one is in the way.
+  std::vector<Loan*> loans_;                        // For what is said where one is in the way.
 };
 
 }  // namespace herring::runtime

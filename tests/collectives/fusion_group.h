@@ -77,7 +77,7 @@ class Group {
     Rank& each = ranks_[index];
     Placement placement{is_there ? place : 0, false};
     if (tensor.descriptor.op_bytes > kMostPacked) {
-      if (!each.engine->knows_place(name, tensor, index == 0 ? placement.place : 0)) {
+      if (!each.engine->knows_place(name, tensor)) {
         if (is_there) each.engine->propose(name, tensor, placement.place);
         return submit_outside(index, name);
       }

@@ -289,6 +289,28 @@ TEST(Fusion, ANameThatIsInFlightIsRefused) {
   }));
 }
 
+/// A bucket that a waiter has started ends without him.
+TEST(Fusion, WhoWaitsForAShortTimeAndLeavesHoldsUpNobody) {
+  expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
+    Door door(runtime);
+    std::vector<float> values(200'000, 1);
+    for (int step = 0; step < 100; ++step) {
+      std::ranges::fill(values, 1.0F);
+      const Ticket ticket = door.start("t", values);
+      const Instant soon = std::chrono::steady_clock::now() + std::chrono::microseconds(10 * step);
+      static_cast<void>(door.fusion().wait(ticket, soon));
+      const Instant limit = runtime::testing::in_seconds(20);
+      while (door.fusion().state(ticket) == Fusion::State::kPending && std::chrono::steady_clock::now() < limit) {
+        std::this_thread::sleep_for(100us);
+      }
+      ASSERT_NE(door.fusion().state(ticket), Fusion::State::kPending) << "step " << step;
+      EXPECT_TRUE(door.finish(ticket).is_ok());
+      EXPECT_EQ(values, std::vector<float>(200'000, 2));
+    }
+    door.close();
+  }));
+}
+
 TEST(Fusion, MemoryThatIsInUseIsRefused) {
   expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
     Door door(runtime);
