@@ -120,6 +120,7 @@ struct Envelope {
 
 /// A copy that has not ended.
 struct Copy {
+  Token token;
   std::uint64_t receive = 0;
   std::uint64_t send = 0;  // Of this worker to itself; else 0, and
   Token body;              // from there.
@@ -223,7 +224,7 @@ class Engine::Impl {
   void release(PeerId source, Token body);
   bool is_being_copied(const SendKey& key) const;
   void accept(Receive& receive);
-  void copy(Receive& receive, std::span<const std::byte> from, const Copy& copy, Actions& actions);
+  void copy(Receive& receive, std::span<const std::byte> from, std::uint64_t own_send, Token body, Actions& actions);
   void meet_own(Receive& receive, const Envelope& envelope);
   void end_own(Send& send, Receive& receive, const Status& status);
   Status compare(const Receive& receive, const Envelope& envelope) const;
@@ -279,8 +280,8 @@ class Engine::Impl {
   std::map<GroupId, Box> boxes_;
   std::map<SendKey, std::pair<GroupId, std::uint64_t>> unmatched_;  // -> group, arrival
   std::map<SendKey, std::uint64_t> incoming_;                       // Matched large messages -> receive.
-  std::unordered_map<std::uint64_t, Flight> flights_;               // By token, as
-  std::unordered_map<std::uint64_t, Copy> copies_;
+  std::unordered_map<std::uint64_t, Flight> flights_;               // By token.
+  std::vector<Copy> copies_;                                        // Few at a time.
   std::set<std::tuple<Instant, Kind, std::uint64_t>> timers_;
   std::vector<Completion> completions_;
   std::uint64_t next_id_ = 1;  // Of sends and receives.

@@ -165,13 +165,13 @@ bool Engine::Impl::meet(Receive& receive, const Envelope& envelope) {
   }
   Peer& peer = peer_of(envelope.source);
   ++peer.copying;
-  copy(receive, envelope.data, {receive.id, 0, envelope.body}, actions_[peer.link]);
+  copy(receive, envelope.data, 0, envelope.body, actions_[peer.link]);
   return true;
 }
 
 bool Engine::Impl::is_being_copied(const SendKey& key) const {
-  return std::ranges::any_of(copies_, [&](const auto& entry) {
-    const Receive& receive = *receives_.at(entry.second.receive);
+  return std::ranges::any_of(copies_, [&](const Copy& copy) {
+    const Receive& receive = *receives_.at(copy.receive);
     return receive.met.source == key.first && receive.send_id == key.second;
   });
 }
@@ -182,18 +182,19 @@ void Engine::Impl::accept(Receive& receive) {
 }
 
 /// From here on it ends well, whatever happens.
-void Engine::Impl::copy(Receive& receive, std::span<const std::byte> from, const Copy& copy, Actions& actions) {
+void Engine::Impl::copy(Receive& receive, std::span<const std::byte> from, std::uint64_t own_send, Token body,
+                        Actions& actions) {
   const Token token{next_token_++};
-  copies_.emplace(token.value, copy);
+  copies_.push_back({token, receive.id, own_send, body});
   receive.is_copied = true;
   set_timer(receive, Instant::max());
   actions.emplace_back(CopyAction{from, receive.operation.memory, {}, token});
 }
 
 void Engine::Impl::on_copied(Token token) {
-  const auto found = copies_.find(token.value);
+  const auto found = std::ranges::find(copies_, token, &Copy::token);
   if (found == copies_.end()) return;
-  const Copy copy = found->second;
+  const Copy copy = *found;
   copies_.erase(found);
   Receive& receive = *find_receive(copy.receive);
   if (copy.send != 0) return end_own(*find_send(copy.send), receive, Status::ok());
@@ -230,7 +231,7 @@ void Engine::Impl::meet_own(Receive& receive, const Envelope& envelope) {
   }
   send.is_copied = true;
   set_timer(send, Instant::max());
-  copy(receive, from, {receive.id, send.id, {}}, own_actions_);
+  copy(receive, from, send.id, {}, own_actions_);
 }
 
 void Engine::Impl::end_own(Send& send, Receive& receive, const Status& status) {
