@@ -9,6 +9,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -33,6 +34,7 @@
 #include "core/status.h"
 #include "elastic/rendezvous_client.h"
 #include "elastic/rendezvous_server.h"
+#include "elastic/reports.h"
 #include "runtime/introduction.h"
 #include "tcp/address.h"
 
@@ -56,7 +58,8 @@ struct Options {
   double seconds = 10;  // Of heartbeats, or of reports.
   double heartbeat_s = 1;
   double dead_after_s = 5;
-  std::uint32_t rate = 20;  // Reports of each worker a second.
+  std::uint32_t rate = 20;  // Operations that each worker completes a second.
+  bool is_alone = false;    // Each is reported by itself, as soon as it is complete.
 };
 
 /// What a process with members says to the one with the hub.
@@ -101,6 +104,14 @@ Value read_all(int fd) {
     have += static_cast<std::size_t>(got);
   }
   return value;
+}
+
+/// In a job the hub's machine has no thousands of members beside it, so here it comes before them, where that is
+/// allowed.
+void come_first() {
+  const sched_param priority{1};
+  if (::sched_setscheduler(0, SCHED_RR, &priority) == 0) return;
+  std::fprintf(stderr, "control_plane: no real-time priority, so members may keep the hub from running\n");
 }
 
 void raise_limit() {
@@ -291,6 +302,7 @@ int run_hub(const Options& options) {
     write_all(out, members.join(read_all<std::uint16_t>(in)));
     if (read_all<char>(in) == kLeave) write_all(out, members.leave());
   });
+  come_first();
   HubOptions hub_options;
   hub_options.listen_host = "127.0.0.1";
   hub_options.workers = options.workers;
@@ -334,6 +346,7 @@ int run_hub(const Options& options) {
 /// One worker's connection to the rendezvous, and what it has heard.
 struct Reporter {
   std::unique_ptr<elastic::RendezvousClient> client;
+  elastic::Reports reports;
   std::uint64_t generation = 0;
   std::uint64_t settled = 0;
   std::string ending;
@@ -390,31 +403,44 @@ std::vector<Reporter> enter(const Options& options, std::uint32_t first, std::ui
   return reporters;
 }
 
-/// Every worker says `rate` times a second that an operation is complete here.
+void report(const Options& options, Reporter& reporter, Instant now) {
+  elastic::Message message;
+  message.kind = elastic::MessageKind::kCompleted;
+  message.generation = reporter.generation;
+  message.operations = reporter.reports.take(now);
+  message.counts.assign(message.operations.size(), options.workers);
+  reporter.client->send(std::move(message));
+}
+
+/// An operation is complete in every worker `rate` times a second; each says so when it is due.
 Report send_reports(const Options& options, std::vector<Reporter>& reporters) {
-  Report report;
+  constexpr Duration kTick = std::chrono::milliseconds(5);
+  Report result;
   const auto rounds = static_cast<std::uint64_t>(options.seconds * options.rate);
   const Instant begin = Clock::now();
-  for (std::uint64_t round = 0; round < rounds; ++round) {
-    std::this_thread::sleep_until(begin + seconds(static_cast<double>(round) / options.rate));
+  std::uint64_t round = 0;
+  for (Instant now = begin; round < rounds; now += kTick) {
+    std::this_thread::sleep_until(now);
+    const bool is_complete = since(begin) >= static_cast<double>(round) / options.rate;
     for (Reporter& reporter : reporters) {
-      elastic::Message message;
-      message.kind = elastic::MessageKind::kCompleted;
-      message.generation = reporter.generation;
-      message.operations = {{0, round}};
-      message.counts = {options.workers};
-      reporter.client->send(std::move(message));
+      if (is_complete) reporter.reports.add({0, round});
+      const bool is_due = Clock::now() >= reporter.reports.due(options.workers);
+      if (is_due || (is_complete && options.is_alone)) report(options, reporter, Clock::now());
     }
+    if (is_complete) ++round;
+  }
+  for (Reporter& reporter : reporters) {
+    if (!reporter.reports.empty()) report(options, reporter, Clock::now());
   }
   const Instant patience = Clock::now() + std::chrono::seconds(20);
   for (Reporter& reporter : reporters) {
     bool lives = hear(reporter, {});
     while (lives && reporter.settled < rounds && Clock::now() < patience) lives = hear(reporter, patience);
-    if (!lives) ++report.alarms;
-    if (reporter.settled < rounds) ++report.failed;
+    if (!lives) ++result.alarms;
+    if (reporter.settled < rounds) ++result.failed;
   }
-  std::snprintf(report.first, sizeof(report.first), "operations were not settled, or the job ended");
-  return report;
+  std::snprintf(result.first, sizeof(result.first), "operations were not settled, or the job ended");
+  return result;
 }
 
 int run_rendezvous(const Options& options) {
@@ -450,7 +476,7 @@ int run_rendezvous(const Options& options) {
   const double cpu = cpu_seconds();
   for (const Child& child : children) write_all(child.commands, kLeave);
   const Report done = gather(children);
-  std::printf("  %u reports a second of each, for %.0f s: %.2f s until all is settled, %.1f %% of a core, alarms %u\n",
+  std::printf("  %u operations a second, for %.0f s: %.2f s until all is settled, %.1f %% of a core, alarms %u\n",
               options.rate, options.seconds, since(reporting), 100 * (cpu_seconds() - cpu) / since(reporting),
               done.alarms);
   if (done.failed > 0) say_trouble(done, "reporting");
@@ -467,7 +493,8 @@ Options parse(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "";
   if ((mode != "hub" && mode != "rendezvous") || argc % 2 != 0) {
     die("usage: control_plane hub|rendezvous [--workers N] [--servers N] [--hosts N] [--lanes N] [--processes N]\n"
-        "       [--seconds S] [--heartbeat S] [--dead-after S] [--rate N]");
+        "       [--seconds S] [--heartbeat S] [--dead-after S] [--rate N]\n"
+        "       [--alone 1]");
   }
   options.is_rendezvous = mode == "rendezvous";
   for (int i = 2; i + 1 < argc; i += 2) {
@@ -493,6 +520,8 @@ Options parse(int argc, char** argv) {
       options.dead_after_s = value;
     else if (name == "--rate")
       options.rate = count;
+    else if (name == "--alone")
+      options.is_alone = count != 0;
     else
       die("there is no option " + std::string(name));
   }

@@ -77,7 +77,7 @@ CONTROL_ENGINES = {
     "membership_admission",
     "protocol",
 }
-ELASTIC_ENGINES = {"cutoff", "journal", "lifecycle", "message", "plan", "rendezvous", "rendezvous_admission"}
+ELASTIC_ENGINES = {"cutoff", "journal", "lifecycle", "message", "plan", "rendezvous", "rendezvous_admission", "reports"}
 # Files that may look at one variable of other software, and which.
 OTHER_VARIABLES = {"csrc/efa/library.cc": "FI_PROVIDER_PATH"}
 # Changes the list of variables for a library's sake, where setenv() would not do; looks none up.

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,7 +26,7 @@ constexpr Duration kThreadPatience = std::chrono::seconds(2);
 
 /// One call of exchange().
 struct Pending {
-  std::vector<std::vector<std::byte>> blobs;  // Those that came; by index.
+  Blobs blobs;  // Those that came; by index.
   Wants wants = Wants::kBlobs;
   bool done = false;
   Status failed;
@@ -46,12 +45,13 @@ class HubClient::Impl final : private Ear {
   void join(Instant deadline);
 
   std::uint64_t job_id() const { return job_id_; }
-  const std::vector<Member>& workers() const { return workers_; }
-  const std::vector<Member>& servers() const { return servers_; }
+  std::uint32_t worker_count() const { return workers_; }
+  std::uint32_t server_count() const { return static_cast<std::uint32_t>(roster_.members.size()) - workers_; }
+  Member member(std::size_t index) const;
+  std::vector<Member> members(std::size_t first, std::size_t last) const;
   int event_fd() const { return events_waiting_.fd(); }
 
-  std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
-                                               Instant deadline, Wants wants);
+  Blobs gather(const std::string& name, std::span<const std::byte> blob, Instant deadline, Wants wants);
   bool next_event(HubEvent& event);
   void report_failure(const std::string& reason);
   void report_unreachable(const Unreachable& unreachable);
@@ -76,9 +76,6 @@ class HubClient::Impl final : private Ear {
   bool on_exchange_failed(const Frame& frame);
   bool on_missing(const Frame& frame);
   void check_usable() const;  // mutex_ held.
-  const Member& member(std::size_t index) const {
-    return index < workers_.size() ? workers_[index] : servers_[index - workers_.size()];
-  }
 
   const HubClientOptions options_;
   const ForkGuard guard_;
@@ -88,13 +85,11 @@ class HubClient::Impl final : private Ear {
 
   // The line's thread's own.
   std::string closing_reason_;
-  std::vector<Member> roster_;
-  std::uint32_t roster_total_ = 0;
 
   // Written by the thread before started_, read-only after.
   std::uint64_t job_id_ = 0;
-  std::vector<Member> workers_;
-  std::vector<Member> servers_;
+  Roster roster_;
+  std::uint32_t workers_ = 0;  // 0: not known yet.
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -138,7 +133,7 @@ bool HubClient::Impl::join_once(HubSearch& search, Session session, Instant dead
   }
   dead_after_ = session.welcome.dead_after;
   closing_reason_.clear();
-  roster_.clear();
+  roster_ = {};
   line_.emplace(std::move(session.socket), Line::Options{"herring-member", dead_after_}, static_cast<Ear&>(*this));
   std::unique_lock lock(mutex_);
   const auto settled = [this] { return started_ || end_ != End::kNone || !start_failure_.is_ok(); };
@@ -186,35 +181,51 @@ bool HubClient::Impl::hear(const Frame& frame) {
 }
 
 bool HubClient::Impl::on_roster(const Frame& frame) {
-  auto roster = decode_roster(frame.body);
-  if (roster && roster_.empty()) roster_total_ = roster->total;
+  auto part = decode_roster(frame.body);
+  if (!part || workers_ > 0 || part->first != roster_.members.size()) return false;
+  const std::uint32_t said = roster_.members.empty() ? part->total : roster_.total;
   // A server that was not told the number of workers learns it here.
-  const std::size_t total = options_.workers == 0 ? roster_total_ : std::size_t{options_.workers} + options_.servers;
-  if (!roster || roster->total != total || roster->first != roster_.size() || !workers_.empty()) return false;
-  if (total <= options_.servers) return false;
-  const std::size_t workers = total - options_.servers;
-  for (auto& entry : roster->members) roster_.push_back(std::move(entry));
-  if (roster_.size() < total) return true;
-  for (std::uint32_t i = 0; i < total; ++i) {
-    const bool is_worker = i < workers;
-    roster_[i].role = is_worker ? Role::kWorker : Role::kServer;
-    roster_[i].rank = is_worker ? i : static_cast<std::uint32_t>(i - workers);
-    (is_worker ? workers_ : servers_).push_back(std::move(roster_[i]));
+  const std::size_t total = options_.workers == 0 ? said : std::size_t{options_.workers} + options_.servers;
+  if (part->total != total || total <= options_.servers) return false;
+  if (roster_.members.empty()) {
+    roster_ = std::move(*part);
+  } else {
+    roster_.add(std::move(*part));
   }
-  job_id_ = roster->job_id;
+  if (roster_.members.size() < total) return true;
+  job_id_ = roster_.job_id;
+  workers_ = static_cast<std::uint32_t>(total - options_.servers);
   const std::lock_guard lock(mutex_);
   started_ = true;
   changed_.notify_all();
   return true;
 }
 
+Member HubClient::Impl::member(std::size_t index) const {
+  const Roster::Place& place = roster_.members.at(index);
+  const Roster::Host& host = roster_.hosts[place.host];
+  const bool is_worker = index < workers_;
+  return {is_worker ? Role::kWorker : Role::kServer,
+          static_cast<std::uint32_t>(is_worker ? index : index - workers_),
+          place.pid,
+          host.identity,
+          host.name,
+          {}};
+}
+
+std::vector<Member> HubClient::Impl::members(std::size_t first, std::size_t last) const {
+  std::vector<Member> result;
+  for (std::size_t i = first; i < last; ++i) result.push_back(member(i));
+  return result;
+}
+
 bool HubClient::Impl::on_event(const Frame& frame) {
   auto event = decode_event(frame.body);
   if (!event) return false;
   const std::lock_guard lock(mutex_);
-  if (!workers_.empty() && event->index >= workers_.size() + servers_.size()) return false;
+  if (workers_ > 0 && event->index >= roster_.members.size()) return false;
   if (leaving_) return true;
-  if (workers_.empty()) {
+  if (workers_ == 0) {
     const bool other_job = event->kind == HubEvent::Kind::kFailed;  // Nothing else fails before the start.
     start_failure_ = Status(other_job ? Code::kMismatch : Code::kPeerLost, std::move(event->reason));
     changed_.notify_all();
@@ -233,12 +244,16 @@ bool HubClient::Impl::on_gathered(const Frame& frame) {
   const auto found = exchanges_.find(gathered->name);
   if (found == exchanges_.end()) return leaving_;
   Pending& pending = *found->second;
-  const std::size_t total = workers_.size() + servers_.size();
+  const std::size_t total = roster_.members.size();
   if (pending.done || gathered->blobs.empty() != (pending.wants == Wants::kNothing)) return false;
   if (gathered->first != pending.blobs.size() || gathered->first + gathered->blobs.size() > total) {
     return false;
   }
-  std::ranges::move(gathered->blobs, std::back_inserter(pending.blobs));
+  if (pending.blobs.empty()) {
+    pending.blobs = std::move(gathered->blobs);
+  } else {
+    pending.blobs.add(gathered->blobs);
+  }
   if (pending.wants == Wants::kNothing || pending.blobs.size() == total) {
     pending.done = true;
     changed_.notify_all();
@@ -294,7 +309,7 @@ void HubClient::Impl::ended(const LineEnd& end) {
   end_reason_ = words_of(end);
   heard_ = Clock::now() - end.silent;
   if (!leaving_ && started_) {
-    events_.push_back({HubEvent::Kind::kHubLost, workers_[0], end_reason_, options_.holder});
+    events_.push_back({HubEvent::Kind::kHubLost, member(0), end_reason_, options_.holder});
     events_waiting_.raise();
   }
   changed_.notify_all();
@@ -305,8 +320,7 @@ void HubClient::Impl::check_usable() const {
   if (end_ == End::kHubLost) throw Error(Code::kPeerLost, lost_text());
 }
 
-std::vector<std::vector<std::byte>> HubClient::Impl::exchange(const std::string& name, std::span<const std::byte> blob,
-                                                              Instant deadline, Wants wants) {
+Blobs HubClient::Impl::gather(const std::string& name, std::span<const std::byte> blob, Instant deadline, Wants wants) {
   if (name.empty() || name.size() > kMaxName) {
     throw Error(Code::kInvalidArgument, "an exchange's name has 1 to " + std::to_string(kMaxName) + " bytes, not " +
                                             std::to_string(name.size()));
@@ -402,13 +416,17 @@ HubClient::~HubClient() {
 }
 
 std::uint64_t HubClient::job_id() const { return impl_->job_id(); }
-const std::vector<Member>& HubClient::workers() const { return impl_->workers(); }
-const std::vector<Member>& HubClient::servers() const { return impl_->servers(); }
+std::uint32_t HubClient::worker_count() const { return impl_->worker_count(); }
+std::uint32_t HubClient::server_count() const { return impl_->server_count(); }
+Member HubClient::member(std::size_t index) const { return impl_->member(index); }
+std::vector<Member> HubClient::workers() const { return impl_->members(0, worker_count()); }
+std::vector<Member> HubClient::servers() const {
+  return impl_->members(worker_count(), std::size_t{worker_count()} + server_count());
+}
 int HubClient::event_fd() const { return impl_->event_fd(); }
 
-std::vector<std::vector<std::byte>> HubClient::exchange(const std::string& name, std::span<const std::byte> blob,
-                                                        Instant deadline, Wants wants) {
-  return impl_->exchange(name, blob, deadline, wants);
+Blobs HubClient::gather(const std::string& name, std::span<const std::byte> blob, Instant deadline, Wants wants) {
+  return impl_->gather(name, blob, deadline, wants);
 }
 
 bool HubClient::next_event(HubEvent& event) { return impl_->next_event(event); }

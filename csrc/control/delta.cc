@@ -52,30 +52,27 @@ std::vector<std::byte> encode_list(std::span<const std::vector<std::byte>> strin
   return writer.take();
 }
 
-std::optional<Strings> decode_list(BodyReader& reader, std::uint32_t count, std::size_t most_bytes) {
-  Strings strings;
+std::optional<Blobs> decode_list(BodyReader& reader, std::uint32_t count, std::size_t most_bytes) {
+  Blobs blobs;
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
     const std::size_t size = reader.count();
     if (!reader.ok() || size > most_bytes) return std::nullopt;
     most_bytes -= size;
-    const std::span<const std::byte> before = i == 0 ? std::span<const std::byte>() : strings.back();
-    std::vector<std::byte> string;
-    for (bool is_first = true; string.size() < size; is_first = false) {
+    // Most have the length of the first.
+    if (i == 0) blobs.reserve(std::min<std::size_t>(count, reader.left()), std::min(most_bytes + size, size * count));
+    BlobBuilder next(blobs, size);
+    for (bool is_first = true; next.left() > 0; is_first = false) {
       const std::size_t same = reader.count();
-      const auto old = from(before, string.size());
-      if (same > old.size() || same > size - string.size() || (same == 0 && !is_first)) return std::nullopt;
-      string.insert(string.end(), old.begin(), old.begin() + static_cast<std::ptrdiff_t>(same));
-      if (string.size() == size) break;
+      if (same > next.left() || (same == 0 && !is_first) || !next.copy(same)) return std::nullopt;
+      if (next.left() == 0) break;
       const std::size_t fresh = reader.count();
-      if (fresh == 0 || fresh > size - string.size()) return std::nullopt;
-      const auto bytes = reader.raw(fresh);
+      if (fresh == 0 || fresh > next.left()) return std::nullopt;
+      next.add(reader.raw(fresh));
       if (!reader.ok()) return std::nullopt;
-      string.insert(string.end(), bytes.begin(), bytes.end());
     }
-    strings.push_back(std::move(string));
   }
   if (!reader.ok()) return std::nullopt;
-  return strings;
+  return blobs;
 }
 
 }  // namespace herring::control

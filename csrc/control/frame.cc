@@ -63,7 +63,11 @@ bool FrameSeal::open(const Frame& frame) {
 
 void FrameReader::feed(std::span<const std::byte> bytes) {
   if (bad_) return;
-  if (begin_ > 0 && (begin_ == buffer_.size() || begin_ >= kMaxBody)) {
+  constexpr std::size_t kKept = 64 << 10;  // More than that is for what comes at the start of a job.
+  if (begin_ == buffer_.size() && buffer_.capacity() > kKept) {
+    buffer_ = {};
+    begin_ = 0;
+  } else if (begin_ > 0 && (begin_ == buffer_.size() || begin_ >= kMaxBody)) {
     buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(begin_));
     begin_ = 0;
   }
@@ -138,7 +142,7 @@ std::uint64_t BodyReader::get(std::size_t bytes) {
   return value;
 }
 
-std::uint64_t BodyReader::count() {
+std::uint64_t BodyReader::long_count() {
   std::uint64_t value = 0;
   for (int shift = 0; shift < 35; shift += 7) {
     const std::uint64_t byte = get(1);
@@ -149,16 +153,6 @@ std::uint64_t BodyReader::count() {
   }
   ok_ = false;
   return 0;
-}
-
-std::span<const std::byte> BodyReader::raw(std::size_t bytes) {
-  if (!ok_ || bytes > rest_.size()) {
-    ok_ = false;
-    return {};
-  }
-  const auto field = rest_.first(bytes);
-  rest_ = rest_.subspan(bytes);
-  return field;
 }
 
 std::string BodyReader::text(std::size_t max) {

@@ -144,18 +144,34 @@ class BodyReader final {
   std::uint32_t u32() { return static_cast<std::uint32_t>(get(4)); }
   std::uint64_t u64() { return get(8); }
   /// At most 5 bytes, the shortest form.
-  std::uint64_t count();
-  std::span<const std::byte> raw(std::size_t bytes);
+  std::uint64_t count() {
+    // Nearly all have one byte, and a large job's lists have hundreds of thousands.
+    if (!ok_ || rest_.empty() || rest_.front() > std::byte{0x7f}) return long_count();
+    const auto value = std::to_integer<std::uint64_t>(rest_.front());
+    rest_ = rest_.subspan(1);
+    return value;
+  }
+  std::span<const std::byte> raw(std::size_t bytes) {
+    if (!ok_ || bytes > rest_.size()) {
+      ok_ = false;
+      return {};
+    }
+    const auto field = rest_.first(bytes);
+    rest_ = rest_.subspan(bytes);
+    return field;
+  }
   std::string text(std::size_t max);
   /// A text for people: printable().
   std::string words(std::size_t max);
   std::span<const std::byte> rest() { return raw(rest_.size()); }
+  std::size_t left() const { return rest_.size(); }
   bool ok() const { return ok_; }
   /// Everything was there and nothing is left.
   bool done() const { return ok_ && rest_.empty(); }
 
  private:
   std::uint64_t get(std::size_t bytes);
+  std::uint64_t long_count();
   std::span<const std::byte> rest_;
   bool ok_ = true;
 };

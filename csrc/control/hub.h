@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "control/blobs.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/types.h"
@@ -160,8 +161,12 @@ class HubClient final {
   HubClient& operator=(const HubClient&) = delete;
 
   std::uint64_t job_id() const;
-  const std::vector<Member>& workers() const;  ///< By rank.
-  const std::vector<Member>& servers() const;  ///< By rank.
+  std::uint32_t worker_count() const;
+  std::uint32_t server_count() const;
+  /// Workers by rank, then servers.
+  Member member(std::size_t index) const;
+  std::vector<Member> workers() const;  ///< By rank; put together for each call.
+  std::vector<Member> servers() const;  ///< The same.
 
   /// All-gather of one blob (at most 1 MiB) per member under a name; returns workers' blobs by rank, then servers'
   /// (none where it wants nothing: worker 0's process then sends none). Blocks; throws Error(kTimeout) naming who has
@@ -169,7 +174,11 @@ class HubClient final {
   /// after leave(). Any number of names at once, from any threads. A name that all have gathered may be used again, as
   /// a new round; one that is under way or has timed out in this process may not (kInvalidArgument).
   std::vector<std::vector<std::byte>> exchange(const std::string& name, std::span<const std::byte> blob,
-                                               Instant deadline, Wants wants = Wants::kBlobs);
+                                               Instant deadline, Wants wants = Wants::kBlobs) {
+    return gather(name, blob, deadline, wants).apart();
+  }
+  /// The same, for many members.
+  Blobs gather(const std::string& name, std::span<const std::byte> blob, Instant deadline, Wants wants = Wants::kBlobs);
 
   /// Becomes readable when next_event() has something.
   int event_fd() const;

@@ -237,15 +237,19 @@ void Membership::gone(std::size_t index, State state, HubEvent::Kind kind, const
   }
   if (slot.state != State::kHere) return;  // One event a member: the first says why.
   slot.state = state;
+  ++gone_count_;
   if (!first_gone_) {
     first_gone_ = index;
     first_gone_reason_ = reason;
   }
   if (!first_needed_gone_ && index < options_.workers) first_needed_gone_ = index;
   const SharedBody body = make_body(encode(Event{kind, static_cast<std::uint32_t>(index), reason}));
+  // All workers have said goodbye: they wait for nobody, but for worker 0's process not to end before the job does.
+  const bool is_quiet = has_parted_ && kind == HubEvent::Kind::kLeft && index != 0;
   // Worker 0 last: its process holds the hub, and may end when it hears, before the hub has told the others.
-  for (auto other = slots_.rbegin(); other != slots_.rend(); ++other) {
-    if (other->connection != 0 && &*other != &slot) send(other->connection, FrameType::kEvent, body);
+  for (std::size_t other = slots_.size(); other-- > 0;) {
+    const bool is_told = slots_[other].connection != 0 && other != index && (!is_quiet || other >= options_.workers);
+    if (is_told) send(slots_[other].connection, FrameType::kEvent, body);
   }
   fail_rounds_without(index);
 }
@@ -322,15 +326,22 @@ void Membership::exchange(std::size_t index, const Exchange& exchange, Instant n
   Round& round = it->second;
   if (round.brought[index]) return violation(index, "a second blob for exchange \"" + exchange.name + "\"");
   round.brought[index] = true;
+  ++round.count;
   round.wants[index] = exchange.wants == Wants::kBlobs;
   round.blobs[index].assign(exchange.blob.begin(), exchange.blob.end());
-  if (is_complete(it->first, round)) {
+  // Looked at by all only where it may be: a large job has as many of these messages as members.
+  if (round.count + gone_count_ >= slots_.size() && is_complete(it->first, round)) {
     complete(it->first, round);
     rounds_.erase(it);
   } else if (exchange.name == kGoodbyeRound && index < options_.workers) {
     finished_.push_back(static_cast<std::uint32_t>(index));
-    next_finished_ = std::min(next_finished_, now + kGoodbyePatience);
+    next_finished_ = std::min(next_finished_, now + goodbye_patience());
   }
+}
+
+/// Each word to everybody costs as much as there are members, and as many may have to be told.
+Duration Membership::goodbye_patience() const {
+  return std::max<Duration>(kGoodbyePatience, std::chrono::milliseconds(1) * options_.workers);
 }
 
 void Membership::tell_finished(Instant now) {
@@ -351,7 +362,10 @@ void Membership::tell_finished(Instant now) {
 
 void Membership::complete(const std::string& name, const Round& round) {
   ++counters_.exchanges;
-  if (name == kGoodbyeRound) finished_.clear();
+  if (name == kGoodbyeRound) {
+    finished_.clear();
+    has_parted_ = true;
+  }
   std::vector<SharedBody> frames;
   if (std::ranges::count(round.wants, true) > 0) {
     for (auto& frame : encode_gathered(name, round.blobs)) frames.push_back(make_body(std::move(frame)));

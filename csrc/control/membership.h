@@ -55,8 +55,8 @@ class Membership final {
   static constexpr std::size_t kMaxOpenRounds = 4096;
   /// Servers that are gone are not waited for in this round: their blobs are empty.
   static constexpr std::string_view kGoodbyeRound = "goodbye";
-  /// Workers that have been in it for so long are announced to those who have not come: at the end of a job all come
-  /// within less, and nobody need be told.
+  /// Workers that have been in it for so long (in a large job: for 1 ms for each worker) are announced to those who
+  /// have not come: at the end of a job all come within less, and nobody need be told.
   static constexpr Duration kGoodbyePatience = std::chrono::milliseconds(100);
 
   explicit Membership(const Options& options);
@@ -103,6 +103,7 @@ class Membership final {
     std::vector<std::vector<std::byte>> blobs;
     std::vector<bool> brought;
     std::vector<bool> wants;  // Its blobs, too.
+    std::size_t count = 0;    // So many have brought theirs.
   };
 
   bool fits(
@@ -117,6 +118,7 @@ class Membership final {
   void find_lost_before_start(Instant now);
   void watch_silence(Instant now);
   void exchange(std::size_t index, const Exchange& exchange, Instant now);
+  Duration goodbye_patience() const;
   void tell_finished(Instant now);
   void complete(const std::string& name, const Round& round);
   bool is_needed(std::size_t index, const std::string& name) const;
@@ -140,6 +142,7 @@ class Membership final {
   std::unordered_map<ConnectionId, std::size_t> index_of_;
   std::map<std::string, Round> rounds_;
   std::vector<Action> actions_;
+  std::size_t gone_count_ = 0;                    // Since the start.
   std::optional<std::size_t> first_gone_;         // Of all, and
   std::optional<std::size_t> first_needed_gone_;  // of those that every round needs.
   std::string first_gone_reason_;
@@ -147,6 +150,7 @@ class Membership final {
   std::string doubt_;          // Another job's process came: why this one has ended.
   bool started_ = false;
   bool closing_ = false;
+  bool has_parted_ = false;  // All have said goodbye.
   std::uint64_t ping_serial_ = 0;
   std::uint64_t failed_handshakes_ = 0;
   Heartbeats heartbeats_;

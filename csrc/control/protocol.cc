@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
@@ -217,6 +218,12 @@ std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::spa
   return frames;
 }
 
+void Roster::add(Roster more) {
+  const auto before = static_cast<std::uint32_t>(hosts.size());
+  std::ranges::move(more.hosts, std::back_inserter(hosts));
+  for (const Place& place : more.members) members.push_back({place.pid, place.host + before});
+}
+
 std::optional<Roster> decode_roster(std::span<const std::byte> body) {
   BodyReader reader(body);
   Roster roster;
@@ -227,21 +234,19 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
   const std::uint32_t host_count = reader.u32();
   const auto encoded = decode_list(reader, host_count, kMaxBlob);
   if (!encoded) return std::nullopt;
-  std::vector<Member> hosts;
-  for (const auto& text : *encoded) {
-    BodyReader host(text);
-    Member member;
-    member.host_identity = host.text(kMaxIdentity);
-    member.host_name = host.words(kMaxIdentity);
-    if (!host.done()) return std::nullopt;
-    hosts.push_back(std::move(member));
+  for (std::size_t i = 0; i < encoded->size(); ++i) {
+    BodyReader text((*encoded)[i]);
+    Roster::Host host{text.text(kMaxIdentity), {}};
+    host.name = text.words(kMaxIdentity);
+    if (!text.done()) return std::nullopt;
+    roster.hosts.push_back(std::move(host));
   }
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
     const std::uint64_t pid = reader.count();
     const std::uint64_t host = reader.count();
-    if (!reader.ok() || host >= hosts.size() || pid > std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
-    roster.members.push_back(hosts[host]);
-    roster.members.back().pid = static_cast<std::uint32_t>(pid);
+    if (!reader.ok() || host >= roster.hosts.size()) return std::nullopt;
+    if (pid > std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
+    roster.members.push_back({static_cast<std::uint32_t>(pid), static_cast<std::uint32_t>(host)});
   }
   if (!reader.done() || count == 0 || std::uint64_t{roster.first} + count > roster.total) return std::nullopt;
   return roster;

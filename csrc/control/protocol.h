@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "control/blobs.h"
 #include "control/frame.h"
 #include "control/hub.h"
 #include "core/hmac.h"
@@ -96,12 +97,23 @@ struct Welcome {
 std::vector<std::byte> encode(const Welcome& welcome);
 std::optional<Welcome> decode_welcome(std::span<const std::byte> body);
 
-/// One frame's part of the roster. Roles and ranks follow from the index.
+/// One frame's part of the roster, or all of it. Roles and ranks follow from the index.
 struct Roster {
+  struct Host {
+    std::string identity;
+    std::string name;
+  };
+  struct Place {
+    std::uint32_t pid = 0;
+    std::uint32_t host = 0;  ///< Which of `hosts`.
+  };
   std::uint64_t job_id = 0;
   std::uint32_t total = 0;
   std::uint32_t first = 0;
-  std::vector<Member> members;
+  std::vector<Host> hosts;
+  std::vector<Place> members;
+  /// The next part.
+  void add(Roster more);
 };
 /// A host's identity as rosters have it, where it is only compared: long ones shortened to a digest.
 std::string shortened_identity(const std::string& identity);
@@ -131,7 +143,7 @@ std::optional<Exchange> decode_exchange(std::span<const std::byte> body);
 struct Gathered {
   std::string name;
   std::uint32_t first = 0;
-  std::vector<std::vector<std::byte>> blobs;
+  Blobs blobs;
 };
 std::vector<std::byte> encode_completed(const std::string& name);
 /// Cuts the blobs (by index) into frames.

@@ -17,6 +17,7 @@
 #include "elastic/journal.h"
 #include "elastic/lifecycle.h"
 #include "elastic/rendezvous_client.h"
+#include "elastic/reports.h"
 #include "runtime/operation_order.h"
 #include "runtime/pending.h"
 
@@ -138,6 +139,8 @@ class ElasticRuntime::Impl final {
   Lifecycle::Command obey(const Message& message);
   void settle(const Message& message);
   void report_completed();
+  void report_what_is_due();
+  Instant next_report() const;
   void report_broken();
   void switch_over(const std::string& reason);
   std::optional<Message> await_go(Instant deadline);
@@ -193,7 +196,7 @@ class ElasticRuntime::Impl final {
   std::uint64_t kept_bytes = 0;  // Of results.
   std::uint64_t messages_used = 0;
   std::uint32_t newcomers = 0;
-  std::vector<OperationId> unreported;
+  Reports reports;
   Cutoff cutoff;   // Planned switch: what goes through the old generation.
   Generation old;  // It, while it drains.
   std::size_t old_unfinished = 0;

@@ -231,9 +231,9 @@ void ElasticRuntime::Impl::install(Generation next, const Message& go, const Pla
     apply(step, std::find(step.to.begin(), step.to.end(), rank) != step.to.end(), received[i]);
   }
   // Who has come or gone since has other counts: everybody says again what it has.
-  unreported.clear();
+  reports.clear();
   for (const auto& [id, record] : journal.records()) {
-    if (record.state != Record::State::kPending) unreported.push_back(id);
+    if (record.state != Record::State::kPending) reports.add(id);
   }
   newcomers = 0;
   static_cast<void>(life.advance(Event::kInstall));

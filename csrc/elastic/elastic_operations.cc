@@ -250,11 +250,10 @@ bool ElasticRuntime::Impl::close_operation(const OperationId& id, Operation& ope
   bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
   if (!is_over && !status.is_ok()) is_over = !end_of(id, present.number).is_ok();
   if (elastic && !is_over) {
-    if (unreported.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
-    unreported.push_back(id);
+    if (reports.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
+    reports.add(id);
   } else {
-    if (elastic && group == groups.end())
-      unreported.push_back(id);  // Those who stay in the group keep it until all have it.
+    if (elastic && group == groups.end()) reports.add(id);  // Those who stay in the group keep it until all have it.
     forget(id);
     if (old.runtime) rendezvous->wake();
   }
@@ -284,7 +283,7 @@ std::optional<std::uint64_t> ElasticRuntime::Impl::take_number(GroupId id) {
 void ElasticRuntime::Impl::forget_everything() {
   for (auto& [id, operation] : operations) {
     if (operation.work->is_done()) continue;
-    unreported.push_back(id);  // This one will never ask for it.
+    reports.add(id);  // This one will never ask for it.
     --unfinished;
     order->leave(*operation.call);
     operation.work->complete(Status(Code::kCancelled, "the job starts again from an earlier state"));

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/status.h"
@@ -12,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Duration kReportEvery = std::chrono::milliseconds(50);
+constexpr Duration kDoubtPause = std::chrono::milliseconds(50);
 constexpr std::size_t kReportSize = 16384;
 
 }  // namespace
@@ -43,7 +44,7 @@ void ElasticRuntime::Impl::supervise() {
 
 /// False where it has stepped down.
 bool ElasticRuntime::Impl::take_turn() {
-  bool is_due = false;
+  Instant until = Instant::max();
   Lifecycle::Turn turn = Lifecycle::Turn::kListen;
   {
     const std::scoped_lock lock(mutex);
@@ -53,17 +54,18 @@ bool ElasticRuntime::Impl::take_turn() {
       changed.notify_all();
       return false;
     }
-    is_due = !unreported.empty() || !doubtful.empty();
+    until = next_report();
+    if (!doubtful.empty()) until = std::min(until, Clock::now() + kDoubtPause);
   }
   if (turn == Lifecycle::Turn::kLeave) {
     switch_over("");
     return true;
   }
   Message message;
-  if (rendezvous->next(message, is_due ? Clock::now() + kReportEvery : Instant::max())) obey(message);
+  if (rendezvous->next(message, until)) obey(message);
   decide_doubtful();
   report_broken();
-  report_completed();
+  report_what_is_due();
   retire_if_drained();
   return true;
 }
@@ -142,26 +144,44 @@ void ElasticRuntime::Impl::settle(const Message& message) {
   changed.notify_all();
 }
 
+/// When the supervisor is to report; the caller holds the mutex.
+Instant ElasticRuntime::Impl::next_report() const {
+  if (reports.empty()) return Instant::max();
+  // Somebody waits for it: for memory, or until all have what this one has. Else it is told with what comes after it.
+  const bool is_urgent = kept_bytes > home.config.journal_bytes / 2 || life.boundary();
+  const Instant due = is_urgent ? Instant{} : reports.due(static_cast<std::uint32_t>(present.members.size()));
+  return life.reports() ? due : std::max(due, Clock::now() + kDoubtPause);
+}
+
+void ElasticRuntime::Impl::report_what_is_due() {
+  bool is_due = false;
+  {
+    const std::scoped_lock lock(mutex);
+    is_due = Clock::now() >= next_report();
+  }
+  if (is_due) report_completed();
+}
+
 void ElasticRuntime::Impl::report_completed() {
-  std::vector<Message> reports;
+  std::vector<Message> messages;
   {
     const std::scoped_lock lock(mutex);
     if (!life.reports()) return;
-    for (const OperationId& id : std::exchange(unreported, {})) {
+    for (const OperationId& id : reports.take(Clock::now())) {
       const auto group = groups.find(GroupId{id.group});
       const auto left = leaving.find(GroupId{id.group});
       if (group == groups.end() && left == leaving.end()) continue;
       const std::size_t members = group != groups.end() ? group->second.members.size() : left->second;
-      if (reports.empty() || reports.back().operations.size() == kReportSize) {
-        reports.emplace_back();
-        reports.back().kind = MessageKind::kCompleted;
-        reports.back().generation = present.number;
+      if (messages.empty() || messages.back().operations.size() == kReportSize) {
+        messages.emplace_back();
+        messages.back().kind = MessageKind::kCompleted;
+        messages.back().generation = present.number;
       }
-      reports.back().operations.push_back(id);
-      reports.back().counts.push_back(static_cast<std::uint32_t>(members));
+      messages.back().operations.push_back(id);
+      messages.back().counts.push_back(static_cast<std::uint32_t>(members));
     }
   }
-  for (Message& report : reports) rendezvous->send(std::move(report));
+  for (Message& report : messages) rendezvous->send(std::move(report));
 }
 
 void ElasticRuntime::Impl::report_broken() {

@@ -73,7 +73,7 @@ void ElasticRuntime::Impl::go_over() {
   restart_operations();
   if (present.runtime->rank() == 0) {
     logger.log(LogLevel::kWarning,
-               "the job goes on with " + std::to_string(present.hub->servers().size()) + " server processes");
+               "the job goes on with " + std::to_string(present.hub->server_count()) + " server processes");
   }
   changed.notify_all();
 }

@@ -5,6 +5,7 @@
 
 #include "control/protocol.h"
 #include "core/text.h"
+#include "elastic/reports.h"
 
 namespace herring::elastic {
 namespace {
@@ -237,13 +238,9 @@ void Rendezvous::completed(const Message& message, Instant now) {
   tell_settled(now);
 }
 
-/// A word to everybody takes 5 to 10 us for each: no more than a tenth of the time goes into it, so that large jobs
-/// hear of several operations at once. Nobody waits for it: only the journals are longer.
-Duration Rendezvous::settled_pause() const { return std::chrono::microseconds(100) * workers_.inside; }
-
 void Rendezvous::tell_settled(Instant now) {
   if (settled_.empty() || now < tell_settled_at_) return;
-  tell_settled_at_ = now + settled_pause();
+  tell_settled_at_ = now + settled_pause(workers_.inside);
   for (std::size_t first = 0; first < settled_.size(); first += kMaxOperations) {
     Message message;
     message.kind = MessageKind::kSettled;

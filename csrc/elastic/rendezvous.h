@@ -126,7 +126,6 @@ class Rendezvous final {
   void broken(const Member& member, const Message& message, Instant now);
   void completed(const Message& message, Instant now);
   void tell_settled(Instant now);
-  Duration settled_pause() const;
   void built(Member& member, const Message& message, Instant now);
   void switched(Member& member, const Message& message);
   void answer(const Member& member);

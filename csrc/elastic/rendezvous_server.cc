@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -151,6 +152,7 @@ class RendezvousServer::Impl final : private House {
     if (frame.type == FrameType::kPong) return true;  // It is heard already.
     const auto message = frame.type == FrameType::kRendezvous ? decode_message(frame.body) : std::nullopt;
     if (!message) return false;
+    messages.fetch_add(1, std::memory_order_relaxed);
     rendezvous.receive(id, *message, now);
     perform(now);
     return true;
@@ -277,6 +279,7 @@ class RendezvousServer::Impl final : private House {
   bool stopping = false;
   Instant over_by = Instant::max();
 
+  std::atomic<std::uint64_t> messages = 0;
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::uint64_t published_generation = 0;  // Guarded by mutex, written by the thread alone, as
@@ -301,6 +304,8 @@ bool RendezvousServer::ended_well() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->published_well;
 }
+
+std::uint64_t RendezvousServer::messages() const { return impl_->messages.load(std::memory_order_relaxed); }
 
 std::uint64_t RendezvousServer::generation() const {
   const std::lock_guard lock(impl_->mutex);

@@ -30,6 +30,7 @@ class RendezvousServer final {
   bool wait(Instant deadline);
   bool ended_well() const;
   std::uint64_t generation() const;  ///< The latest; 0 before the first.
+  std::uint64_t messages() const;    ///< That workers and servers have sent since they came in.
 
  private:
   class Impl;

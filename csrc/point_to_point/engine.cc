@@ -31,13 +31,16 @@ void Engine::on_tick(Instant now) { impl_->on_tick(now); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 void Engine::take_completions(std::vector<Completion>& out) { impl_->take_completions(out); }
 Link& Engine::link(std::uint32_t index) { return impl_->link(index); }
+void Engine::take_actions(Actions& out) { impl_->take_own_actions(out); }
+void Engine::on_copied(Token token) { impl_->on_copied(token); }
 bool Engine::has_unsent() const { return impl_->has_unsent(); }
 bool Engine::is_idle() const { return impl_->is_idle(); }
 const EngineStats& Engine::stats() const { return impl_->stats(); }
 
-void Link::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body) {
-  engine_->on_control(now, index_, header, body);
+bool Link::on_control(Instant now, const wire::Header& header, std::span<const std::byte> body, Token token) {
+  return engine_->on_control(now, index_, header, body, token);
 }
+void Link::on_copied(Instant /*now*/, Token token) { engine_->on_copied(token); }
 void Link::on_received(Instant now, Token token, const Status& status, const wire::Header& header) {
   engine_->on_received(now, token, status, header);
 }
@@ -122,7 +125,7 @@ void Engine::Impl::send(Instant now, const SendOperation& operation) {
     envelope.tag = operation.tag;
     envelope.bytes = operation.data.size();
     envelope.dtype = operation.dtype ? static_cast<std::uint32_t>(*operation.dtype) : 0;
-    arrive(std::move(envelope), {});
+    arrive(std::move(envelope));
     return;
   }
   Peer& peer = peer_of(operation.to);
@@ -149,7 +152,7 @@ void Engine::Impl::receive(Instant now, const ReceiveOperation& operation) {
   if (const std::uint64_t arrival = find_envelope(receive); arrival != 0) {
     const Envelope envelope = take_unmatched(operation.group, arrival);
     set_timer(receive, now + operation.timeout);
-    meet(receive, envelope, envelope.data);
+    if (!meet(receive, envelope) && !envelope.data.empty()) release(envelope.source, envelope.body);
     return;
   }
   if (all_gone(operation.sources)) {
@@ -204,11 +207,17 @@ void Engine::Impl::take_completions(std::vector<Completion>& out) {
   completions_.clear();
 }
 
-void Engine::Impl::take_actions(std::uint32_t link, Actions& out) {
-  Actions& actions = actions_[link];
-  out.insert(out.end(), std::make_move_iterator(actions.begin()), std::make_move_iterator(actions.end()));
-  actions.clear();
+namespace {
+
+void move_all(Actions& from, Actions& to) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  from.clear();
 }
+
+}  // namespace
+
+void Engine::Impl::take_actions(std::uint32_t link, Actions& out) { move_all(actions_[link], out); }
+void Engine::Impl::take_own_actions(Actions& out) { move_all(own_actions_, out); }
 
 void Engine::Impl::add_awaited(std::uint32_t link, std::vector<PeerId>& workers) const {
   const auto add = [&](PeerId worker) {
@@ -225,7 +234,7 @@ void Engine::Impl::add_awaited(std::uint32_t link, std::vector<PeerId>& workers)
   }
 }
 
-bool Engine::Impl::has_unsent() const { return sends_flying_ > 0 || queued_now_ > 0; }
+bool Engine::Impl::has_unsent() const { return sends_flying_ > 0 || queued_now_ > 0 || !copies_.empty(); }
 
 bool Engine::Impl::is_idle() const {
   return sends_.empty() && receives_.empty() && boxes_.empty() && flights_.empty() && !has_unsent() &&

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,8 +40,6 @@ struct EngineConfig {
   std::uint32_t max_incoming = 256;     ///< Large messages coming in at once; more wait their turn.
   std::uint32_t max_incoming_of_peer = 4;
   Duration grace{};  ///< After a failure, how long the other side may take to say what is on its way.
-  /// to[:] = from[:], for messages of a worker to itself; none: memcpy.
-  std::function<void(std::span<const std::byte> from, std::span<std::byte> to)> copy;
 };
 
 /// Ends in exactly one completion, when `to` has received it. `data` is borrowed until then.
@@ -90,7 +87,7 @@ struct EngineStats {
   std::uint64_t failed = 0;          ///< Sends and receives.
   std::uint64_t messages_rejected = 0;
   std::uint64_t unmatched = 0;        ///< Messages that wait for a receive now.
-  std::uint64_t held_bytes = 0;       ///< Memory for messages that came before their receive, or out of order.
+  std::uint64_t held_bytes = 0;       ///< In bodies kept because they came before their receive, or out of order.
   std::uint64_t held_bytes_peak = 0;  ///< At most workers * (eager_window * eager_bytes + credits * (body limit)).
   std::uint64_t incoming_peak = 0;    ///< Large messages coming in at once.
 };
@@ -103,8 +100,8 @@ class Link;
 /// Matching is MPI's and c10d's: a receive gets the earliest message of its group that fits it by source and tag, a
 /// message the earliest receive that fits it; messages of one rank are matched in the order in which they were sent,
 /// however the network reorders. A message and its receive differ in size or dtype: both ends get
-/// kMismatch. Whatever the other side does, memory here is bounded: EngineStats::held_bytes_peak, and max_unmatched
-/// records a peer.
+/// kMismatch. Whatever the other side does, memory here is bounded: EngineStats::held_bytes_peak, at most eager_window
+/// + credits bodies kept of each peer, and max_unmatched records a peer.
 class Engine final {
  public:
   explicit Engine(EngineConfig config);
@@ -140,6 +137,9 @@ class Engine final {
 
   /// The engine as the pump of link `index` sees it. Lives as long as the engine.
   Link& link(std::uint32_t index);
+  /// What no link has to do: copies of this worker's messages to itself. Each ends with on_copied().
+  void take_actions(Actions& out);
+  void on_copied(Token token);
   /// Something that others wait for has not left this process: control messages, data. Receives and sends that wait
   /// for others do not count.
   bool has_unsent() const;
@@ -157,7 +157,10 @@ class Engine final {
 class Link final {
  public:
   Link(Engine::Impl& engine, std::uint32_t index) : engine_(&engine), index_(index) {}
-  void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);
+  /// `body` is borrowed for the call; where true comes back, until ReleaseAction{token}.
+  bool on_control(Instant now, const wire::Header& header, std::span<const std::byte> body, Token token);
+  /// A CopyAction has ended.
+  void on_copied(Instant now, Token token);
   void on_received(Instant now, Token token, const Status& status, const wire::Header& header);
   void on_sent(Instant now, Token token, const Status& status);
   void on_withdrawn(Instant now, Token token);

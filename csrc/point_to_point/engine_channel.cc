@@ -1,6 +1,7 @@
 // Control messages between two workers: numbered, taken in in order, never more than `credits` on their way.
 
 #include <algorithm>
+#include <utility>
 
 #include "point_to_point/engine_impl.h"
 #include "point_to_point/message.h"
@@ -96,43 +97,54 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (send != nullptr) complete_if_over(*send);
 }
 
-void Engine::Impl::on_control(Instant now, std::uint32_t link, const wire::Header& header,
-                              std::span<const std::byte> body) {
+bool Engine::Impl::on_control(Instant now, std::uint32_t link, const wire::Header& header,
+                              std::span<const std::byte> bytes, Token token) {
   const bool known = header.job_id == config_.job_id && header.epoch == config_.epoch.value &&
                      header.sender < peers_.size() && peers_[header.sender].link == link &&
-                     !peers_[header.sender].lost && header.payload_bytes == body.size();
+                     !peers_[header.sender].lost && header.payload_bytes == bytes.size();
   if (!known) {
     ++stats_.messages_rejected;
-    return;
+    return false;
   }
   Peer& peer = peers_[header.sender];
   if (header.type == wire::MessageType::kReturn) {
-    if (header.part == 0 || !body.empty() || !take_credits(peer, header)) ++stats_.messages_rejected;
-    return dispatch(peer);
+    if (header.part == 0 || !bytes.empty() || !take_credits(peer, header)) ++stats_.messages_rejected;
+    dispatch(peer);
+    return false;
   }
   const bool numbered = header.type == wire::MessageType::kEnvelope || header.type == wire::MessageType::kAccept ||
                         header.type == wire::MessageType::kInvite || header.type == wire::MessageType::kClose ||
                         header.type == wire::MessageType::kWithdraw;
   const bool in_window = header.offset >= peer.next_in && header.offset - peer.next_in < link_config(peer).credits;
-  if (!numbered || !in_window || peer.held.contains(header.offset) || body.size() > max_body_bytes(link_config(peer)) ||
-      !take_credits(peer, header)) {
+  if (!numbered || !in_window || peer.held.contains(header.offset) ||
+      bytes.size() > max_body_bytes(link_config(peer)) || !take_credits(peer, header)) {
     ++stats_.messages_rejected;
-    return;
+    return false;
   }
+  Body body{bytes, token};
   if (header.offset != peer.next_in) {
-    peer.held.emplace(header.offset, Held{header, {body.begin(), body.end()}});
-    hold_bytes(body.size());
+    body.is_kept = !bytes.empty();
+    peer.held.emplace(header.offset, Held{header, body});
+    hold_bytes(bytes.size());
   } else {
     take_in(now, peer, header, body);
-    while (!peer.lost && !peer.held.empty() && peer.held.begin()->first == peer.next_in) {
-      const Held next = std::move(peer.held.begin()->second);
-      peer.held.erase(peer.held.begin());
-      stats_.held_bytes -= next.body.size();
-      take_in(now, peer, next.header, next.body);
-    }
+    take_in_held(now, peer);
   }
   dispatch(peer);
   return_credits(peer);
+  return body.is_kept;
+}
+
+/// Those whose turn has come.
+void Engine::Impl::take_in_held(Instant now, Peer& peer) {
+  while (!peer.lost && !peer.held.empty() && peer.held.begin()->first == peer.next_in) {
+    Held next = peer.held.begin()->second;
+    peer.held.erase(peer.held.begin());
+    stats_.held_bytes -= next.body.bytes.size();
+    const bool was_kept = std::exchange(next.body.is_kept, false);
+    take_in(now, peer, next.header, next.body);
+    if (was_kept && !next.body.is_kept) release(peer.id, next.body.token);
+  }
 }
 
 bool Engine::Impl::take_credits(Peer& peer, const wire::Header& header) {
@@ -142,6 +154,7 @@ bool Engine::Impl::take_credits(Peer& peer, const wire::Header& header) {
 }
 
 void Engine::Impl::return_credits(Peer& peer) {
+  if (peer.copying > 0) return;  // With the Accepts that come next.
   if (peer.lost || peer.to_return < link_config(peer).credits / 2) return;
   wire::Header header = header_to(wire::MessageType::kReturn, 0);
   header.part = std::exchange(peer.to_return, 0);
@@ -153,7 +166,7 @@ void Engine::Impl::hold_bytes(std::size_t bytes) {
   stats_.held_bytes_peak = std::max(stats_.held_bytes_peak, stats_.held_bytes);
 }
 
-void Engine::Impl::take_in(Instant now, Peer& peer, const wire::Header& header, std::span<const std::byte> body) {
+void Engine::Impl::take_in(Instant now, Peer& peer, const wire::Header& header, Body& body) {
   ++peer.next_in;
   ++peer.to_return;
   switch (header.type) {
@@ -164,16 +177,16 @@ void Engine::Impl::take_in(Instant now, Peer& peer, const wire::Header& header, 
     case wire::MessageType::kInvite:
       return handle_invite(now, peer, header);
     case wire::MessageType::kClose:
-      return handle_close(peer, header, body);
+      return handle_close(peer, header, body.bytes);
     case wire::MessageType::kWithdraw:
-      return handle_withdraw(now, peer, header, body);
+      return handle_withdraw(now, peer, header, body.bytes);
     default:
       ++stats_.messages_rejected;
   }
 }
 
-void Engine::Impl::handle_envelope(Peer& peer, const wire::Header& header, std::span<const std::byte> body) {
-  const std::optional<std::uint64_t> bytes = decode_envelope(body);
+void Engine::Impl::handle_envelope(Peer& peer, const wire::Header& header, Body& body) {
+  const std::optional<std::uint64_t> bytes = decode_envelope(body.bytes);
   const SendKey key{peer.id, header.op};
   if (!bytes || header.op == 0 || unmatched_.contains(key) || incoming_.contains(key)) {
     ++stats_.messages_rejected;
@@ -188,7 +201,7 @@ void Engine::Impl::handle_envelope(Peer& peer, const wire::Header& header, std::
   envelope.bytes = *bytes;
   envelope.dtype = header.count;
   envelope.is_eager = (header.flags & wire::kFlagEager) != 0;
-  const std::span<const std::byte> data = body.subspan(kEnvelopeBytes);
+  const std::span<const std::byte> data = body.bytes.subspan(kEnvelopeBytes);
   const bool is_whole = envelope.is_eager ? data.size() == *bytes : data.empty() && *bytes > 0;
   const bool fits_window = data.empty() || (data.size() <= link.eager_bytes && peer.eager_in < link.eager_window);
   if (!is_whole || !fits_window) {
@@ -199,7 +212,9 @@ void Engine::Impl::handle_envelope(Peer& peer, const wire::Header& header, std::
                                        rank_text(peer.id) + "; are the HERRING_* settings the same on both?"));
     return;
   }
-  arrive(std::move(envelope), data);
+  envelope.data = data;
+  envelope.body = body.token;
+  body.is_kept = arrive(std::move(envelope));
 }
 
 void Engine::Impl::handle_accept(Peer& peer, const wire::Header& header) {

@@ -65,6 +65,7 @@ void Engine::Impl::handle_close(Peer& peer, const wire::Header& header, std::spa
 void Engine::Impl::handle_withdraw(Instant now, Peer& peer, const wire::Header& header,
                                    std::span<const std::byte> body) {
   const SendKey key{peer.id, header.op};
+  if (is_being_copied(key)) return;  // Its Accept is the answer.
   if ((header.flags & wire::kFlagAnswer) == 0) {
     wire::Header answer = header_to(wire::MessageType::kClose, header.op);
     answer.flags = wire::kFlagAnswer;
@@ -72,8 +73,7 @@ void Engine::Impl::handle_withdraw(Instant now, Peer& peer, const wire::Header& 
   }
   if (const auto found = unmatched_.find(key); found != unmatched_.end()) {
     const auto [group, arrival] = found->second;
-    static_cast<void>(take_unmatched(group, arrival));
-    return;
+    return drop(group, arrival);
   }
   const auto found = incoming_.find(key);
   if (found == incoming_.end()) return;
@@ -88,7 +88,7 @@ void Engine::Impl::handle_withdraw(Instant now, Peer& peer, const wire::Header& 
 }
 
 void Engine::Impl::fail(Instant now, Send& send, const Status& why) {
-  if (send.is_over || !send.failure.is_ok()) return;
+  if (send.is_over || send.is_copied || !send.failure.is_ok()) return;
   send.failure = why;
   Peer& peer = peer_of(send.operation.to);
   if (send.operation.to == config_.self) {
@@ -112,7 +112,7 @@ void Engine::Impl::fail(Instant now, Send& send, const Status& why) {
 }
 
 void Engine::Impl::fail(Instant now, Receive& receive, const Status& why) {
-  if (receive.has_failed) return;
+  if (receive.has_failed || receive.is_copied) return;
   if (!receive.is_matched) {
     unpost(receive);
     complete(receive, why);
@@ -195,7 +195,9 @@ void Engine::Impl::close_group(Instant now, GroupId group, const Status& why) {
   for (const std::uint64_t id : sends) fail(now, *find_send(id), why);
   for (const std::uint64_t id : receives) fail(now, *find_receive(id), why);
   while (boxes_.contains(group)) {
-    refuse(take_unmatched(group, boxes_[group].unmatched.begin()->first), why);
+    const Envelope envelope = take_unmatched(group, boxes_[group].unmatched.begin()->first);
+    if (!envelope.data.empty()) release(envelope.source, envelope.body);
+    refuse(envelope, why);
   }
 }
 
@@ -215,7 +217,10 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId id, const std::string& why) 
   peer.why = why;
   queued_now_ -= peer.queue.size();
   peer.queue.clear();
-  for (const auto& [number, held] : peer.held) stats_.held_bytes -= held.body.size();
+  for (const auto& [number, held] : peer.held) {
+    stats_.held_bytes -= held.body.bytes.size();
+    if (held.body.is_kept) release(id, held.body.token);
+  }
   peer.held.clear();
   drop_unmatched_of(id);
   std::vector<std::uint64_t> sends;
@@ -258,7 +263,7 @@ void Engine::Impl::on_peer_left(Instant now, PeerId id, const std::string& why) 
   std::vector<std::uint64_t> unmet;
   for (const auto& [number, receive] : receives_) {
     const bool needs_it = receive->is_matched ? receive->met.source == id : all_gone(receive->operation.sources);
-    if (!needs_it || receive->is_closing) continue;
+    if (!needs_it || receive->is_closing || receive->is_copied) continue;
     if (receive->is_matched) {
       set_timer(*receive, std::min(receive->timer, limit));
     } else {

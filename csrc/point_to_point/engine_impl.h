@@ -25,9 +25,16 @@ struct Outgoing {
   std::uint64_t send = 0;  // The Envelope of this send: made when it goes.
 };
 
+/// The body of a control message, which is the executor's.
+struct Body {
+  std::span<const std::byte> bytes;
+  Token token;
+  bool is_kept = false;  // Until ReleaseAction.
+};
+
 struct Held {
   wire::Header header;
-  std::vector<std::byte> body;
+  Body body;
 };
 
 /// The two channels of control messages to and from one worker: numbered, taken in in order, credited.
@@ -43,6 +50,7 @@ struct Peer {
   std::uint32_t eager_out = 0;         // Our eager messages that it has not received.
   std::uint32_t eager_in = 0;          // Its eager messages that wait here for a receive.
   std::uint32_t unmatched = 0;         // All its messages that do.
+  std::uint32_t copying = 0;           // Its messages that are being copied: an Accept of each is to come.
   std::uint32_t incoming = 0;          // Its large messages that are coming in ...
   std::deque<std::uint64_t> waiting;   // ... and the receives whose turn has not come.
   bool lost = false;
@@ -65,7 +73,8 @@ struct Send {
   bool is_queued = false;
   bool is_eager = false;
   bool is_over = false;
-  Status doom;  // What it fails with at `timer`; Ok: its time-out.
+  bool is_copied = false;  // To this worker itself, and about to end.
+  Status doom;             // What it fails with at `timer`; Ok: its time-out.
   Status failure;
   Instant timer = Instant::max();
 };
@@ -77,6 +86,7 @@ struct Receive {
   ReceiveOperation operation;
   bool is_matched = false;
   bool is_waiting = false;
+  bool is_copied = false;  // It is all there, and about to end.
   bool has_failed = false;
   bool is_closing = false;  // Its posted receives are being withdrawn.
   Received met;
@@ -104,7 +114,16 @@ struct Envelope {
   std::uint64_t bytes = 0;
   std::uint32_t dtype = 0;  // DataType's number, 0: not said.
   bool is_eager = false;
-  std::vector<std::byte> data;
+  std::span<const std::byte> data;  // Of an eager message: it lies in this body, which is kept while it waits.
+  Token body;
+};
+
+/// A copy that has not ended.
+struct Copy {
+  Token token;
+  std::uint64_t receive = 0;
+  std::uint64_t send = 0;  // Of this worker to itself; else 0, and
+  Token body;              // from there.
 };
 
 /// What waits for its counterpart in one group. Ids and arrivals grow: the smallest is the earliest.
@@ -150,9 +169,14 @@ class Engine::Impl {
   void add_awaited(std::uint32_t link, std::vector<PeerId>& workers) const;
   const EngineStats& stats() const { return stats_; }
   Link& link(std::uint32_t index) { return links_.at(index); }
+  void take_own_actions(Actions& out);
+
+  // engine_match.cc
+  void on_copied(Token token);
 
   // engine_channel.cc
-  void on_control(Instant now, std::uint32_t link, const wire::Header& header, std::span<const std::byte> body);
+  bool on_control(Instant now, std::uint32_t link, const wire::Header& header, std::span<const std::byte> body,
+                  Token token);
   void on_sent(Instant now, Token token, const Status& status);
 
   // engine_transfer.cc
@@ -190,13 +214,19 @@ class Engine::Impl {
   std::uint64_t find_envelope(const Receive& receive) const;
   Receive* find_receive_for(const Envelope& envelope);
   static bool fits(const Receive& receive, const Envelope& envelope);
-  /// `data` are the bytes of an eager message.
-  void arrive(Envelope envelope, std::span<const std::byte> data);
-  void keep(Envelope envelope, std::span<const std::byte> data);
+  // True where the body that the message lies in is needed still.
+  bool arrive(Envelope envelope);
+  bool meet(Receive& receive, const Envelope& envelope);
+  void keep(Envelope envelope);
   Envelope take_unmatched(GroupId group, std::uint64_t arrival);
   void drop_unmatched_of(PeerId peer);
-  void meet(Receive& receive, const Envelope& envelope, std::span<const std::byte> data);
+  void drop(GroupId group, std::uint64_t arrival);
+  void release(PeerId source, Token body);
+  bool is_being_copied(const SendKey& key) const;
+  void accept(Receive& receive);
+  void copy(Receive& receive, std::span<const std::byte> from, std::uint64_t own_send, Token body, Actions& actions);
   void meet_own(Receive& receive, const Envelope& envelope);
+  void end_own(Send& send, Receive& receive, const Status& status);
   Status compare(const Receive& receive, const Envelope& envelope) const;
   void refuse(const Envelope& envelope, const Status& why);
 
@@ -207,10 +237,11 @@ class Engine::Impl {
   void fill_envelope(Peer& peer, Outgoing& out, std::span<const std::byte>& payload, Flight& flight);
   void post_send(Peer& peer, Tag tag, const wire::Header& header, std::vector<std::byte> body,
                  std::span<const std::byte> payload, const Flight& flight);
+  void take_in_held(Instant now, Peer& peer);
   bool take_credits(Peer& peer, const wire::Header& header);
-  void take_in(Instant now, Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void take_in(Instant now, Peer& peer, const wire::Header& header, Body& body);
   void return_credits(Peer& peer);
-  void handle_envelope(Peer& peer, const wire::Header& header, std::span<const std::byte> body);
+  void handle_envelope(Peer& peer, const wire::Header& header, Body& body);
   void handle_accept(Peer& peer, const wire::Header& header);
   void hold_bytes(std::size_t bytes);
 
@@ -243,12 +274,14 @@ class Engine::Impl {
   std::vector<Peer> peers_;
   std::vector<Link> links_;
   std::vector<Actions> actions_;  // By link.
+  Actions own_actions_;           // Of no link.
   std::map<std::uint64_t, std::unique_ptr<Send>> sends_;
   std::map<std::uint64_t, std::unique_ptr<Receive>> receives_;
   std::map<GroupId, Box> boxes_;
   std::map<SendKey, std::pair<GroupId, std::uint64_t>> unmatched_;  // -> group, arrival
   std::map<SendKey, std::uint64_t> incoming_;                       // Matched large messages -> receive.
   std::unordered_map<std::uint64_t, Flight> flights_;               // By token.
+  std::vector<Copy> copies_;                                        // Few at a time.
   std::set<std::tuple<Instant, Kind, std::uint64_t>> timers_;
   std::vector<Completion> completions_;
   std::uint64_t next_id_ = 1;  // Of sends and receives.

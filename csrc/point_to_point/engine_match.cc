@@ -1,7 +1,6 @@
 // Who gets which message: the earliest receive that fits, the earliest message that fits.
 
 #include <algorithm>
-#include <cstring>
 
 #include "point_to_point/engine_impl.h"
 #include "wire/reason.h"
@@ -73,31 +72,31 @@ Receive* Engine::Impl::find_receive_for(const Envelope& envelope) {
   return exact;
 }
 
-void Engine::Impl::arrive(Envelope envelope, std::span<const std::byte> data) {
+bool Engine::Impl::arrive(Envelope envelope) {
   Receive* const receive = find_receive_for(envelope);
   if (receive != nullptr) {
     unpost(*receive);
-    meet(*receive, envelope, data);
-    return;
+    return meet(*receive, envelope);
   }
   if (envelope.source != config_.self && peer_of(envelope.source).unmatched >= config_.max_unmatched) {
     refuse(envelope,
            Status(Code::kUnavailable, rank_text(config_.self) + " takes no more messages of " +
                                           rank_text(envelope.source) + ": " + std::to_string(config_.max_unmatched) +
                                           " of them wait for a receive; receive some first"));
-    return;
+    return false;
   }
-  keep(std::move(envelope), data);
+  const bool has_data = !envelope.data.empty();
+  keep(std::move(envelope));
+  return has_data;
 }
 
-void Engine::Impl::keep(Envelope envelope, std::span<const std::byte> data) {
+void Engine::Impl::keep(Envelope envelope) {
   envelope.arrival = next_arrival_++;
-  envelope.data.assign(data.begin(), data.end());
   if (envelope.source != config_.self) {
     Peer& peer = peer_of(envelope.source);
     ++peer.unmatched;
-    if (!data.empty()) ++peer.eager_in;
-    hold_bytes(data.size());
+    if (!envelope.data.empty()) ++peer.eager_in;
+    hold_bytes(envelope.data.size());
   }
   ++stats_.unmatched;
   Box& box = box_of(envelope.group);
@@ -106,6 +105,7 @@ void Engine::Impl::keep(Envelope envelope, std::span<const std::byte> data) {
   box.unmatched.emplace(envelope.arrival, std::move(envelope));
 }
 
+/// The body that its data lies in is the caller's to release.
 Envelope Engine::Impl::take_unmatched(GroupId group, std::uint64_t arrival) {
   Box& box = box_of(group);
   const auto found = box.unmatched.find(arrival);
@@ -124,31 +124,85 @@ Envelope Engine::Impl::take_unmatched(GroupId group, std::uint64_t arrival) {
   return envelope;
 }
 
+/// Nobody will receive it.
+void Engine::Impl::drop(GroupId group, std::uint64_t arrival) {
+  const Envelope envelope = take_unmatched(group, arrival);
+  if (!envelope.data.empty()) release(envelope.source, envelope.body);
+}
+
 void Engine::Impl::drop_unmatched_of(PeerId peer) {
   for (auto next = unmatched_.lower_bound({peer, 0}); next != unmatched_.end() && next->first.first == peer;) {
     const auto [group, arrival] = (next++)->second;
-    static_cast<void>(take_unmatched(group, arrival));
+    drop(group, arrival);
   }
 }
 
+void Engine::Impl::release(PeerId source, Token body) {
+  actions_[peer_of(source).link].emplace_back(ReleaseAction{body});
+}
+
 /// A message has found its receive, which is in no box any more.
-void Engine::Impl::meet(Receive& receive, const Envelope& envelope, std::span<const std::byte> data) {
+bool Engine::Impl::meet(Receive& receive, const Envelope& envelope) {
   receive.is_matched = true;
   receive.met = {envelope.source, envelope.tag, envelope.bytes};
   receive.send_id = envelope.send_id;
-  if (envelope.source == config_.self) return meet_own(receive, envelope);
+  if (envelope.source == config_.self) {
+    meet_own(receive, envelope);
+    return false;
+  }
   if (const Status why = compare(receive, envelope); !why.is_ok()) {
     refuse(envelope, why);
     complete(receive, why);
-    return;
+    return false;
   }
-  if (envelope.is_eager) {
-    if (!data.empty()) std::memcpy(receive.operation.memory.data(), data.data(), data.size());
-    enqueue(peer_of(envelope.source), header_to(wire::MessageType::kAccept, envelope.send_id));
-    complete(receive, Status::ok());
-    return;
+  if (!envelope.is_eager) {
+    start_incoming(receive);
+    return false;
   }
-  start_incoming(receive);
+  if (envelope.data.empty()) {
+    accept(receive);
+    return false;
+  }
+  Peer& peer = peer_of(envelope.source);
+  ++peer.copying;
+  copy(receive, envelope.data, 0, envelope.body, actions_[peer.link]);
+  return true;
+}
+
+bool Engine::Impl::is_being_copied(const SendKey& key) const {
+  return std::ranges::any_of(copies_, [&](const Copy& copy) {
+    const Receive& receive = *receives_.at(copy.receive);
+    return receive.met.source == key.first && receive.send_id == key.second;
+  });
+}
+
+void Engine::Impl::accept(Receive& receive) {
+  enqueue(peer_of(receive.met.source), header_to(wire::MessageType::kAccept, receive.send_id));
+  complete(receive, Status::ok());
+}
+
+/// From here on it ends well, whatever happens.
+void Engine::Impl::copy(Receive& receive, std::span<const std::byte> from, std::uint64_t own_send, Token body,
+                        Actions& actions) {
+  const Token token{next_token_++};
+  copies_.push_back({token, receive.id, own_send, body});
+  receive.is_copied = true;
+  set_timer(receive, Instant::max());
+  actions.emplace_back(CopyAction{from, receive.operation.memory, {}, token});
+}
+
+void Engine::Impl::on_copied(Token token) {
+  const auto found = std::ranges::find(copies_, token, &Copy::token);
+  if (found == copies_.end()) return;
+  const Copy copy = *found;
+  copies_.erase(found);
+  Receive& receive = *find_receive(copy.receive);
+  if (copy.send != 0) return end_own(*find_send(copy.send), receive, Status::ok());
+  Peer& peer = peer_of(receive.met.source);
+  --peer.copying;
+  release(peer.id, copy.body);
+  accept(receive);
+  return_credits(peer);
 }
 
 Status Engine::Impl::compare(const Receive& receive, const Envelope& envelope) const {
@@ -171,15 +225,16 @@ Status Engine::Impl::compare(const Receive& receive, const Envelope& envelope) c
 void Engine::Impl::meet_own(Receive& receive, const Envelope& envelope) {
   Send& send = *find_send(envelope.send_id);
   const std::span<const std::byte> from = send.operation.data;
-  const std::span<std::byte> to = receive.operation.memory;
   const Status status = send.operation.refusal.is_ok() ? compare(receive, envelope) : send.operation.refusal;
-  if (status.is_ok() && !from.empty() && from.data() != to.data()) {
-    if (config_.copy) {
-      config_.copy(from, to);
-    } else {
-      std::memmove(to.data(), from.data(), from.size());
-    }
+  if (!status.is_ok() || from.empty() || from.data() == receive.operation.memory.data()) {
+    return end_own(send, receive, status);
   }
+  send.is_copied = true;
+  set_timer(send, Instant::max());
+  copy(receive, from, send.id, {}, own_actions_);
+}
+
+void Engine::Impl::end_own(Send& send, Receive& receive, const Status& status) {
   send.failure = status;
   send.is_over = true;
   complete(receive, status);

@@ -55,14 +55,15 @@ std::uint32_t first_interface(const Placement& placement, const HubClient& hub, 
     const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
     return static_cast<std::uint32_t>(std::ranges::find(neighbours, rank) - neighbours.begin());
   }
+  const std::vector<Member> servers = hub.servers();
   std::vector<std::string> hosts;
   std::uint32_t before = 0;
   for (std::uint32_t server = 0; server <= rank; ++server) {
-    const std::string& host = hub.servers()[server].host_identity;
-    before += server < rank && host == hub.servers()[rank].host_identity ? 1 : 0;
+    const std::string& host = servers[server].host_identity;
+    before += server < rank && host == servers[rank].host_identity ? 1 : 0;
     if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
   }
-  const auto own = std::ranges::find(hosts, hub.servers()[rank].host_identity);
+  const auto own = std::ranges::find(hosts, servers[rank].host_identity);
   return before + static_cast<std::uint32_t>(own - hosts.begin());
 }
 

@@ -22,20 +22,15 @@ void append(std::vector<std::byte>& out, std::span<const std::byte> bytes) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
-std::string name_of(const HubClient& hub, std::size_t member) {
-  const std::size_t workers = hub.workers().size();
-  return to_string(member < workers ? hub.workers()[member] : hub.servers()[member - workers]);
-}
-
-std::vector<std::byte> take(std::span<const std::byte>& in, const HubClient& hub, std::size_t member) {
+std::span<const std::byte> take(std::span<const std::byte>& in, const HubClient& hub, std::size_t member) {
   std::uint32_t size = 0;
   if (in.size() >= 4) {
     for (int i = 0; i < 4; ++i) size |= std::to_integer<std::uint32_t>(in[i]) << (8 * i);
   }
   if (in.size() < 4 || in.size() - 4 < size) {
-    throw Error(Code::kProtocol, name_of(hub, member) + " sent a truncated address list");
+    throw Error(Code::kProtocol, to_string(hub.member(member)) + " sent a truncated address list");
   }
-  std::vector<std::byte> item(in.begin() + 4, in.begin() + 4 + size);
+  const std::span<const std::byte> item = in.subspan(4, size);
   in = in.subspan(4 + size);
   return item;
 }
@@ -59,12 +54,31 @@ std::string settings_beyond(const std::string& settings, const std::string& othe
   for (std::size_t i = 0; i < all.size(); ++i) {
     const std::string theirs(reinterpret_cast<const char*>(all[i].data()), all[i].size());
     if (theirs == settings) continue;
-    throw Error(Code::kMismatch, "the settings differ: " + name_of(hub, i) + " has" +
+    throw Error(Code::kMismatch, "the settings differ: " + to_string(hub.member(i)) + " has" +
                                      settings_beyond(printable(theirs), settings) + ", this process has" +
                                      settings_beyond(settings, theirs) +
                                      "; set them to the same values in every process");
   }
   throw Error(Code::kProtocol, "the settings differ, but all say the same: a process broke the protocol");
+}
+
+/// Of what each has said, behind its fingerprint.
+OthersAddresses addresses_of(const control::Blobs& blobs, const HubClient& hub, bool has_network) {
+  OthersAddresses others;
+  others.lanes_of.resize(blobs.size());
+  for (std::size_t i = 0; i < blobs.size(); ++i) {
+    std::span<const std::byte> rest = blobs[i].subspan(kFingerprintBytes);
+    if (i < hub.worker_count() && has_network) {
+      const auto peer = take(rest, hub, i);
+      if (i == 0) others.peers.reserve(hub.worker_count(), hub.worker_count() * peer.size());
+      others.peers.add(peer);
+    }
+    while (!rest.empty()) {
+      const auto lane = take(rest, hub, i);
+      others.lanes_of[i].emplace_back(lane.begin(), lane.end());
+    }
+  }
+  return others;
 }
 
 }  // namespace
@@ -91,29 +105,24 @@ OthersAddresses introduce(HubClient& hub, const std::string& settings, const Own
   const bool has_network = !own.worker.empty() || !own.lanes.empty();
   if (!own.worker.empty()) append(blob, own.worker.at(1));
   for (const auto& address : own.lanes) append(blob, address);
-  const std::vector<std::vector<std::byte>> blobs = hub.exchange("connect", blob, deadline);
-  const auto is_like_ours = [&](const std::vector<std::byte>& theirs) {
-    return theirs.size() >= kFingerprintBytes &&
-           std::ranges::equal(std::span(theirs).first(kFingerprintBytes), fingerprint);
-  };
-  // All see the same blobs, so all come here, or none.
-  if (!std::ranges::all_of(blobs, is_like_ours)) name_difference(hub, settings, deadline);
-  OthersAddresses others;
-  others.lanes_of.resize(blobs.size());
+  control::Blobs blobs = hub.gather("connect", blob, deadline);
   for (std::size_t i = 0; i < blobs.size(); ++i) {
-    std::span<const std::byte> rest = std::span(blobs[i]).subspan(kFingerprintBytes);
-    if (i < hub.workers().size() && has_network) others.peers.push_back(take(rest, hub, i));
-    while (!rest.empty()) others.lanes_of[i].push_back(take(rest, hub, i));
+    const bool is_like_ours =
+        blobs[i].size() >= kFingerprintBytes && std::ranges::equal(blobs[i].first(kFingerprintBytes), fingerprint);
+    // All see the same blobs, so all come here, or none.
+    if (!is_like_ours) name_difference(hub, settings, deadline);
   }
+  OthersAddresses others = addresses_of(std::exchange(blobs, {}), hub, has_network);
   if (!has_network) return others;
   // Where a lane reaches a worker is for lanes alone.
   std::vector<std::byte> mine;
   if (!own.worker.empty()) append(mine, own.worker.front());
   const bool has_lanes = !own.lanes.empty();
-  const auto theirs = hub.exchange("workers", mine, deadline, has_lanes ? Wants::kBlobs : Wants::kNothing);
-  for (std::size_t i = 0; has_lanes && i < hub.workers().size(); ++i) {
+  const auto theirs = hub.gather("workers", mine, deadline, has_lanes ? Wants::kBlobs : Wants::kNothing);
+  for (std::size_t i = 0; has_lanes && i < hub.worker_count(); ++i) {
     std::span<const std::byte> rest = theirs[i];
-    others.workers.push_back(take(rest, hub, i));
+    const auto address = take(rest, hub, i);
+    others.workers.emplace_back(address.begin(), address.end());
   }
   return others;
 }

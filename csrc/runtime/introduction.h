@@ -20,7 +20,7 @@ struct OwnAddresses {
 /// What it has to know of the others.
 struct OthersAddresses {
   std::vector<transport::Address> workers;                ///< By rank: where lanes reach them. Empty without lanes.
-  std::vector<transport::Address> peers;                  ///< By rank: where other workers reach them.
+  control::Blobs peers;                                   ///< By rank: where other workers reach them.
   std::vector<std::vector<transport::Address>> lanes_of;  ///< By the member's index.
 };
 

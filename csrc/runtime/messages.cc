@@ -30,9 +30,9 @@ std::uint64_t pool_receives(const point_to_point::LinkConfig& link, std::uint64_
 }
 
 std::uint64_t link_memory(const point_to_point::LinkConfig& link, std::uint64_t peers) {
-  const std::uint64_t body = point_to_point::max_body_bytes(link);
-  return pool_receives(link, peers) * (wire::kHeaderBytes + body) +
-         peers * (link.credits * body + std::uint64_t{link.eager_window} * link.eager_bytes);
+  // The engine keeps bodies that came out of order, or before their receive; the pool has others in their place.
+  const std::uint64_t kept = peers * (std::uint64_t{link.credits} + link.eager_window);
+  return (pool_receives(link, peers) + kept) * (wire::kHeaderBytes + point_to_point::max_body_bytes(link));
 }
 
 /// What sends and receives have in common.
@@ -135,7 +135,6 @@ point_to_point::EngineConfig Messages::engine_config() const {
                                                      : link.value_or(point_to_point::kNoLink));
   }
   config.grace = dead_after(options_.config);
-  config.copy = [](std::span<const std::byte> from, std::span<std::byte> to) { copy_bytes(from, to); };
   return config;
 }
 
@@ -216,7 +215,19 @@ void Messages::refuse(Instant now, std::uint64_t handle, const PendingMessage& m
   start(now, handle, message, status);
 }
 
+/// Messages of this worker to itself.
+void Messages::copy_own() {
+  Actions actions;
+  engine_.take_actions(actions);
+  for (const Action& action : actions) {
+    const auto& copy = std::get<CopyAction>(action);
+    copy_bytes(copy.from, copy.to);
+    engine_.on_copied(*copy.token);
+  }
+}
+
 void Messages::flush(Instant now) {
+  copy_own();
   for (const auto& pump : pumps_) pump->flush(now);
   if (options_.neighborhood) options_.neighborhood->flush();
   finish_completed();

@@ -157,6 +157,7 @@ class Messages final {
   void join_collective(Instant now, const PendingMessage& message);
   void leave_collective(const OpKey& key);
   void look_for_long_waits(Instant now);
+  void copy_own();
   void flush(Instant now);
 
   MessagesOptions options_;

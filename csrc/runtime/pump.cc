@@ -16,6 +16,7 @@
 #include "core/copy.h"
 #include "point_to_point/engine.h"
 #include "runtime/post_table.h"
+#include "runtime/pump_engines.h"
 #include "server/engine.h"
 #include "worker/engine.h"
 
@@ -25,19 +26,6 @@ namespace {
 constexpr std::size_t kPollBatch = 64;
 constexpr std::size_t kSmallBytes = PostTable::kSmallBytes;
 static_assert(wire::kHeaderBytes + wire::kAnnounceBytes <= kSmallBytes);
-
-/// Servers' lanes: they ask for sums, take what is lent, and may keep the body of a control message.
-template <class Engine>
-concept Sums = requires(Engine& engine) {
-  engine.on_reduced(Instant{}, Token{}, std::span<const NotFiniteInput>{});
-};
-
-/// Engines that wait for peers; a server's lane answers only.
-template <class Engine>
-concept Waits = requires(const Engine& engine, std::vector<PeerId>& peers) {
-  engine.is_waiting();
-  engine.add_awaited(peers);
-};
 
 }  // namespace
 
@@ -287,6 +275,12 @@ class Pump<Engine>::Impl {
 
   bool carry_out(CopyAction& action) {
     copy_bytes(action.from, action.to);
+    if constexpr (Copies<Engine>) {
+      if (action.token) {
+        engine_.on_copied(last_now_, *action.token);
+        return take_fresh();
+      }
+    }
     return true;
   }
 
@@ -409,8 +403,8 @@ class Pump<Engine>::Impl {
   /// True where the engine keeps the buffer until it releases it.
   bool give_control(Instant now, const wire::Header& header, std::size_t index) {
     const std::span<std::byte> body = posts_[index].buffer.subspan(wire::kHeaderBytes, header.payload_bytes);
-    if constexpr (Sums<Engine>) return engine_.on_control(now, header, body, Token{index});
-    if constexpr (!Sums<Engine>) engine_.on_control(now, header, body);
+    if constexpr (Keeps<Engine>) return engine_.on_control(now, header, body, Token{index});
+    if constexpr (!Keeps<Engine>) engine_.on_control(now, header, body);
     return false;
   }
 

@@ -134,7 +134,7 @@ class Runtime::Impl {
     intra_node::NeighborhoodOptions near;
     near.local_rank = local_rank;
     near.local_size = static_cast<std::uint32_t>(neighbours.size());
-    near.token = host_token(options.hub->job_id(), options.hub->workers()[options.rank].host_identity);
+    near.token = host_token(options.hub->job_id(), options.hub->member(options.rank).host_identity);
     near.arena_bytes = effective_arena_bytes(options.config);
     near.ring_bytes = kRingBytes;
     near.on_discard = [domain = std::weak_ptr(domain)](std::span<const std::byte> memory) {

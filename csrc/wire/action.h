@@ -72,14 +72,16 @@ struct NotFiniteInput {
   std::uint64_t element = 0;
 };
 
-/// Copies `from` to `to`, of the same size; done before the next action is carried out.
+/// Copies `from` to `to`, of the same size. With a token it ends with on_copied(token), now or later: until then both
+/// are in use. Without, it is done before the next action is carried out.
 struct CopyAction {
   std::span<const std::byte> from;
   std::span<std::byte> to;
   std::shared_ptr<const void> keep;  ///< What `to` belongs to, where nobody else keeps it.
+  std::optional<Token> token = {};
 };
 
-/// A message's body that the engine has kept (server::Engine::on_control) is not needed any more.
+/// A message's body that the engine has kept (its on_control()) is not needed any more.
 struct ReleaseAction {
   Token token;
 };

@@ -185,7 +185,7 @@ TEST(HubProtocol, TextsOfPeersSteerNoTerminal) {
   EXPECT_EQ(decode_refuse(encode(Refuse{RefuseCode::kSizes, rude}))->text, shown);
   EXPECT_EQ(decode_text(encode_text(rude)), shown);
   const Member member{Role::kWorker, 0, 7, "id", rude};
-  EXPECT_EQ(decode_roster(encode_roster(1, std::span(&member, 1)).front())->members.front().host_name, shown);
+  EXPECT_EQ(decode_roster(encode_roster(1, std::span(&member, 1)).front())->hosts.front().name, shown);
 }
 
 TEST(Membership, EverySurvivorSeesTheSameEventsInTheSameOrder) {
@@ -379,6 +379,41 @@ TEST(Membership, NobodyWaitsForTheGoodbyeOfAServerThatIsGone) {
   job.disconnect(4);
   EXPECT_EQ(job.frames(1, FrameType::kGathered).size(), 2u);
   EXPECT_TRUE(job.frames(1, FrameType::kExchangeFailed).empty());
+}
+
+// At the end of a job of 10,000 the hub would write 50 million events, which nobody waits for.
+TEST(Membership, WhenAllHaveSaidGoodbyeServersAloneHearWhoLeaves) {
+  Job job(3, 1);
+  job.join_all();
+  for (const ConnectionId id : {1u, 2u, 3u, 4u}) job.exchange(id, "goodbye", "a");
+  job.receive(2, FrameType::kLeave);
+  EXPECT_TRUE(job.events(1).empty());
+  EXPECT_TRUE(job.events(3).empty());
+  ASSERT_EQ(job.events(4).size(), 1u) << "it goes when all workers have left";
+  EXPECT_EQ(job.events(4)[0].index, 1u);
+  job.receive(1, FrameType::kLeave);
+  ASSERT_EQ(job.events(3).size(), 1u) << "the end of worker 0's process is no loss";
+  EXPECT_EQ(job.events(3)[0].index, 0u);
+}
+
+TEST(Membership, WhoIsLostAfterTheGoodbyeIsStillTold) {
+  Job job(3, 0);
+  job.join_all();
+  for (const ConnectionId id : {1u, 2u, 3u}) job.exchange(id, "goodbye", "a");
+  job.disconnect(2);
+  EXPECT_EQ(job.events(3).size(), 1u);
+}
+
+TEST(Membership, InALargeJobWhoWaitsToSayGoodbyeIsAnnouncedLater) {
+  Job job(2000, 0);
+  job.join_all();
+  job.exchange(1, "goodbye", "a");
+  job.now += 1s;
+  job.tick();
+  EXPECT_TRUE(job.events(2).empty()) << "so many come one after the other";
+  job.now += 1s;
+  job.tick();
+  EXPECT_EQ(job.events(2).size(), 1u);
 }
 
 TEST(Membership, AMemberThatBreaksTheProtocolIsDropped) {

@@ -144,6 +144,26 @@ TEST(ElasticJobs, WhoDiesBetweenTheRendezvousAndTheHubIsKnownAtOnce) {
     EXPECT_NE(error.find("server 0 (pid 0 on somewhere) is lost"), std::string::npos) << error;
 }
 
+// With thousands of workers the launcher's core would be busy with reports of single operations.
+TEST(ElasticJobs, WhatManySmallOperationsHaveCompletedIsReportedTogether) {
+  if (!has_fabric()) GTEST_SKIP() << "no libfabric";
+  constexpr int kOperations = 400;
+  ElasticJob job({.workers = 2, .is_elastic = true});
+  std::atomic<std::uint64_t> before{0};
+  std::atomic<std::uint64_t> after{0};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = job.run([&](ElasticRuntime& runtime) {
+    std::vector<float> values(8, 1.0F);
+    finish(runtime.submit(all_reduce(values)));
+    before = job.rendezvous().messages();
+    for (int i = 0; i < kOperations; ++i) finish(runtime.submit(all_reduce(values)));
+    after = job.rendezvous().messages();
+  });
+  const auto pauses = static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin) / 50ms);
+  EXPECT_LE(after - before, 2 * (pauses + 2)) << "each worker speaks once in 50 ms";
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
 TEST(ElasticJobs, CountersGoOnFromGenerationToGeneration) {
   if (!has_fabric()) GTEST_SKIP() << "no libfabric";
   ElasticJob job({.workers = 2, .servers = 2});

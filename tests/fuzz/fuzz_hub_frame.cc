@@ -57,9 +57,9 @@ void check_bodies(std::span<const std::byte> body) {
   if (const auto it = decode_roster(body)) require(it->first + it->members.size() <= it->total);
   if (const auto it = decode_gathered(body)) {
     std::size_t bytes = 0;
-    for (const auto& blob : it->blobs) bytes += blob.size();
+    for (std::size_t i = 0; i < it->blobs.size(); ++i) bytes += it->blobs[i].size();
     require(bytes <= kMaxBlob);
-    const auto encoded = encode_list(it->blobs);
+    const auto encoded = encode_list(it->blobs.apart());
     BodyReader reader(encoded);
     require(decode_list(reader, static_cast<std::uint32_t>(it->blobs.size()), kMaxBlob) == it->blobs && reader.done());
   }

@@ -85,6 +85,8 @@ class Harness {
         return engine_.cancel_unmatched_receives(Status(Code::kShutdown, "over"));
       case MessageStep::kGiveBack:
         return give_back(program_.next());
+      case MessageStep::kCopy:
+        return copy(program_.next());
       case MessageStep::kCount:
         return;
     }
@@ -130,7 +132,9 @@ class Harness {
     const auto sealed = mutate(program_, header, body, 3);
     if (!sealed) return;
     if (header.type != wire::MessageType::kReturn && ahead == 0) ++next_number_[sender];
-    engine_.link(0).on_control(now_, *sealed, body);
+    // The body goes where the engine does not keep it: the sanitizer finds whoever touches it later.
+    auto& kept = bodies_[++body_] = std::make_unique<std::vector<std::byte>>(std::move(body));
+    if (!engine_.link(0).on_control(now_, *sealed, *kept, Token{body_})) HERRING_REQUIRE(bodies_.erase(body_) == 1);
   }
 
   std::vector<std::byte>& lend(std::uint8_t kind) {
@@ -202,8 +206,22 @@ class Harness {
     engine_.link(0).on_sent(now_, action.token, status);
   }
 
+  void copy(std::size_t which) {
+    if (copies_.empty()) return;
+    const auto next = copies_.begin() + static_cast<std::ptrdiff_t>(which % copies_.size());
+    const auto [action, is_own] = *next;
+    copies_.erase(next);
+    HERRING_REQUIRE(action.from.size() == action.to.size());
+    std::copy(action.from.begin(), action.from.end(), action.to.begin());
+    if (is_own) return engine_.on_copied(*action.token);
+    engine_.link(0).on_copied(now_, *action.token);
+  }
+
   void carry_out() {
     Actions actions;
+    engine_.take_actions(actions);
+    for (const Action& action : actions) copies_.emplace_back(std::get<CopyAction>(action), true);
+    actions.clear();
     engine_.link(0).take_actions(actions);
     for (Action& action : actions) {
       if (auto* send = std::get_if<SendAction>(&action)) {
@@ -222,6 +240,10 @@ class Harness {
                           other.payload.data() + other.payload.size() <= post->payload.data());
         }
         receives_.emplace(post->token.value, *post);
+      } else if (auto* begun = std::get_if<CopyAction>(&action)) {
+        copies_.emplace_back(*begun, false);
+      } else if (auto* release = std::get_if<ReleaseAction>(&action)) {
+        HERRING_REQUIRE(bodies_.erase(release->token.value) == 1);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
         withdrawn_.add(cancel->token, receives_);
       }
@@ -235,11 +257,13 @@ class Harness {
   void end() {
     for (std::uint32_t peer = 0; peer + 1 < kPeers; ++peer) engine_.on_peer_lost(now_, PeerId{peer}, "all gone");
     carry_out();
+    for (; !copies_.empty(); carry_out()) copy(0);
     while (!sends_.empty()) {
       sent(0, Status(Code::kPeerLost, "removed"));
       carry_out();
     }
     for (int round = 0; round < 2; ++round) {
+      for (; !copies_.empty(); carry_out()) copy(0);
       for (; !withdrawn_.empty(); carry_out()) give_back(0);
       now_ += std::chrono::hours(1);
       engine_.on_tick(now_);
@@ -248,6 +272,7 @@ class Harness {
     for (; !withdrawn_.empty(); carry_out()) give_back(0);
     HERRING_REQUIRE(memory_.empty());
     HERRING_REQUIRE(receives_.empty());
+    HERRING_REQUIRE(bodies_.empty());
     HERRING_REQUIRE(engine_.is_idle());
     HERRING_REQUIRE(engine_.stats().held_bytes == 0);
   }
@@ -255,8 +280,11 @@ class Harness {
   Program program_;
   Instant now_{};
   std::map<std::uint64_t, std::unique_ptr<std::vector<std::byte>>> memory_;  // By handle.
+  std::map<std::uint64_t, std::unique_ptr<std::vector<std::byte>>> bodies_;  // By token: those the engine has kept.
   Engine engine_;
   std::uint64_t handle_ = 0;
+  std::uint64_t body_ = 0;
+  std::vector<std::pair<CopyAction, bool>> copies_;  // Of which links, or the worker's own.
   std::uint64_t next_number_[kPeers] = {};
   std::vector<SendAction> sends_;
   Withdrawn withdrawn_;

@@ -21,6 +21,7 @@ enum class MessageStep : std::uint8_t {
   kCloseGroup,  ///< group
   kCancel,      ///< unmatched receives
   kGiveBack,    ///< which withdrawn receive
+  kCopy,        ///< which copy: it ends
   kCount,
 };
 

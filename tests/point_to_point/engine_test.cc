@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <optional>
 
 #include "point_to_point/message.h"
@@ -332,8 +333,9 @@ class Hostile : public ::testing::Test {
     made.payload_bytes = static_cast<std::uint32_t>(body_bytes);
     return made;
   }
-  void deliver(const wire::Header& made, const Bytes& body = {}) {
-    cluster_.engine(1).link(0).on_control(cluster_.now(), made, body);
+  void deliver(const wire::Header& made, const Bytes& body = {}, std::uint32_t link = 0) {
+    const Bytes& kept = bodies_.emplace_back(body);
+    static_cast<void>(engine_.link(link).on_control(cluster_.now(), made, kept, Token{bodies_.size()}));
   }
   Bytes envelope(std::uint64_t claimed, std::size_t inside) const {
     const auto size = encode_envelope(claimed);
@@ -341,9 +343,11 @@ class Hostile : public ::testing::Test {
     body.resize(body.size() + inside, std::byte{1});
     return body;
   }
-  std::uint64_t rejected() const { return cluster_.engine(1).stats().messages_rejected; }
+  std::uint64_t rejected() const { return engine_.stats().messages_rejected; }
 
   Cluster cluster_{ClusterOptions{}};
+  Engine engine_{cluster_.engine_config(1)};
+  std::deque<Bytes> bodies_;
 };
 
 TEST_F(Hostile, NumbersBeyondTheWindowOrTwiceAreDropped) {
@@ -367,7 +371,7 @@ TEST_F(Hostile, EagerDataBeyondTheWindowIsRefusedAndNotKept) {
     deliver(made, body);
   }
   EXPECT_EQ(rejected(), 1u);
-  EXPECT_EQ(cluster_.engine(1).stats().held_bytes, 128u);
+  EXPECT_EQ(engine_.stats().held_bytes, 128u);
   body = envelope(1u << 30, 0);  // Says that it is whole, and is not.
   wire::Header made = header(wire::MessageType::kEnvelope, 3, body.size());
   made.op = 4;
@@ -402,9 +406,9 @@ TEST_F(Hostile, StrangersAreDropped) {
   deliver(made, body);
   made = header(wire::MessageType::kPush, 0, body.size());
   deliver(made, body);
-  cluster_.engine(1).link(1).on_control(cluster_.now(), header(wire::MessageType::kEnvelope, 0, body.size()), body);
+  deliver(header(wire::MessageType::kEnvelope, 0, body.size()), body, 1);
   EXPECT_EQ(rejected(), 5u);
-  EXPECT_TRUE(cluster_.engine(1).is_idle());
+  EXPECT_TRUE(engine_.is_idle());
 }
 
 TEST(MessageBodies, AnEnvelopeHoldsItsSize) {

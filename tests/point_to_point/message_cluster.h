@@ -209,6 +209,13 @@ class Cluster {
   }
 
   void flush(std::uint32_t rank) {
+    Actions own;
+    workers_[rank].engine->take_actions(own);
+    for (const Action& action : own) {
+      const auto& copy = std::get<CopyAction>(action);
+      std::copy(copy.from.begin(), copy.from.end(), copy.to.begin());
+      workers_[rank].engine->on_copied(*copy.token);
+    }
     for (const auto& pump : workers_[rank].pumps) pump->flush(network_.now());
     std::vector<Completion> done;
     workers_[rank].engine->take_completions(done);

@@ -21,8 +21,8 @@ Strings strings_of(const std::vector<std::string>& texts) {
 
 std::optional<Strings> decoded(std::span<const std::byte> bytes, std::size_t count, std::size_t most = 1 << 20) {
   BodyReader reader(bytes);
-  auto strings = decode_list(reader, static_cast<std::uint32_t>(count), most);
-  return reader.done() ? strings : std::nullopt;
+  const auto blobs = decode_list(reader, static_cast<std::uint32_t>(count), most);
+  return blobs && reader.done() ? std::optional(blobs->apart()) : std::nullopt;
 }
 
 TEST(Lists, WhatIsAlikeTakesFewBytes) {
@@ -76,7 +76,7 @@ TEST(Introduction, EverybodyLearnsWhatItNeeds) {
   in_parallel(4, [&](std::size_t i) { heard[i] = introduce(*members[i], "A=1 B=2", own_of(i, i < 3), in(20s)); });
   for (std::size_t i = 0; i < 4; ++i) {
     ASSERT_EQ(heard[i].peers.size(), 3u);
-    EXPECT_EQ(heard[i].peers[2], bytes_of("to-workers-2"));
+    EXPECT_EQ(heard[i].peers.apart()[2], bytes_of("to-workers-2"));
     ASSERT_EQ(heard[i].lanes_of.size(), 4u);
     ASSERT_EQ(heard[i].lanes_of[3].size(), 2u);
     EXPECT_EQ(heard[i].lanes_of[3][1], bytes_of("lane-b-3"));
