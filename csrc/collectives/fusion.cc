@@ -369,8 +369,8 @@ void Fusion::Impl::close(Instant deadline) {
   std::thread thread = std::move(thread_);
   const bool is_under_way = exchange_.has_value();
   lock.unlock();
-  // Who still waits in a round with this rank waits in vain: they hear of it.
-  if (is_under_way) runtime_->abort_group(group_, "this rank has shut down or left the group");
+  // Who still waits in a round with this rank waits in vain: they hear of it. Their buckets go on.
+  if (is_under_way) runtime_->give_up_pending(group_, "this rank has shut down or left the group");
   if (thread.joinable()) thread.join();
   lock.lock();
   break_down(lock, shut_down());

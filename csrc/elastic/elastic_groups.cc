@@ -181,4 +181,12 @@ void ElasticRuntime::Impl::abort_group(GroupId id, const std::string& reason) {
   end_left_behind(id, found->second.closed);
 }
 
+void ElasticRuntime::Impl::give_up_pending(GroupId id, const std::string& reason) {
+  const std::scoped_lock lock(mutex);
+  if (!groups.contains(id)) return;
+  if (present.runtime) present.runtime->give_up_pending(id, reason);
+  if (old.runtime) old.runtime->give_up_pending(id, reason);
+  end_left_behind(id, Status(Code::kCancelled, reason));
+}
+
 }  // namespace herring::elastic

@@ -95,6 +95,7 @@ class ElasticRuntime::Impl final {
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
   void abort(const std::string& reason);
   void abort_group(GroupId id, const std::string& reason);
+  void give_up_pending(GroupId id, const std::string& reason);
   void shutdown();
   bool let_in(Instant deadline);
   void start_again(Instant deadline);

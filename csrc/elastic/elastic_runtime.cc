@@ -220,6 +220,7 @@ std::optional<std::uint64_t> ElasticRuntime::take_number(GroupId group) { return
 std::shared_ptr<std::byte> ElasticRuntime::allocate(std::size_t bytes) { return impl_->allocate(bytes); }
 void ElasticRuntime::abort(const std::string& reason) { impl_->abort(reason); }
 void ElasticRuntime::abort_group(GroupId id, const std::string& reason) { impl_->abort_group(id, reason); }
+void ElasticRuntime::give_up_pending(GroupId id, const std::string& reason) { impl_->give_up_pending(id, reason); }
 void ElasticRuntime::shutdown() { impl_->shutdown(); }
 
 runtime::RuntimeStats ElasticRuntime::stats() const {

@@ -53,6 +53,7 @@ class ElasticRuntime final : public runtime::Communicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
   void abort_group(GroupId id, const std::string& reason) override;
+  void give_up_pending(GroupId id, const std::string& reason) override;
   void shutdown() override;
   runtime::RuntimeStats stats() const override;
   std::vector<runtime::Straggler> stragglers() override;

@@ -265,6 +265,9 @@ class Communicator {
   /// The same for one group, whose other ranks get an error (kCancelled) that names this one; other groups go on. The
   /// id stays taken. Does not wait for what is pending to end. Group 0: abort().
   virtual void abort_group(GroupId id, const std::string& reason) = 0;
+  /// Only what is pending here in the group, for this rank and for others that wait for it there. What others have
+  /// pending beyond that goes on, and so does what is called later.
+  virtual void give_up_pending(GroupId id, const std::string& reason) = 0;
   /// Finishes what is pending, but for receives that no message has met (kShutdown); says goodbye, stops all threads.
   /// Idempotent.
   virtual void shutdown() = 0;

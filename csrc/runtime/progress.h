@@ -183,6 +183,7 @@ class Progress final : public Driver {
   /// Any thread: this rank gives the group up, nothing more will be submitted there. What is pending there ends with
   /// kCancelled, here and on the other ranks.
   void abort_group(GroupId group, const std::string& reason);
+  void give_up_pending(GroupId group, const std::string& reason);
   /// Looks soon at what others have said, also where nothing is pending here.
   void hear_news() { wake_up(true); }
   /// Any thread: receives that no message has met end with kShutdown.

@@ -22,6 +22,11 @@ void Progress::abort_group(GroupId group, const std::string& reason) {
   static_cast<void>(ask_to_close({group, {Status(Code::kCancelled, reason), elsewhere, elsewhere}}));
 }
 
+void Progress::give_up_pending(GroupId group, const std::string& reason) {
+  const Status elsewhere(Code::kCancelled, "rank " + std::to_string(options_.rank) + " gave it up: " + reason);
+  static_cast<void>(ask_to_close({group, {Status(Code::kCancelled, reason), elsewhere, elsewhere}}));
+}
+
 std::shared_ptr<GroupClosed> Progress::ask_to_close(ClosingGroup closing) {
   const std::shared_ptr<GroupClosed> closed = closing.closed;
   {

@@ -547,6 +547,12 @@ void Runtime::abort_group(GroupId id, const std::string& reason) {
   impl_->options.hub->report_group_abort({id, group->use}, reason);
 }
 
+void Runtime::give_up_pending(GroupId id, const std::string& reason) {
+  const std::scoped_lock lock(impl_->mutex);
+  const std::shared_ptr<Group> group = impl_->groups.find(id);
+  if (group && impl_->progress && group->closed.is_ok()) impl_->progress->give_up_pending(id, reason);
+}
+
 Status Runtime::group_end(GroupId id, std::optional<std::uint64_t> op) const {
   const std::scoped_lock lock(impl_->mutex);
   return impl_->groups.end_of(id, op);

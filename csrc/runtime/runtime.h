@@ -74,6 +74,7 @@ class Runtime final : public Communicator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
   void abort_group(GroupId id, const std::string& reason) override;
+  void give_up_pending(GroupId id, const std::string& reason) override;
   /// Why nothing can be called in the group any more, on this rank, or why not this numbered operation; else Ok.
   Status group_end(GroupId id, std::optional<std::uint64_t> op = std::nullopt) const;
   /// What this rank did in a generation before this one with a group that it does not bring along.

@@ -106,6 +106,41 @@ void abort_while_it_moves(Runtime& runtime) {
 
 TEST(GroupAbort, WhileDataMovesEndsItEverywhere) { on_every_place(3, abort_while_it_moves); }
 
+/// What the others have called there and this rank has not goes on, and so does the group.
+void give_up_what_is_pending(Runtime& runtime) {
+  const std::vector<std::uint32_t> everybody{0, 1, 2};
+  runtime.add_group(kPair, everybody);
+  std::vector<float> given_up(kCount, 1.0f), other(kCount, 1.0f), next(kCount, 1.0f);
+  const auto named = [](std::vector<float>& values, const char* name) {
+    Request request = in_group(kPair, values);
+    request.name = name;
+    return request;
+  };
+  if (runtime.rank() == 0) {
+    const auto work = runtime.submit(named(given_up, "given up"));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    runtime.give_up_pending(kPair, "enough");
+    expect_has(end_within(5, work), Code::kCancelled, {"enough"});
+    expect_world_goes_on(runtime);
+    finish(runtime.submit(named(other, "other")));
+  } else {
+    const auto pending = runtime.submit(named(other, "other"));
+    if (runtime.rank() == 1) {
+      // Rank 2 never calls it.
+      expect_has(end_within(5, runtime.submit(named(given_up, "given up"))), Code::kCancelled,
+                 {"rank 0", "gave it up", "enough"});
+    }
+    EXPECT_FALSE(pending->is_done());
+    expect_world_goes_on(runtime);
+    finish(pending);
+  }
+  EXPECT_EQ(other.back(), 3.0f);
+  finish(runtime.submit(named(next, "next")));
+  EXPECT_EQ(next.back(), 3.0f);
+}
+
+TEST(GroupAbort, OfWhatIsPendingHereLeavesTheRest) { on_every_place(3, give_up_what_is_pending); }
+
 /// The number is free again after the group: what is left of the old one does not touch the new one.
 TEST(GroupAbort, AnIdThatIsUsedAgainIsANewGroup) {
   expect_clean(run_job({.workers = 2}, [](Runtime& runtime) {
