@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/relax.h"
 #include "core/short_turns.h"
 #include "runtime/poll.h"
 #include "runtime/progress.h"
@@ -112,6 +113,8 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
     } else if (now < busy_until && !seat_->core_share().is_wanted(now)) {
       if (core_balance_) core_balance_->on_wait();
       yield(seat_->core_share());  // Whom this one waits for may be on this very core, also where there are enough.
+    } else if (now < std::min(busy_until, idle_since + spin_.shortest())) {
+      relax();
     } else {
       if (is_caller && watches_network_ && now >= busy_until) spin = spin_.in_vain();
       publish();
