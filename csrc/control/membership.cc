@@ -373,7 +373,7 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
     text = waiting_text(here, options_.workers, "are here");
     if (failed_handshakes_ > 0 && !started_) {
       text += ". " + counted(failed_handshakes_, "connection") +
-              " ended in the handshake: does HERRING_SECRET differ somewhere?";
+              " ended in the handshake: HERRING_SECRET may differ there";
     }
   } else {
     if (const auto it = rounds_.find(name); it != rounds_.end()) here = it->second.brought;
