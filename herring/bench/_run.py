@@ -167,7 +167,8 @@ def _run(options: Options) -> int:
 
     try:
         check_memory(options, contenders, herring.local_size(), available_bytes())
-        say(f"# herring {herring.__version__} bench allreduce: {counted(herring.size(), 'worker')}, {links_text(links)}")
+        ranks = counted(herring.size(), "worker")
+        say(f"# herring {herring.__version__} bench allreduce: {ranks}, {links_text(links)}")
         say(f"# {herring.description()}")
         say(f"# {options.iterations} iterations after {options.warmup}; a time is that of the slowest rank")
         for contender in contenders:
