@@ -16,7 +16,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format doctor docs clean
+.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow install-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -145,6 +145,9 @@ conformance: setup-tests
 
 test-tensorflow: setup
 	@PYTHON="$(RUN)" .ci/test-tensorflow $(TENSORFLOW_RELEASES)
+
+install-tensorflow: setup
+	@PYTHON="$(RUN)" .ci/test-tensorflow --install $(TENSORFLOW_RELEASES)
 
 test-tensorflow-long: setup
 	@TENSORFLOW_LONG=1 PYTHON="$(RUN)" .ci/test-tensorflow $(TENSORFLOW_RELEASES)

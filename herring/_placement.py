@@ -38,9 +38,12 @@ _MAX_LAUNCH_LINE = 200
 
 
 def find_placement(
-    rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None
+    rank: int | None = None,
+    size: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    given_by: str = "the arguments of init()",
 ) -> Placement:
-    """Explicit arguments, else what the launcher says, else a job of one process.
+    """Explicit arguments (and in words who gave them), else what the launcher says, else a job of one process.
 
     Raises InvalidArgumentError where only half of a pair is given, a value is out of range, or a scheduler does not say
     enough.
@@ -50,7 +53,7 @@ def find_placement(
         if rank is None or size is None:
             raise InvalidArgumentError(f"rank is {rank} and size is {size}: give both, or neither")
         local = number(env, "LOCAL_RANK"), number(env, "LOCAL_WORLD_SIZE")
-        return _checked(Placement(rank, size, *local, "arguments", is_launched_by_mpi(env), note=_note(env, size)))
+        return _checked(Placement(rank, size, *local, given_by, is_launched_by_mpi(env), note=_note(env, size)))
     found = detect(env)
     return _checked(
         _from_mpi(found) if found.rank is None or found.size is None else _of(found, found.rank, found.size)

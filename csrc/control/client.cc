@@ -144,7 +144,8 @@ bool HubClient::Impl::join_once(HubSearch& search, Session session, Instant dead
       const std::string missing = join_missing_.value_or("the hub did not say who is missing");
       throw Error(Code::kTimeout,
                   to_string(options_.self) + " gave up joining the job: " + missing +
-                      ". Check that these processes were started with the same hub address, and what they printed");
+                      ". Check that these processes were started with the same MASTER_ADDR and MASTER_PORT (or "
+                      "HERRING_HUB), and what they printed");
     }
   }
   if (started_) return true;

@@ -386,8 +386,8 @@ void Membership::answer_query(std::size_t index, const std::string& name) {
     for (std::size_t i = 0; i < slots_.size(); ++i) here[i] = slots_[i].state != State::kAbsent || slots_[i].gave_up;
     text = waiting_text(here, options_.workers, "are here");
     if (failed_handshakes_ > 0 && !started_) {
-      text += ". " + counted(failed_handshakes_, "connection") +
-              " ended in the handshake: does HERRING_SECRET differ somewhere?";
+      text +=
+          ". " + counted(failed_handshakes_, "connection") + " ended in the handshake: HERRING_SECRET may differ there";
     }
   } else {
     if (const auto it = rounds_.find(name); it != rounds_.end()) here = it->second.brought;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/text.h"
 #include "elastic/elastic_impl.h"
 
 namespace herring::elastic {
@@ -280,7 +281,7 @@ void ElasticRuntime::Impl::tell_change(const Message& go, const std::vector<std:
   change.joined = static_cast<std::uint32_t>(
       std::count_if(here.begin(), here.end(), [&then](std::uint64_t id) { return !then.contains(id); }));
   if (change.rank == 0) {
-    const std::string what = "the job goes on with " + std::to_string(change.size) + " workers (" +
+    const std::string what = "the job goes on with " + counted(change.size, "worker") + " (" +
                              std::to_string(change.lost) + " lost, " + std::to_string(change.joined) + " new)";
     logger.log(LogLevel::kWarning, reason.empty() ? what : what + ": " + reason);
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/status.h"
+#include "core/text.h"
 #include "elastic/elastic_impl.h"
 
 namespace herring::elastic {
@@ -73,7 +74,7 @@ void ElasticRuntime::Impl::go_over() {
   restart_operations();
   if (present.runtime->rank() == 0) {
     logger.log(LogLevel::kWarning,
-               "the job goes on with " + std::to_string(present.hub->server_count()) + " server processes");
+               "the job goes on with " + counted(present.hub->server_count(), "server process", "server processes"));
   }
   changed.notify_all();
 }

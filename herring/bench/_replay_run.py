@@ -14,6 +14,7 @@ import numpy as np
 
 import herring
 from herring._errors import InvalidArgumentError
+from herring._start_line import counted
 from herring.bench import _report, _run
 from herring.bench._bounds import Links, emulated_cluster, lower_bound
 from herring.bench._models import MODELS, Model
@@ -218,7 +219,7 @@ def _replay_all(options: ReplayOptions) -> int:
             print(text, flush=True)
 
     try:
-        say(f"# herring {herring.__version__} bench replay: {herring.size()} workers, {links_text(links)}")
+        say(f"# herring {herring.__version__} bench replay: {counted(herring.size(), 'worker')}, {links_text(links)}")
         say(f"# {herring.description()}")
         say(f"# {buckets_text(options)}, {shared.dtype}; medians of {shared.iterations} after {max(shared.warmup, 1)}")
         for name in options.models:

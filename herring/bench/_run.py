@@ -14,6 +14,7 @@ from typing import Any
 import herring
 from herring._context import process
 from herring._errors import InvalidArgumentError
+from herring._start_line import counted
 from herring.bench import _report
 from herring.bench._bounds import Links, emulated_cluster
 from herring.bench._contender import Case, Contender
@@ -166,7 +167,8 @@ def _run(options: Options) -> int:
 
     try:
         check_memory(options, contenders, herring.local_size(), available_bytes())
-        say(f"# herring {herring.__version__} bench allreduce: {herring.size()} workers, {links_text(links)}")
+        ranks = counted(herring.size(), "worker")
+        say(f"# herring {herring.__version__} bench allreduce: {ranks}, {links_text(links)}")
         say(f"# {herring.description()}")
         say(f"# {options.iterations} iterations after {options.warmup}; a time is that of the slowest rank")
         for contender in contenders:

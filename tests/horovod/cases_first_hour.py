@@ -8,6 +8,7 @@ import pickle
 import resource
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,14 +30,17 @@ def stall(late: str) -> None:
     hvd.shutdown()
 
 
-def stall_that_ends_the_job() -> None:
+def stall_that_ends_the_job(mark: str) -> None:
     hvd.init()
     if hvd.rank() == 0:
         with pytest.raises(hvd.HorovodInternalError, match=r"never.*rank 1.*HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"):
             hvd.allreduce(torch.ones(3), name="never")
         print("told", flush=True)
+        Path(mark).touch()
         os._exit(0)
-    time.sleep(6)
+    begun = time.monotonic()
+    while not Path(mark).exists() and time.monotonic() - begun < 6:  # Until rank 0 has been told.
+        time.sleep(0.05)
     os._exit(0)
 
 

@@ -39,9 +39,9 @@ def test_the_stall_check_can_be_switched_off() -> None:
     assert "stalled" not in "".join(run(2, "stall", 2, env=env))
 
 
-def test_a_stall_may_end_the_job() -> None:
+def test_a_stall_may_end_the_job(tmp_path: Path) -> None:
     env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "0.5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1.5"}
-    assert "told" in run(2, "stall_that_ends_the_job", env=env)[0]
+    assert "told" in run(2, "stall_that_ends_the_job", str(tmp_path / "told"), env=env)[0]
 
 
 def test_a_timeline_is_there_after_a_crash(tmp_path: Path) -> None:

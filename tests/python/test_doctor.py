@@ -161,6 +161,13 @@ def test_a_binding_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
     assert "does not load" in finding.text
 
 
+def test_looking_for_mpi_starts_none():
+    """Open MPI, started without mpirun, leaves a file in /dev/shm."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
+    done = _doctor._run_apart(f"{_doctor.LOAD_MPI}; print(MPI.Is_initialized())")
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_an_mpi4py_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('cannot load libmpi.so.40')\n")

@@ -1,9 +1,11 @@
 """Small arrays that are reduced by name travel together: their bits, their errors and the order of their uses."""
 
 import hashlib
+import os
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,12 +264,13 @@ def threads():
 
 @WAYS
 @pytest.mark.parametrize("late", [[2], [1, 2]], ids=["two_listen", "one_listens"])
-def test_who_is_told_of_long_operations_is_not_held_up_for_ever(job, env, late):
+def test_who_is_told_of_long_operations_is_not_held_up_for_ever(job, env, late, tmp_path):
     """Ranks that something large keeps waiting enter a round to which nobody has to come."""
-    job.run(never_comes_to_the_round, 3, {"late": late}, env={**env, "HERRING_TIMEOUT_S": "4"})
+    arguments = {"late": late, "folder": str(tmp_path)}
+    job.run(never_comes_to_the_round, 3, arguments, env={**env, "HERRING_TIMEOUT_S": "4"})
 
 
-def never_comes_to_the_round(late):
+def never_comes_to_the_round(late, folder):
     herring.init()
     small, large = np.ones(10), np.ones(3_000_000, np.float32)
     herring.allreduce_(small, "sum", name="small", async_op=True).wait()
@@ -276,12 +279,14 @@ def never_comes_to_the_round(late):
     herring.allreduce_(large, "sum", name="large", async_op=True).wait()
     before = time.monotonic()
     if herring.rank() == 2:
-        time.sleep(12)
+        while len(os.listdir(folder)) < 2 and time.monotonic() - before < 12:  # Until both others have been told.
+            time.sleep(0.05)
         return
     with pytest.raises(herring.HerringError, match="small") as caught:
         herring.allreduce_(small, "sum", name="small", async_op=True).wait()
     assert "rank 2" in str(caught.value) or isinstance(caught.value, herring.PeerLostError)
     assert time.monotonic() - before < 11
+    Path(folder, str(herring.rank())).touch()
 
 
 def test_what_is_pending_ends_before_the_job(job):

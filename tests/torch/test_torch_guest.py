@@ -110,6 +110,24 @@ def test_using_herring_leaves_other_backends_as_they_are() -> None:
     run_children([([sys.executable, "-c", code], clean_environment())], 100)
 
 
+def test_torch_finds_the_backend_when_it_is_asked_for() -> None:
+    """Without what runs at `import torch`. torch 2.14 and newer look themselves; for older ones the test does."""
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "from importlib.metadata import entry_points\n"
+        "assert 'HERRING' not in dist.Backend._plugins\n"
+        "if not hasattr(dist.Backend, '_ensure_backend_registered'):\n"
+        "    (point,) = [p for p in entry_points(group='torch.distributed.backends') if p.name == 'herring']\n"
+        "    point.load()()\n"
+        "dist.init_process_group('herring', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "value = torch.full((3,), 2.0)\n"
+        "dist.all_reduce(value)\n"
+        "assert value.tolist() == [2.0] * 3\n"
+        "dist.destroy_process_group()\n"
+    )
+    run_python(code, clean_environment({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}))
+
+
 def broken_copy(folder: Path, *damages: str) -> None:
     """Herring as it lies in site-packages, less what an accident took."""
     ignored = shutil.ignore_patterns("__pycache__", "bench")
