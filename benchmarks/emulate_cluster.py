@@ -108,12 +108,21 @@ def host_main(name: str, control: int) -> None:
         pass
 
 
-def start_host(name: str, address: str) -> Host:
+def cores_of_hosts(count: int) -> list[set[int]]:
+    """This machine's cores, shared out evenly; where they are fewer than the hosts, several hosts have the same one."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        return [{cores[number % len(cores)]} for number in range(count)]
+    return [set(cores[number::count]) for number in range(count)]
+
+
+def start_host(name: str, address: str, cores: set[int]) -> Host:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
+            os.sched_setaffinity(0, cores)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             ours.close()
@@ -183,7 +192,8 @@ def connect(host: Host, index: int, link: Link, number: int = 0) -> None:
 
 def enter(host: Host, command: list[str]) -> list[str]:
     # Entering a mount namespace leaves one in /. (nsenter's --wd would be the folder as the old namespace has it.)
-    within = ["sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(host.pid))))
+    within = ["taskset", "-c", cores, "sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
     return ["nsenter", "-t", str(host.pid), "-n", "-u", "-i", "-m", *within]
 
 
@@ -306,9 +316,11 @@ def run(args: argparse.Namespace) -> int:
     hosts: list[Host] = []
     processes: list[tuple[str, subprocess.Popen[bytes]]] = []
     try:
-        for index in range(args.workers + args.servers):
+        count = args.workers + args.servers
+        shared = [os.sched_getaffinity(0)] * count
+        for index, cores in enumerate(cores_of_hosts(count) if args.own_cores else shared):
             kind = f"worker{index}" if index < args.workers else f"server{index - args.workers}"
-            host = start_host(kind, address_of(index))
+            host = start_host(kind, address_of(index), cores)
             hosts.append(host)
             for number in range(args.links):
                 connect(host, index, link, number)
@@ -390,6 +402,11 @@ def main() -> int:
         "--congestion",
         metavar="NAME",
         help="TCP's congestion control on all hosts; host: this machine's (default cubic, which is Linux's)",
+    )
+    parser.add_argument(
+        "--own-cores",
+        action="store_true",
+        help="bind each host to cores of its own, as real hosts have; without this all hosts share all cores",
     )
     parser.add_argument("--timeout", type=float, default=1200, help="seconds after which everything is stopped")
     parser.add_argument("--verbose", action="store_true", help="print what the servers did and what crossed each link")

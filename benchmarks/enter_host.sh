@@ -7,8 +7,9 @@ address=$1
 shift
 for host in $EMULATED_HOSTS; do
   if [ "${host%%=*}" = "$address" ]; then
+    cores=$(taskset -cp "${host##*=}")  # "pid 123's current affinity list: 0,1"
     # shellcheck disable=SC2016 # the inner shell expands
-    exec nsenter -t "${host##*=}" -n -u -i -m unshare -m sh -c '
+    exec taskset -c "${cores##*: }" nsenter -t "${host##*=}" -n -u -i -m unshare -m sh -c '
       scratch=/dev/shm/tmp.$$
       mkdir -p "$scratch/upper" "$scratch/work"
       mount -t overlay overlay -o "lowerdir=/tmp,upperdir=$scratch/upper,workdir=$scratch/work" /tmp

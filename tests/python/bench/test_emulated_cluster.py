@@ -120,6 +120,30 @@ def test_a_congestion_control_that_the_kernel_lacks_is_an_error(tmp_path):
     assert "--congestion pigeon: this kernel has" in output
 
 
+def test_each_host_may_have_cores_of_its_own(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    script = tmp_path / "where.py"
+    script.write_text("import os; print('rank', os.environ['RANK'], 'is on', sorted(os.sched_getaffinity(0)))")
+    ours = {option: set() for option in ("--own-cores", "")}
+    for option, said in ours.items():
+        options = ["--workers", "2", "--rate", "none", *filter(None, [option])]
+        process = start([sys.executable, str(script)], options, tmp_path)
+        output = finish(process)
+        assert process.returncode == 0, output
+        said.update(re.findall(r"rank (\d) is on (\[[\d, ]*\])", output))
+    assert ours[""] == {("0", str(cores)), ("1", str(cores))}
+    shares = [cores[number::2] or cores for number in range(2)]
+    assert ours["--own-cores"] == {(str(number), str(share)) for number, share in enumerate(shares)}
+    # As MPI's launchers start their ranks.
+    agent = f'"{EMULATE.with_name("enter_host.sh")}" 10.77.0.2 "{sys.executable}" -c "{script.read_text()}"'.replace(
+        "environ['RANK']", "environ.get('RANK')"
+    )
+    process = start(["sh", "-c", agent], ["--workers", "2", "--rate", "none", "--own-cores"], tmp_path)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert output.count(f"is on {shares[1]}") == 2, output
+
+
 def test_a_replay_is_held_against_the_bound(tmp_path):
     bench = [sys.executable, "-m", "herring._cli", "bench", "replay", "--model", "resnet50", "--scale", "0.05"]
     options = ["--workers", "2", "--servers", "2", "--rate", "1gbit"]
