@@ -135,9 +135,7 @@ def test_each_host_may_have_cores_of_its_own(tmp_path):
     shares = [cores[number::2] or cores for number in range(2)]
     assert ours["--own-cores"] == {(str(number), str(share)) for number, share in enumerate(shares)}
     # As MPI's launchers start their ranks.
-    agent = f'"{EMULATE.with_name("enter_host.sh")}" 10.77.0.2 "{sys.executable}" -c "{script.read_text()}"'.replace(
-        "environ['RANK']", "environ.get('RANK')"
-    )
+    agent = f'exec "{EMULATE.with_name("enter_host.sh")}" 10.77.0.2 {sys.executable} {script}'
     process = start(["sh", "-c", agent], ["--workers", "2", "--rate", "none", "--own-cores"], tmp_path)
     output = finish(process)
     assert process.returncode == 0, output
