@@ -31,8 +31,9 @@ class CoreShare final {
   bool is_wanted(Instant now) const { return now < wanted_until_.load(std::memory_order_relaxed); }
 
  private:
-  // Ranks that take turns on a core while they poll keep it for some microseconds, and to sum for some tens.
-  static constexpr Duration kTaken = std::chrono::microseconds(200);
+  // Ranks that take turns on a core keep it for some microseconds while they poll, and for some hundreds to sum and
+  // send; who computes keeps it for a turn, which is at least 1.4 ms on two cores, and longer on more.
+  static constexpr Duration kTaken = std::chrono::milliseconds(1);
   static constexpr Duration kShortestRest = std::chrono::milliseconds(20);
   static constexpr Duration kLongestRest = std::chrono::seconds(1);
   static constexpr int kEnough = 1000;

@@ -28,7 +28,7 @@ struct Clock {
 TEST(CoreShare, RanksThatTakeTurnsMayGoOn) {
   Clock clock;
   EXPECT_EQ(clock.rest(), 0ms);
-  for (int i = 0; i < 100; ++i) clock.yields(50us);
+  for (int i = 0; i < 100; ++i) clock.yields(500us);
   EXPECT_EQ(clock.rest(), 0ms);
 }
 
