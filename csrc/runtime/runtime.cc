@@ -520,13 +520,8 @@ std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {
     if (impl_->stopped) throw Error(Impl::shut_down());
   }
   if (bytes == 0) return nullptr;
-  const std::shared_ptr<intra_node::Neighborhood> neighborhood = impl_->neighborhood;
-  if (!neighborhood) return allocate_private(*impl_->domain, bytes);
-  const std::span<std::byte> memory = neighborhood->allocate_to_keep(bytes);
-  if (memory.empty()) return nullptr;
-  std::shared_ptr<std::byte> owner(memory.data(),
-                                   [neighborhood, memory](std::byte*) { neighborhood->deallocate(memory); });
-  return adopt_arena(*impl_->domain, memory, std::move(owner));
+  if (!impl_->neighborhood) return allocate_private(*impl_->domain, bytes);
+  return allocate_in_arena(*impl_->domain, impl_->neighborhood, bytes);
 }
 
 void Runtime::abort(const std::string& reason) {

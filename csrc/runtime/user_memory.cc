@@ -1,5 +1,6 @@
 #include "runtime/user_memory.h"
 
+#include <span>
 #include <utility>
 
 #include "core/status.h"
@@ -34,8 +35,12 @@ std::shared_ptr<std::byte> allocate_private(memory::Domain& domain, std::size_t 
   }
 }
 
-std::shared_ptr<std::byte> adopt_arena(memory::Domain& domain, std::span<std::byte> memory,
-                                       std::shared_ptr<std::byte> owner) {
+std::shared_ptr<std::byte> allocate_in_arena(memory::Domain& domain,
+                                             const std::shared_ptr<intra_node::Neighborhood>& arena,
+                                             std::size_t bytes) {
+  const std::span<std::byte> memory = arena->allocate_to_keep(bytes);
+  if (memory.empty()) return nullptr;
+  std::shared_ptr<std::byte> owner(memory.data(), [arena, memory](std::byte*) { arena->deallocate(memory); });
   if (!domain.needs_registration()) return owner;
   try {
     return share(domain.adopt(memory, MemoryKind::kShared, owner, memory::Reuse::kUntilInvalidated));

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 #include <memory>
-#include <span>
 
+#include "intra_node/neighborhood.h"
 #include "memory/domain.h"
 
 /// What Runtime::allocate() gives out, known to the network cards where they want that.
@@ -13,8 +13,9 @@ namespace herring::runtime {
 /// operation that needs it says why.
 std::shared_ptr<std::byte> allocate_private(memory::Domain& domain, std::size_t bytes);
 
-/// The arena says when it takes the pages back (NeighborhoodOptions::on_discard).
-std::shared_ptr<std::byte> adopt_arena(memory::Domain& domain, std::span<std::byte> memory,
-                                       std::shared_ptr<std::byte> owner);
+/// Of the host's arena, which says when it takes the pages back (NeighborhoodOptions::on_discard); null where it is
+/// full.
+std::shared_ptr<std::byte> allocate_in_arena(memory::Domain& domain,
+                                             const std::shared_ptr<intra_node::Neighborhood>& arena, std::size_t bytes);
 
 }  // namespace herring::runtime
