@@ -38,15 +38,18 @@ cpu_set_t roomier_cores(std::span<const std::uint32_t> cores, std::uint32_t mine
   return roomier;
 }
 
-void CoreBalance::on_wait() {
-  if (!say_where()) return;
-  crowded_ = is_crowded() ? crowded_ + 1 : 0;
-  if (crowded_ < kCrowdedLooks) return;
+bool CoreBalance::on_wait() {
+  if (!say_where() || !is_crowded()) {
+    crowded_ = 0;
+    return false;
+  }
+  if (++crowded_ < kCrowdedLooks) return true;
   crowded_ = 0;
   const Instant now = std::chrono::steady_clock::now();
-  if (now < rest_until_) return;
+  if (now < rest_until_) return true;
   rest_until_ = now + kRest;
   move();
+  return true;
 }
 
 bool CoreBalance::say_where() {

@@ -23,8 +23,8 @@ class CoreBalance final {
  public:
   explicit CoreBalance(intra_node::Neighborhood& neighborhood) : neighborhood_(neighborhood) {}
 
-  /// While waiting, between two looks for what is waited for.
-  void on_wait();
+  /// While waiting, between two looks for what is waited for. True: another rank of the host is on this core.
+  bool on_wait();
   std::uint64_t moves() const { return moves_; }
 
  private:

@@ -238,6 +238,7 @@ class Progress final : public Driver {
   void join_neighbourhood(intra_node::Neighborhood& neighborhood);
   std::shared_ptr<GroupClosed> ask_to_close(ClosingGroup closing);
   void loop();
+  bool yield_core(Instant now);
   bool turn(Instant now);
   void break_down(const std::exception& problem);
   bool may_take_shortcut() const;

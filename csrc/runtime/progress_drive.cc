@@ -110,9 +110,8 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       if (is_caller && watches_network_) spin = spin_.found(now - idle_since);
       idle_since = now;
       busy_until = now + spin;
-    } else if (now < busy_until && !seat_->core_share().is_wanted(now)) {
-      if (core_balance_) core_balance_->on_wait();
-      yield(seat_->core_share());  // Whom this one waits for may be on this very core, also where there are enough.
+    } else if (now < busy_until && yield_core(now)) {
+      // Whom this one waits for may be on this very core, also where there are enough of them.
     } else if (now < std::min(busy_until, idle_since + spin_.shortest())) {
       relax();
     } else {
@@ -122,6 +121,19 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
     }
   }
+}
+
+/// False where it should not: it would be long in coming back.
+bool Progress::yield_core(Instant now) {
+  // Other ranks come back in time, whatever they do there.
+  const bool is_with_ranks = core_balance_ && core_balance_->on_wait();
+  if (!is_with_ranks && seat_->core_share().is_wanted(now)) return false;
+  if (is_with_ranks) {
+    sched_yield();
+  } else {
+    yield(seat_->core_share());
+  }
+  return true;
 }
 
 bool Progress::turn(Instant now) {

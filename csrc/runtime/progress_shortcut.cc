@@ -100,9 +100,7 @@ bool Progress::exchange_small(SmallOperation& operation) {
     if (round % kRoundsPerLook == 0 && std::chrono::steady_clock::now() >= deadline) return false;
     // From another core it comes sooner than a system call returns; but whom it waits for may be on this very core.
     if (shares_cores_ || round % kRoundsPerYield == 0) {
-      if (seat_->core_share().is_wanted(std::chrono::steady_clock::now())) return false;
-      core_balance_->on_wait();
-      yield(seat_->core_share());
+      if (!yield_core(std::chrono::steady_clock::now())) return false;
     } else {
       relax();
     }
