@@ -278,20 +278,9 @@ Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
     is_driven_ = false;
     if (!has_moved) ended_.wait_until(lock, std::min(soon(deadline), next_look));
   }
-  if (is_left_to_waiter_) hand_over(lock);
   --waiters_;
   stop_driving(lock);
   return result;
-}
-
-/// A waiter leaves before it has moved what it has started: a look at one makes the runtime's thread move them.
-void Fusion::Impl::hand_over(Lock& lock) {
-  is_left_to_waiter_ = false;
-  if (flights_.empty()) return;
-  const std::shared_ptr<Flight> any = flights_.front();
-  lock.unlock();
-  any->work->wait(now());
-  lock.lock();
 }
 
 /// A waiter leaves: what it drove goes on without it.

@@ -106,9 +106,7 @@ void Fusion::Impl::end_exchange(Lock& lock) {
 
 void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter) {
   for (Batch& batch : batches) {
-    // Who waits moves them himself, once nothing is left to copy.
-    const bool is_waited_for = is_waiter && &batch == &batches.back();
-    const std::shared_ptr<Flight> flight = start(lock, std::move(batch), is_waited_for);
+    const std::shared_ptr<Flight> flight = start(lock, std::move(batch));
     if (!flight) continue;
     // The last bucket of a step, and somebody waits: it is driven by who waits, where he waits for it: see help().
     const bool lands_by_itself = !is_waiter && helpers_ == 0;
@@ -122,7 +120,7 @@ void Fusion::Impl::start_batches(Lock& lock, std::vector<Batch> batches, bool is
 }
 
 /// Null where it could not be started; its tickets have failed then.
-std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batch, bool is_waited_for) {
+std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batch) {
   auto flight = std::make_shared<Flight>();
   std::vector<const Record*> records;
   for (const Batch::Item& item : batch.items) {
@@ -146,7 +144,6 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
     runtime::Request made = request(group_, name, Collective::kAllReduce, started.dtype, started.reduce,
                                     flight->bucket.first(started.bytes), settings_.timeout);
     made.is_lent = flight->is_in_place;
-    made.is_waited_for = is_waited_for;
     flight->work = runtime_->submit(made);
   } catch (const Error& error) {
     status = error.status();
@@ -154,7 +151,6 @@ std::shared_ptr<Fusion::Impl::Flight> Fusion::Impl::start(Lock& lock, Batch batc
     status = Status(Code::kUnavailable, "no memory for a bucket of " + std::to_string(started.bytes) + " bytes");
   }
   lock.lock();
-  is_left_to_waiter_ |= is_waited_for;
   if (status.is_ok()) return flight;
   engine_.batch_ended();
   break_down(lock, status);
@@ -270,7 +266,6 @@ bool Fusion::Impl::help(Lock& lock, Ticket ticket, Instant until) {
   ++helpers_;
   if (--waiters_ == 0) wake_driver(lock);
   ++mine->waiters;
-  is_left_to_waiter_ = false;
   lock.unlock();
   mine->work->wait(until);
   --mine->waiters;

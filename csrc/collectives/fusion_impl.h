@@ -98,7 +98,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void start_plan(FusionStep::Plan plan);
   void end_exchange(Lock& lock);
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
-  std::shared_ptr<Flight> start(Lock& lock, Batch batch, bool is_waited_for);
+  std::shared_ptr<Flight> start(Lock& lock, Batch batch);
   void fill(Flight& flight, std::span<const Record* const> records);
   std::shared_ptr<std::byte> row_of(const Batch& batch, std::span<const Record* const> records) const;
   void watch(const std::shared_ptr<Flight>& flight);
@@ -120,7 +120,6 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   Ticket enqueue(Ticket& latest, Record record);
   void begin_next(Lock& lock);
   void begin_queued(Lock& lock, Ticket ticket);
-  void hand_over(Lock& lock);
   void stop_driving(Lock& lock);
 
   const std::shared_ptr<runtime::Communicator> runtime_;
@@ -150,7 +149,6 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::size_t waiters_ = 0;  // But those who wait for a bucket.
   std::size_t helpers_ = 0;  // Those.
   bool is_driven_ = false;
-  bool is_left_to_waiter_ = false;  // A bucket under way, which the runtime's thread knows nothing of.
   bool background_sleeps_ = false;
   bool is_closed_ = false;
 };
