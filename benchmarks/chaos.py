@@ -65,8 +65,9 @@ class EmulatedSite(Site):
         cluster.make_switches(1)
         os.environ["TMPDIR"] = "/dev/shm"  # Of each host its own.
         self.hosts: list[cluster.Host] = []
+        every_core = os.sched_getaffinity(0)
         for index in range(hosts):
-            self.hosts.append(cluster.start_host(f"host{index}", cluster.address_of(index)))
+            self.hosts.append(cluster.start_host(f"host{index}", cluster.address_of(index), every_core))
             cluster.connect(self.hosts[index], index, cluster.Link())
         self.address = self.hosts[0].address
 

@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_n
 def start(command, options, folder):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("HERRING_", "MASTER_"))}
     env["PYTHONPATH"] = str(Path(herring.__file__).resolve().parents[1])
+    env["PYTHONUNBUFFERED"] = ""  # Ranks share one pipe: unbuffered, print() tears a line into its arguments.
     return subprocess.Popen(
         [sys.executable, str(EMULATE), *options, "--timeout", "120", "--", *command],
         cwd=folder,
