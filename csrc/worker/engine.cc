@@ -86,7 +86,7 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
   op.unsettled = config_.failover ? op.open_parts : 0;
   by_key_.emplace(operation.key, op.id);
   ops_.emplace(op.id, std::move(owned));
-  set_timer(op, now + operation.timeout + config_.lane_grace);
+  set_timer(op, deadline_of(op));
   for (std::size_t i = 0; i < op.parts.size(); ++i) announce_or_queue(op, i);
   complete_if_done(op);
 }
@@ -235,20 +235,6 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
     post_held_back(op);
   } else if (lands_on_input && config_.sealed_sends) {
     post_results(op, index);
-  }
-}
-
-/// In one hop, where the result lands on the input: the lane in this process may have it before the others have the
-/// input. Posts its receive once nothing that is on its way, or has yet to be sent, reads that memory.
-void Engine::Impl::post_held_back(Op& op) {
-  if (!lands_on_input(op) || is_empty(op.operation) || op.payload_sends > 0) return;
-  const auto waits = [](const LanePart& part) { return !part.is_announced && !part.is_done; };
-  if (std::ranges::any_of(op.parts, waits)) return;
-  for (LanePart& part : op.parts) {
-    if (part.is_one_way || part.is_closing || part.is_done || waits_for_others(op, part)) continue;
-    if (!part.is_eager && part.pushed < part.owned.count) continue;
-    if (std::exchange(part.is_received, true)) continue;
-    for (std::uint32_t i = 0; i < part.owned.count; ++i) post(op, {op.id, part.index, part.owned.first + i, 0});
   }
 }
 

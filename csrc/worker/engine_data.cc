@@ -100,11 +100,11 @@ void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std:
     }
     // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
     if (!lands_on_input && !part->is_one_way) post(*op, {op->id, part->index, chunk, 0, kNone, run});
-    const HeldGrant grant{chunk, run, Tag{header.tag + i}};
+    const ChunkPush granted{chunk, run, Tag{header.tag + i}};
     if (waits_for_others(*op, *part) && is_held_back(*op, chunk, run)) {
-      hold_back(*op, *part, grant);
+      hold_back(*op, *part, granted);
     } else {
-      push(*op, *part, grant);
+      push(*op, *part, granted);
     }
   }
   complete_if_done(*op);
@@ -116,8 +116,8 @@ bool Engine::Impl::is_answered_later(const Op& op, const LanePart& part) const {
   return !op.is_one_hop || waits_for_others(op, part);
 }
 
-void Engine::Impl::push(Op& op, LanePart& part, const HeldGrant& grant) {
-  const auto [chunk, run, tag] = grant;
+void Engine::Impl::push(Op& op, LanePart& part, const ChunkPush& push) {
+  const auto [chunk, run, tag] = push;
   std::span<const std::byte> memory = chunk_memory(op, part, chunk, run);
   std::fill_n(part.is_pushed.begin() + (chunk - part.owned.first), run, true);
   part.pushed += run;

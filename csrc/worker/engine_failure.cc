@@ -175,7 +175,7 @@ void Engine::Impl::on_tick(Instant now) {
   }
   while (!timers_.empty() && timers_.begin()->first <= now) {
     Op& op = *find_op(timers_.begin()->second);
-    if (!op.has_failed && op.is_one_hop && now < op.submitted + op.operation.timeout + config_.lane_grace) {
+    if (!op.has_failed && op.is_one_hop && now < deadline_of(op)) {
       hold_no_longer(op);
       complete_if_done(op);
       continue;

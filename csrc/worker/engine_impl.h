@@ -24,7 +24,7 @@ namespace herring::worker {
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
 
 /// So many chunks from this one on, to be pushed in one message.
-struct HeldGrant {
+struct ChunkPush {
   std::uint32_t chunk = 0;
   std::uint32_t run = 1;
   Tag tag;
@@ -57,10 +57,10 @@ struct LanePart {
   std::vector<bool> is_pushed;          // By owned chunk; with failover: granted.
 
   // In one hop.
-  bool is_received = false;        // The receives that post_held_back() holds back are posted.
+  bool has_receives = false;       // Those that post_held_back() holds back are posted.
   std::vector<bool> is_sent;       // Of a part that is_one_way, by owned chunk: it has left, or a copy will.
   std::uint32_t sent = 0;          // How many have.
-  std::vector<HeldGrant> waiting;  // Of the lane in this process: what it asked for and others have yet to get.
+  std::vector<ChunkPush> waiting;  // To the lane in this process: others have yet to get the same.
 
   // With failover.
   std::uint32_t moved_by = 0;        // 1 + the number of the loss that moved it here; 0: none.
@@ -222,7 +222,6 @@ class Engine::Impl {
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);
   bool lands_on_input(const Op& op) const { return !config_.failover && op.pushes() && op.pulls_data(); }
-  void post_held_back(Op& op);
   wire::Header header_to(const OpKey& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
@@ -244,27 +243,28 @@ class Engine::Impl {
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
   bool is_answered_later(const Op& op, const LanePart& part) const;
-  void push(Op& op, LanePart& part, const HeldGrant& grant);
+  void push(Op& op, LanePart& part, const ChunkPush& push);
   void post_answered(Op& op, const Send& sent);
+  void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
+  bool may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const;
+  bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
+                   std::uint64_t bytes) const;
+  void serve_queue(Lane& lane);
 
   // engine_one_hop.cc
   void sent_one_way(Op& op, LanePart& part);
+  void post_held_back(Op& op);
   bool waits_for_others(const Op& op, const LanePart& part) const {
     return op.is_one_hop && !part.is_one_way && op.pushes() && !is_small(config_, part.shard.bytes);
   }
   bool is_held_back(const Op& op, std::uint32_t chunk, std::uint32_t run) const;
   void note_sent(Op& op, LanePart& part, const IndexRange& chunks);
   void finish_if_sent(Op& op, LanePart& part);
-  void hold_back(Op& op, LanePart& part, const HeldGrant& grant);
+  void hold_back(Op& op, LanePart& part, const ChunkPush& push);
   void push_waiting(Op& op);
   void copy_unsent(Op& op);
   void hold_no_longer(Op& op);
   std::span<std::byte> outgoing_of(const Op& op, std::span<const std::byte> memory) const;
-  void take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes);
-  bool may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const;
-  bool is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
-                   std::uint64_t bytes) const;
-  void serve_queue(Lane& lane);
 
   // engine_failure.cc
   void fail(Instant now, Op& op, const Status& why);
@@ -274,6 +274,8 @@ class Engine::Impl {
   void drain_part(Op& op, LanePart& part, bool force);
   void close_part(Op& op, LanePart& part);
   std::string timeout_text(const Op& op) const;
+  /// When it fails if nothing comes of it.
+  Instant deadline_of(const Op& op) const { return op.submitted + op.operation.timeout + config_.lane_grace; }
 
   // engine_failover.cc
   bool may_move(std::uint32_t lane) const;

@@ -1,6 +1,7 @@
 // In one hop every lane gets all of it, and the one in this process puts the sum where the input is. So a chunk goes to
 // the others first, and to that one when it has left.
 #include <algorithm>
+#include <utility>
 
 #include "worker/engine_impl.h"
 
@@ -18,6 +19,20 @@ void Engine::Impl::sent_one_way(Op& op, LanePart& part) {
   if (part.is_eager || !op.pushes() || part.owned.count == 0) return finish_part(part, op);
   part.is_sent.resize(part.owned.count);
   if (is_small(config_, part.shard.bytes)) copy_unsent(op);
+}
+
+/// Of what is small, where the result lands on the input: the lane in this process may have it before the others have
+/// the input. Posts its receive once nothing that is on its way, or has yet to be sent, reads that memory.
+void Engine::Impl::post_held_back(Op& op) {
+  if (!lands_on_input(op) || is_empty(op.operation) || op.payload_sends > 0) return;
+  const auto waits = [](const LanePart& part) { return !part.is_announced && !part.is_done; };
+  if (std::ranges::any_of(op.parts, waits)) return;
+  for (LanePart& part : op.parts) {
+    if (part.is_one_way || part.is_closing || part.is_done || waits_for_others(op, part)) continue;
+    if (!part.is_eager && part.pushed < part.owned.count) continue;
+    if (std::exchange(part.has_receives, true)) continue;
+    for (std::uint32_t i = 0; i < part.owned.count; ++i) post(op, {op.id, part.index, part.owned.first + i, 0});
+  }
 }
 
 /// Whether somebody has yet to get these chunks from where the lane in this process would put their sum.
@@ -49,9 +64,9 @@ void Engine::Impl::push_waiting(Op& op) {
   bool waits = false;
   for (LanePart& part : op.parts) {
     if (part.is_one_way || part.is_closing || part.is_done) continue;
-    std::erase_if(part.waiting, [&](const HeldGrant& grant) {
-      if (is_held_back(op, grant.chunk, grant.run)) return false;
-      push(op, part, grant);
+    std::erase_if(part.waiting, [&](const ChunkPush& chunks) {
+      if (is_held_back(op, chunks.chunk, chunks.run)) return false;
+      push(op, part, chunks);
       return true;
     });
     waits |= !part.waiting.empty();
@@ -89,13 +104,13 @@ void Engine::Impl::hold_no_longer(Op& op) {
   if (op.copies_at <= now_) copy_unsent(op);
   push_waiting(op);
   if (op.copies_at <= now_) op.copies_at = now_ + kPatience;
-  set_timer(op, std::min(op.copies_at, op.submitted + op.operation.timeout + config_.lane_grace));
+  set_timer(op, std::min(op.copies_at, deadline_of(op)));
 }
 
 /// What the lane in this process asks for while others need it waits.
-void Engine::Impl::hold_back(Op& op, LanePart& part, const HeldGrant& grant) {
-  std::fill_n(part.is_pushed.begin() + (grant.chunk - part.owned.first), grant.run, true);
-  part.waiting.push_back(grant);
+void Engine::Impl::hold_back(Op& op, LanePart& part, const ChunkPush& push) {
+  std::fill_n(part.is_pushed.begin() + (push.chunk - part.owned.first), push.run, true);
+  part.waiting.push_back(push);
   if (op.copies_at != Instant::max()) return;
   op.copies_at = now_ + kPatience;
   set_timer(op, std::min(op.timer, op.copies_at));

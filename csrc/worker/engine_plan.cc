@@ -21,8 +21,10 @@ std::uint32_t rail_of(const EngineConfig& config, std::uint32_t lane) {
   return config.lane_rails.empty() ? 0 : config.lane_rails[lane];
 }
 
+bool has_rail(std::uint64_t rails, std::uint32_t rail) { return rails == kEveryRail || (rails >> rail & 1) != 0; }
+
 bool takes_part(const EngineConfig& config, std::uint32_t lane, std::uint64_t rails) {
-  return rails == kEveryRail || (rails >> rail_of(config, lane) & 1) != 0;
+  return has_rail(rails, rail_of(config, lane));
 }
 
 /// A rail's number among those that take part, and how many do.
@@ -100,10 +102,8 @@ std::vector<ByteRange> plan_one_hop(const EngineConfig& config, const Operation&
   } else {
     ShardPlanInput input;
     input.total_bytes = bytes;
-    std::vector<double> weights(config.rails, 1);
-    for (std::uint32_t rail = 0; rail < config.rails; ++rail) {
-      if (operation.rails != kEveryRail && (operation.rails >> rail & 1) == 0) weights[rail] = 0;
-    }
+    std::vector<double> weights(config.rails);
+    for (std::uint32_t rail = 0; rail < config.rails; ++rail) weights[rail] = has_rail(operation.rails, rail) ? 1 : 0;
     input.weights = weights;
     input.min_shard_bytes = config.min_shard_bytes;
     input.rotation = home;
