@@ -267,12 +267,11 @@ void Engine::Impl::send_results(Instant now, Op& op, std::uint32_t number) {
   Chunk& chunk = op.in_flight.at(number);
   const std::span<std::byte> output = output_of(chunk).data;
   if (op.absentees() > 0) keep(op, number, output);
-  const bool is_lent = std::ranges::any_of(chunk.inputs, &Input::is_loan);
   for (std::size_t contributor = 0; contributor < op.owners.size(); ++contributor) {
     if (op.owners[contributor].empty()) continue;  // It gets what is kept.
     Participant& owner = op.participants[owner_of(op, static_cast<std::uint32_t>(contributor), number)];
     if (owner.is_one_way) continue;
-    if (is_lent && config_.near_worker == owner.peer) {
+    if (config_.near_worker == owner.peer && is_lent(chunk)) {
       stats_.bytes_sent += output.size();
       send_result(op, owner, number, {}, wire::kFlagInPlace);
       continue;
@@ -292,7 +291,7 @@ void Engine::Impl::reduce_chunk(const Op& op, Chunk& chunk, std::uint32_t number
   reduce.spec = {op.shape.descriptor.dtype, op.shape.descriptor.reduce, op.shape.average_over};
   reduce.check_finite = config_.check_finite && reduces(op.shape.descriptor.collective);
   // In one hop nobody else gets it.
-  const bool stays_here = op.is_one_hop && std::ranges::any_of(chunk.inputs, &Input::is_loan);
+  const bool stays_here = op.is_one_hop && is_lent(chunk);
   if (!stays_here) reduce.outputs.push_back(output_of(chunk).data);
   for (Input& input : chunk.inputs) {
     reduce.inputs.emplace_back(input.data);

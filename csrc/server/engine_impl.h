@@ -361,6 +361,7 @@ class Engine::Impl {
   void send_grants(Op& op);
   void finish_chunk(Instant now, Op& op, std::uint32_t number);
   Status not_finite(const Op& op, std::uint32_t number, std::span<const NotFiniteInput> found) const;
+  static bool is_lent(const Chunk& chunk) { return std::ranges::any_of(chunk.inputs, &Input::is_loan); }
   static Input& output_of(Chunk& chunk) { return *std::ranges::find(chunk.inputs, false, &Input::is_loan); }
   void reduce_chunk(const Op& op, Chunk& chunk, std::uint32_t number);
   void send_results(Instant now, Op& op, std::uint32_t number);
