@@ -81,7 +81,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      0, 64},
     {"HERRING_ONE_HOP_BYTES", Type::kBytes, &Config::one_hop_bytes,
      "Up to this size operations of two hosts go in one hop (HERRING_ONE_HOP_HOSTS). Both hosts then compute the whole "
-     "sum. At least HERRING_EAGER_BYTES.",
+     "sum. Less than HERRING_EAGER_BYTES counts as that.",
      0, 64 * kMiB},
     {"HERRING_LOCAL_PART_BYTES", Type::kBytes, &Config::local_part_bytes,
      "Ranks of one host exchange data in parts of this size. At most half of HERRING_ARENA_BYTES.", 4 * kKiB,
@@ -169,8 +169,8 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_SPIN_US", Type::kMicroseconds, &Config::spin_us,
      "How long a thread polls before it sleeps; ten times as long if a caller waits. 0: sleep at once.", 0, 1'000'000},
     {"HERRING_SLICE_US", Type::kMicroseconds, &Config::slice_us,
-     "For how long a thread that moves data runs at a time if other programs want its core. Linux runs threads with "
-     "short time slices sooner. Linux 6.12 or later, at least 100. 0: the system's time slice.",
+     "The time slice of threads that move data, if other programs want their cores: Linux runs threads with short time "
+     "slices sooner. Needs Linux 6.12 or later. Less than 100 counts as 100. 0: the system's time slice.",
      0, 100'000},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
     {"HERRING_LANE_THREADS",

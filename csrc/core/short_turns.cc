@@ -40,12 +40,11 @@ ShortTurns::ShortTurns(Duration turn) {
   const auto ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(turn).count());
   // Earlier versions say nothing about turns, and would take this for nonsense or ignore it.
   if (ns == 0 || !get(attributes) || attributes.runtime_ns <= ns) return;
-  before_ns_ = attributes.runtime_ns;
-  is_changed_ = set_turn(ns);
+  if (set_turn(ns)) before_ns_ = attributes.runtime_ns;
 }
 
 ShortTurns::~ShortTurns() {
-  if (is_changed_) set_turn(before_ns_);
+  if (before_ns_ != 0) set_turn(before_ns_);
 }
 
 }  // namespace herring

@@ -18,8 +18,7 @@ class ShortTurns final {
   ShortTurns& operator=(const ShortTurns&) = delete;
 
  private:
-  bool is_changed_ = false;
-  std::uint64_t before_ns_ = 0;
+  std::uint64_t before_ns_ = 0;  // 0: nothing has changed.
 };
 
 }  // namespace herring
