@@ -248,9 +248,10 @@ class Communicator {
   virtual std::shared_ptr<Work> send(const Send& message) = 0;
   virtual std::shared_ptr<ReceiveWork> receive(const Receive& message) = 0;
 
-  /// Memory that somebody above uses for a call that is not an operation here yet: until the last copy of `lease` goes,
-  /// calls that share bytes with it (but both only read) are refused. Not Ok: it shares some with a pending call.
-  virtual Status lend([[maybe_unused]] std::string_view what, [[maybe_unused]] std::span<const std::byte> reads,
+  /// Memory of a tensor of this name that somebody above reduces, which is not an operation here yet: until the last
+  /// copy of `lease` goes, calls that share bytes with it (but both only read) are refused. Not Ok: it shares some with
+  /// a pending call.
+  virtual Status lend([[maybe_unused]] std::string_view name, [[maybe_unused]] std::span<const std::byte> reads,
                       [[maybe_unused]] std::span<const std::byte> writes,
                       [[maybe_unused]] std::shared_ptr<void>& lease) {
     return Status::ok();

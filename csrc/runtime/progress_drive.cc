@@ -111,7 +111,7 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       idle_since = now;
       busy_until = now + spin;
     } else if (now < busy_until && yield_core(now)) {
-      // Whom this one waits for may be on this very core, also where there are enough of them.
+      continue;
     } else if (now < std::min(busy_until, idle_since + spin_.shortest())) {
       relax();
     } else {
@@ -123,7 +123,8 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
   }
 }
 
-/// False where it should not: it would be long in coming back.
+/// Whom this thread waits for may be on this very core, also where there are enough of them. False where it should not
+/// be left: it would be long in coming back.
 bool Progress::yield_core(Instant now) {
   // Other ranks come back in time, whatever they do there.
   const bool is_with_ranks = core_balance_ && core_balance_->on_wait();

@@ -509,9 +509,9 @@ std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
 std::shared_ptr<Work> Runtime::send(const Send& message) { return impl_->send(message); }
 std::shared_ptr<ReceiveWork> Runtime::receive(const Receive& message) { return impl_->receive(message); }
 
-Status Runtime::lend(std::string_view what, std::span<const std::byte> reads, std::span<const std::byte> writes,
+Status Runtime::lend(std::string_view name, std::span<const std::byte> reads, std::span<const std::byte> writes,
                      std::shared_ptr<void>& lease) {
-  return impl_->order->lend(OperationOrder::Borrower::kTensor, what, reads, writes, lease);
+  return impl_->order->lend(OperationOrder::Borrower::kTensor, name, reads, writes, lease);
 }
 
 std::shared_ptr<std::byte> Runtime::allocate(std::size_t bytes) {

@@ -69,7 +69,7 @@ class Runtime final : public Communicator {
   std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;
-  Status lend(std::string_view what, std::span<const std::byte> reads, std::span<const std::byte> writes,
+  Status lend(std::string_view name, std::span<const std::byte> reads, std::span<const std::byte> writes,
               std::shared_ptr<void>& lease) override;
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
   void abort(const std::string& reason) override;
