@@ -50,7 +50,6 @@ std::optional<Ticket> Fusion::queue_outside(std::string_view name, std::shared_p
 bool Fusion::go_outside(std::string_view name) { return impl_->go_outside(name); }
 Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
 Fusion::Outcome Fusion::outcome(Ticket ticket) const { return impl_->outcome(ticket); }
-Status Fusion::status(Ticket ticket) const { return impl_->status(ticket); }
 Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
 Status Fusion::forget(Ticket ticket) { return impl_->forget(ticket); }
@@ -223,12 +222,6 @@ void Fusion::Impl::begin_queued(Lock& lock, Ticket ticket) {
     if (placement && engine_.submit(ticket, record.name, record.spec, now(), *placement)) return wake_driver(lock);
   }
   go_alone(lock, {&ticket, 1});
-}
-
-Status Fusion::Impl::status(Ticket ticket) const {
-  const std::scoped_lock lock(mutex_);
-  const auto found = records_.find(ticket);
-  return found == records_.end() ? Status::ok() : found->second.status;
 }
 
 Fusion::State Fusion::Impl::state(Ticket ticket) const {

@@ -67,14 +67,12 @@ class Fusion final {
   /// The first half of it: false where it is in flight, and nothing has been done.
   bool go_outside(std::string_view name);
   State state(Ticket ticket) const;
-  /// How it ended, where done.
-  Status status(Ticket ticket) const;
   struct Outcome {
     State state = State::kDone;
-    Status status;
+    Status status;  ///< How it ended, where done.
   };
-  Outcome outcome(Ticket ticket) const;  ///< Both.
-  /// The same; where it is done, its name is free.
+  Outcome outcome(Ticket ticket) const;
+  /// As state(); where it is done, its name is free.
   State poll(Ticket ticket);
   /// Blocks until it is not pending, or the deadline.
   State wait(Ticket ticket, Instant deadline);

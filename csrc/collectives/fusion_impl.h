@@ -33,7 +33,6 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::optional<Ticket> submit(const Tensor& tensor);
   std::optional<Ticket> queue_outside(std::string_view name, std::shared_ptr<void> owner);
   bool go_outside(std::string_view name);
-  Status status(Ticket ticket) const;
   State state(Ticket ticket) const;
   Outcome outcome(Ticket ticket) const;
   State poll(Ticket ticket);

@@ -142,6 +142,8 @@ class ElasticRuntime::Impl final {
   void report_completed();
   void report_what_is_due();
   Instant next_report() const;
+  /// Enough of it that what all have should be forgotten soon.
+  bool is_journal_full() const { return kept_bytes > home.config.journal_bytes / 2; }
   void report_broken();
   void switch_over(const std::string& reason);
   std::optional<Message> await_go(Instant deadline);

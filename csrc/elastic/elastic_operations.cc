@@ -250,7 +250,7 @@ bool ElasticRuntime::Impl::close_operation(const OperationId& id, Operation& ope
   bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
   if (!is_over && !status.is_ok()) is_over = !end_of(id, present.number).is_ok();
   if (elastic && !is_over) {
-    if (reports.empty() || kept_bytes > home.config.journal_bytes / 2) rendezvous->wake();
+    if (reports.empty() || is_journal_full()) rendezvous->wake();
     reports.add(id);
   } else {
     if (elastic && group == groups.end()) reports.add(id);  // Those who stay in the group keep it until all have it.

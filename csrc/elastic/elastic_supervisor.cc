@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Duration kDoubtPause = std::chrono::milliseconds(50);
+constexpr Duration kLookAgain = std::chrono::milliseconds(50);
 constexpr std::size_t kReportSize = 16384;
 
 }  // namespace
@@ -55,7 +55,7 @@ bool ElasticRuntime::Impl::take_turn() {
       return false;
     }
     until = next_report();
-    if (!doubtful.empty()) until = std::min(until, Clock::now() + kDoubtPause);
+    if (!doubtful.empty()) until = std::min(until, Clock::now() + kLookAgain);
   }
   if (turn == Lifecycle::Turn::kLeave) {
     switch_over("");
@@ -148,9 +148,9 @@ void ElasticRuntime::Impl::settle(const Message& message) {
 Instant ElasticRuntime::Impl::next_report() const {
   if (reports.empty()) return Instant::max();
   // Somebody waits for it: for memory, or until all have what this one has. Else it is told with what comes after it.
-  const bool is_urgent = kept_bytes > home.config.journal_bytes / 2 || life.boundary();
+  const bool is_urgent = is_journal_full() || life.boundary();
   const Instant due = is_urgent ? Instant{} : reports.due(static_cast<std::uint32_t>(present.members.size()));
-  return life.reports() ? due : std::max(due, Clock::now() + kDoubtPause);
+  return life.reports() ? due : std::max(due, Clock::now() + kLookAgain);
 }
 
 void ElasticRuntime::Impl::report_what_is_due() {
