@@ -68,10 +68,10 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
 }
 
 /// How many chunks go in one message: not more than leave two messages of each pusher on their way, as to slots and the
-/// window, so that one is summed while the next one comes. One by one where somebody has posted its receives before it
-/// could know of runs, where a result may come from a lane that died, or where somebody may be missing.
+/// window, so that one is summed while the next one comes. One by one where somebody posts its receives without regard
+/// to runs, where a result may come from a lane that died, or where somebody may be missing.
 std::uint32_t Engine::Impl::run_length(const Op& op) const {
-  if (op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some()) return 1;
+  if (op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some() || is_small_one_hop(op)) return 1;
   std::uint32_t run = std::bit_floor(std::max(std::min(run_.size(op.chunks), window_.size() / 2), 1u));
   while (run > 1 && pool_.most(SlotPool::order_for(run)) / op.pushers() < 2) run /= 2;
   return run;
@@ -190,9 +190,8 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
 /// from: whoever lends may use its memory as soon as it has its own result. Small data in one hop is not: it may be on
 /// its way to other lanes; of the rest its worker lends what these have.
 bool Engine::Impl::lends(const Op& op, const Participant& participant, std::uint32_t bytes) const {
-  const bool may_others_need_it = op.is_one_hop && op.shape.shard_bytes <= config_.max_eager_bytes;
   return config_.near_worker == participant.peer && bytes >= config_.min_loan_bytes && op.pushers() > 1 &&
-         !op.may_lack_some() && !may_others_need_it && !config_.failover && !config_.check_finite;
+         !op.may_lack_some() && !is_small_one_hop(op) && !config_.failover && !config_.check_finite;
 }
 
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,

@@ -355,6 +355,7 @@ class Engine::Impl {
   void send_grant(Op& op, Participant& participant);
   void give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input, std::uint32_t bytes);
   bool lends(const Op& op, const Participant& participant, std::uint32_t bytes) const;
+  bool is_small_one_hop(const Op& op) const { return op.is_one_hop && op.shape.shard_bytes <= config_.max_eager_bytes; }
   void grant_chunk(Instant now, Op& op, std::uint32_t number, std::uint32_t count, std::uint32_t order);
   std::uint32_t owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const;
   void post(Op& op, Receive receive, std::span<std::byte> memory);

@@ -78,6 +78,11 @@ class Cluster {
     completions_.resize(options.workers);
     for (std::uint32_t w = 0; w < options.workers; ++w) add_worker(w);
     for (std::uint32_t lane = 0; lane < options.lanes; ++lane) add_lane(lane);
+    // A job begins when everybody is ready for the first message; a network that is busy takes some receives later.
+    for (int turns = 0; turns < 1000 && has_backlog(); ++turns) {
+      for (const auto& pump : worker_pumps_) pump->flush(network_.now());
+      for (const auto& pump : lane_pumps_) pump->flush(network_.now());
+    }
   }
 
   worker::EngineConfig worker_config(std::uint32_t rank) const {

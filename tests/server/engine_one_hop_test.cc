@@ -61,6 +61,25 @@ TEST(ServerOneHop, OnlyTheWorkerInThisProcessGetsTheResult) {
   EXPECT_EQ(bench.engine->stats().one_hop, 1u);
 }
 
+TEST(ServerOneHop, SmallDataIsAskedForChunkByChunk) {
+  for (const bool is_one_hop : {true, false}) {
+    OneHopBench bench;
+    bench.config.max_eager_bytes = 4 * kChunk;
+    bench.config.max_run = 4;
+    bench.config.run_time = Duration::max();
+    bench.config.window = 8;
+    bench.build();
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      bench.say(rank, bench.announce(rank, 4), {}, is_one_hop ? wire::kFlagOneHop : std::uint16_t{0});
+    }
+    const std::vector<SendAction> grants = bench.sends(wire::MessageType::kGrant);
+    ASSERT_FALSE(grants.empty());
+    for (const SendAction& grant : grants) {
+      EXPECT_EQ(grant.body.empty(), is_one_hop) << "chunks that go in one message are said in the body";
+    }
+  }
+}
+
 TEST(ServerOneHop, TheOthersAreToldThatItIsOverABitLaterAndTogether) {
   OneHopBench bench;
   for (std::uint64_t op = 1; op <= 3; ++op) {
