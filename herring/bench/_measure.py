@@ -12,18 +12,21 @@ import herring
 from herring.bench._contender import Case, Contender, Plan
 from herring.bench._profile import Costs
 
-# Long iterations take turns one by one. Short ones in groups, a quarter of all within these limits, led in by some that
-# are not timed: the first ones after somebody else's turn are of waking up, and of finding ranks and cores together.
+# Large ones take turns one by one, small ones in groups, a quarter of all within these limits. A turn is led in by some
+# that are not timed: the first ones after somebody else's turn are of waking up, of finding ranks and cores together,
+# and of finding out that the other one no longer polls on these cores.
 _SMALL_BYTES = 1 << 20
 _SMALL_TURN = (5, 50)
 _SMALL_LEAD_IN = 20
+_LEAD_IN_S = 0.05
+_MOST_LEAD_IN = 5000
 _SMALL_METERED_EACH = 10
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How often: `iterations` timed ones after `warmup` that are not; `turn` at a time (0: by size), each turn after
-    `lead_in` that are not timed (None: by size)."""
+    `lead_in` that are not timed (None: by their time)."""
 
     iterations: int
     warmup: int
@@ -40,11 +43,12 @@ class Schedule:
             yield min(length, left)
             left -= length
 
-    def lead_in_of(self, size_bytes: int) -> int:
-        """Iterations before those of each turn."""
+    def lead_in_of(self, size_bytes: int, seconds: float) -> int:
+        """Iterations before those of each turn; one takes about so many seconds."""
         if self.lead_in is not None:
             return self.lead_in
-        return _SMALL_LEAD_IN if size_bytes < _SMALL_BYTES else 0
+        least = _SMALL_LEAD_IN if size_bytes < _SMALL_BYTES else 0
+        return min(max(int(_LEAD_IN_S / max(seconds, 1e-9)), least), _MOST_LEAD_IN)
 
 
 @dataclass(frozen=True)
@@ -119,19 +123,22 @@ def measure(case: Case, contenders: Sequence[Contender], schedule: Schedule) -> 
     wrong = [0] * len(contenders)
     seconds: list[list[float]] = [[] for _ in contenders]
     costs = [Costs(syscalls=None if schedule.event is None else 0)] * len(contenders)
-    salt = 0
+    fastest = []
     for index, contender in enumerate(contenders):
-        wrong[index] += contender.turn(Plan(max(schedule.warmup, 1), salt)).wrong
-    salt += max(schedule.warmup, 1)
-    lead_in = schedule.lead_in_of(case.nbytes)
+        turn = contender.turn(Plan(max(schedule.warmup, 1), salt=0))
+        fastest.append(min(_slowest(turn.seconds)))
+        wrong[index] += turn.wrong
+    salt = max(schedule.warmup, 1)
+    lead_ins = [schedule.lead_in_of(case.nbytes, each) for each in fastest]
     metered_each = _SMALL_METERED_EACH if case.nbytes < _SMALL_BYTES else 1
     for length in schedule.turns(case.nbytes):
         for index, contender in enumerate(contenders):
+            lead_in = lead_ins[index]
             turn = contender.turn(Plan(lead_in + length, salt, lead_in, schedule.event, metered_each))
             seconds[index] += turn.seconds
             costs[index] += turn.costs
             wrong[index] += turn.wrong
-        salt += lead_in + length
+        salt += max(lead_ins) + length
     for contender in contenders:
         contender.release()
     return [

@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lead-in",
         type=int,
         metavar="N",
-        help="iterations at the start of each turn that are not timed (default: 0 from 1MB, 20 below)",
+        help="iterations at the start of each turn that are not timed (default: 50 ms of them, below 1MB at least 20)",
     )
     how.add_argument(
         "--profile",

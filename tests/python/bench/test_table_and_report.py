@@ -70,10 +70,17 @@ def test_turns_cover_all_iterations():
     assert list(Schedule(7, 2, turn=3).turns(8)) == [3, 3, 1]
 
 
-def test_only_turns_of_short_iterations_are_led_in():
-    assert [Schedule(7, 2).lead_in_of(size) for size in (8, MB - 1, MB, 25 * MB)] == [20, 20, 0, 0]
-    assert [Schedule(7, 2, lead_in=0).lead_in_of(size) for size in (8, MB)] == [0, 0]
-    assert [Schedule(7, 2, lead_in=3).lead_in_of(size) for size in (8, MB)] == [3, 3]
+def test_turns_are_led_in_for_50_ms():
+    assert [Schedule(7, 2).lead_in_of(8, seconds) for seconds in (0, 1e-6, 100e-6, 10e-3, 1)] == [
+        5000,
+        5000,
+        500,
+        20,
+        20,
+    ]
+    assert [Schedule(7, 2).lead_in_of(MB, seconds) for seconds in (100e-6, 10e-3, 51e-3)] == [500, 5, 0]
+    assert [Schedule(7, 2, lead_in=0).lead_in_of(size, 1e-3) for size in (8, MB)] == [0, 0]
+    assert [Schedule(7, 2, lead_in=3).lead_in_of(size, 1e-3) for size in (8, MB)] == [3, 3]
 
 
 def test_the_links_in_words():
