@@ -39,6 +39,7 @@ class Settings(TypedDict, total=False):
     stall_warning_s: float | str | None
     spin_us: int | str | None
     slice_us: int | str | None
+    tcp_congestion: str | None
     libfabric: str | None
     lane_threads: _AutoOnOff | None
     cuda: _AutoOnOff | None

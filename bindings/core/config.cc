@@ -105,6 +105,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("cuda", [](const PyConfig& self) { return text(self.result.config.cuda); })
       .def_property_readonly("spin_us", reader(&Config::spin_us))
       .def_property_readonly("slice_us", reader(&Config::slice_us))
+      .def_property_readonly("tcp_congestion", reader(&Config::tcp_congestion))
       .def_property_readonly("libfabric", reader(&Config::libfabric))
       .def_property_readonly("provider", reader(&Config::provider))
       .def_property_readonly("interface", reader(&Config::interface))

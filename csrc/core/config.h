@@ -45,6 +45,7 @@ struct Config {
   double stall_warning_s = 60;             ///< HERRING_STALL_WARNING_S: ranks that have not called it; 0: no warning.
   Switch cuda = Switch::kAuto;             ///< HERRING_CUDA: tensors on GPUs.
   std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
+  std::string tcp_congestion = "auto";     ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
   std::uint32_t slice_us = 100;            ///< HERRING_SLICE_US: ShortTurns of threads that move data.
   std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
   std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.

@@ -89,6 +89,7 @@ efa::FabricOptions fabric_options(const Config& config, std::span<const std::str
 tcp::Options builtin_options(const Config& config, const NetworkOptions& given) {
   tcp::Options options;
   options.interfaces = split_list(config.interface);
+  options.congestion = config.tcp_congestion;
   constexpr std::string_view kLabel = "herring tcp connections";
   std::vector<std::byte> text;
   for (const char letter : kLabel) text.push_back(static_cast<std::byte>(letter));

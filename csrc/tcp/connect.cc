@@ -381,6 +381,7 @@ bool TcpEndpoint::take_greeting(Connection& connection, std::span<const std::byt
 /// Both ends have proven who they are. Messages may follow at once.
 void TcpEndpoint::stand(Connection& connection) {
   connection.stage = Stage::kOpen;
+  congestion_.apply(connection.socket);
   ++stats_.connections;
   for (Peer* const peer : waiting_) {
     if (connection.peer != nullptr) break;

@@ -29,7 +29,7 @@ Status shut() { return Status(Code::kTransport, "the endpoint is shut down"); }
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const Options& options)
-    : options_(options), connect_timeout_(duration_of(options.connect_timeout_s)) {
+    : options_(options), congestion_(options.congestion), connect_timeout_(duration_of(options.connect_timeout_s)) {
   sources_ = choose_candidates(options);
   own_.socket = sources_.front().socket;
   own_.instance = options.instance;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/process.h"
+#include "tcp/congestion.h"
 #include "tcp/connection.h"
 #include "tcp/events.h"
 #include "tcp/interface.h"
@@ -84,6 +85,7 @@ class TcpEndpoint final : public Endpoint {
   void fail_sends(Peer& peer, Code code, const std::string& why);
 
   const Options options_;
+  const CongestionControl congestion_;
   const ForkGuard guard_;
   const Duration connect_timeout_;
   Stats stats_;

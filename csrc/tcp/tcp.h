@@ -30,6 +30,7 @@ struct Options {
   Digest key{};                      ///< Both ends of a connection prove to each other that they have it.
   double connect_timeout_s = 20;     ///< A peer that takes no message for this long fails the sends that wait for it.
   double handshake_limit_s = 6;      ///< A connection that has not proven the key by then is dropped.
+  std::string congestion = "auto";   ///< CongestionControl (congestion.h) of all connections.
   std::size_t most_strangers = 512;  ///< Connections that have not proven the key; one more drops one of them.
   /// Told of each stranger: "192.0.2.7:4711 sent bytes that are not Herring's handshake". On the endpoint's thread; may
   /// be empty.
