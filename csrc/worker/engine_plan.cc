@@ -108,6 +108,11 @@ std::vector<ByteRange> plan_one_hop(const EngineConfig& config, const Operation&
     input.min_shard_bytes = config.min_shard_bytes;
     input.rotation = home;
     of_rails = make_shard_plan(input);
+    // All meet on the home rail. Its lanes end with the results that they send, so they have some.
+    if (of_rails[home].bytes == 0) {
+      of_rails.assign(config.rails, ByteRange{});
+      of_rails[home].bytes = bytes;
+    }
   }
   std::vector<ByteRange> plan(config.lanes.size());
   for (std::uint32_t lane = 0; lane < plan.size(); ++lane) plan[lane] = of_rails[rail_of(config, lane)];

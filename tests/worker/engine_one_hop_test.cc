@@ -319,6 +319,30 @@ TEST(WorkerOneHop, OnEveryRailGoesAPartOfWhatIsLarge) {
   }
 }
 
+/// One owner of each host announces to the lanes where all meet. If these had nothing to send, they would never end it.
+TEST(WorkerOneHop, WhatIsTooLittleForTwoRailsGoesWhereAllMeet) {
+  for (std::uint64_t number = 1; number < 20; ++number) {
+    std::vector<SendAction> announces;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      OneHopBench bench(4, rank);
+      bench.config.rails = 2;
+      bench.config.lane_rails = {0, 1, 0, 1};
+      bench.config.max_eager_bytes = 0;
+      bench.limit = 8 * kChunk;
+      bench.build();
+      bench.memory.resize(32);
+      Operation operation = bench.small(number);
+      operation.contributor = 0;
+      operation.owner = rank;
+      operation.contributor_count = operation.owner_count = 2;
+      bench.submit(operation);
+      for (const SendAction& announce : bench.sends(wire::MessageType::kAnnounce)) announces.push_back(announce);
+    }
+    ASSERT_EQ(announces.size(), 2u) << "operation " << number;
+    for (const SendAction& announce : announces) EXPECT_EQ(wire::decode_announce(announce.body)->shard_bytes, 32u);
+  }
+}
+
 /// It would never get a result.
 TEST(WorkerOneHop, AnOwnerWithoutALaneIsRefusedWhatIsLarge) {
   LargeOneHopBench bench;
