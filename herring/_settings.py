@@ -14,7 +14,7 @@ class Settings(TypedDict, total=False):
 
     servers: int | str | None
     lanes: int | str | None
-    bucket_bytes: int | str | None
+    part_bytes: int | str | None
     chunk_bytes: int | str | None
     window: int | str | None
     eager_bytes: int | str | None

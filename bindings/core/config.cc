@@ -78,7 +78,7 @@ void bind_config(py::module_& module) {
   py::class_<PyConfig>(module, "Config")
       .def_property_readonly("servers", reader(&Config::servers))
       .def_property_readonly("lanes", reader(&Config::lanes))
-      .def_property_readonly("bucket_bytes", reader(&Config::bucket_bytes))
+      .def_property_readonly("part_bytes", reader(&Config::part_bytes))
       .def_property_readonly("chunk_bytes", reader(&Config::chunk_bytes))
       .def_property_readonly("window", reader(&Config::window))
       .def_property_readonly("eager_bytes", reader(&Config::eager_bytes))

@@ -60,11 +60,11 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_SERVERS", Type::kCount, &Config::servers,
      "Server processes that the job waits for. 0: servers are embedded in the workers.", 0, 4096},
     {"HERRING_LANES", Type::kCount, &Config::lanes, "Lanes (threads) of each server.", 1, 64},
-    {"HERRING_BUCKET_BYTES", Type::kBytes, &Config::bucket_bytes,
+    {"HERRING_PART_BYTES", Type::kBytes, &Config::part_bytes,
      "Operations larger than this cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
      "Data is sent, summed and returned in chunks of this size, several at the same time. With many lanes chunks are "
-     "smaller, down to 32KB; on fast links one message carries up to 8 of them. At most HERRING_BUCKET_BYTES.",
+     "smaller, down to 32KB; on fast links one message carries up to 8 of them. At most HERRING_PART_BYTES.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "How much data of one worker is on its way to all lanes together, in units of HERRING_CHUNK_BYTES. On fast links "
@@ -426,10 +426,10 @@ class Builder {
   /// Values that must fit each other. One that nobody set follows the one that somebody did.
   void reconcile() {
     Config& c = config_;
-    if (c.chunk_bytes > c.bucket_bytes && may_adjust(&Config::chunk_bytes)) {
-      c.chunk_bytes = static_cast<std::uint32_t>(c.bucket_bytes);
+    if (c.chunk_bytes > c.part_bytes && may_adjust(&Config::chunk_bytes)) {
+      c.chunk_bytes = static_cast<std::uint32_t>(c.part_bytes);
     }
-    require(c.chunk_bytes <= c.bucket_bytes, &Config::chunk_bytes, "at most", &Config::bucket_bytes);
+    require(c.chunk_bytes <= c.part_bytes, &Config::chunk_bytes, "at most", &Config::part_bytes);
 
     if (c.eager_bytes > c.chunk_bytes && may_adjust(&Config::eager_bytes)) c.eager_bytes = c.chunk_bytes;
     require(c.eager_bytes <= c.chunk_bytes, &Config::eager_bytes, "at most", &Config::chunk_bytes);

@@ -18,8 +18,7 @@ enum class LogLevel : std::uint8_t { kError, kWarning, kInfo, kDebug };
 struct Config {
   std::uint32_t servers = 0;  ///< HERRING_SERVERS: server processes to wait for; 0: servers embedded in workers.
   std::uint32_t lanes = 1;    ///< HERRING_LANES: lanes (threads) of each server.
-  std::uint64_t bucket_bytes =
-      25 << 20;  ///< HERRING_BUCKET_BYTES: larger operations cross the network in parts of this.
+  std::uint64_t part_bytes = 25 << 20;    ///< HERRING_PART_BYTES: larger operations cross the network in parts of this.
   std::uint32_t chunk_bytes = 128 << 10;  ///< HERRING_CHUNK_BYTES: largest unit on the wire.
   std::uint32_t window = 4;               ///< HERRING_WINDOW: chunks of one worker in flight to all lanes.
   std::uint32_t eager_bytes = 64 << 10;   ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.

@@ -13,7 +13,7 @@
 namespace herring::efa {
 
 struct FabricOptions {
-  std::string library;            ///< Path of libfabric.so; empty: search (DESIGN section 4).
+  std::string library;            ///< Path of libfabric.so; empty: search.
   std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
   std::uint32_t number = 0;       ///< Of several EFA devices the number-th, from 0 and round again.

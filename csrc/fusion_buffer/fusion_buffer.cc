@@ -79,10 +79,10 @@ BucketLayout plan_buckets(std::span<const std::uint64_t> tensor_bytes, std::uint
   return layout;
 }
 
-std::uint64_t balanced_bucket_bytes(std::uint64_t bucket_bytes, std::uint32_t lanes, std::uint64_t min_shard_bytes) {
+std::uint64_t balanced_part_bytes(std::uint64_t part_bytes, std::uint32_t lanes, std::uint64_t min_shard_bytes) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
   if (lanes > 0 && min_shard_bytes > kMost / lanes) return kMost;
-  return std::max(bucket_bytes, lanes * min_shard_bytes);
+  return std::max(part_bytes, lanes * min_shard_bytes);
 }
 
 void pack(std::span<const std::span<const std::byte>> tensors, std::span<const TensorSlice> slices,

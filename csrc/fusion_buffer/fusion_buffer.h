@@ -45,9 +45,9 @@ struct BucketLayout {
 BucketLayout plan_buckets(std::span<const std::uint64_t> tensor_bytes, std::uint64_t bucket_cap_bytes,
                           std::uint64_t first_bucket_cap_bytes, std::uint64_t alignment);
 
-/// The bucket size to use with this many lanes: bucket_bytes, or more where shards of an evenly cut bucket would fall
-/// below min_shard_bytes.
-std::uint64_t balanced_bucket_bytes(std::uint64_t bucket_bytes, std::uint32_t lanes, std::uint64_t min_shard_bytes);
+/// In parts of what size an operation crosses the network with this many lanes: part_bytes, or more where shards of an
+/// evenly cut part would fall below min_shard_bytes.
+std::uint64_t balanced_part_bytes(std::uint64_t part_bytes, std::uint32_t lanes, std::uint64_t min_shard_bytes);
 
 /// Copies tensors[i] to slices[i] of the bucket and zeroes the gaps between slices (they cross the network too). Slices
 /// ascend and do not overlap. Throws Error(kInvalidArgument) naming the first tensor whose size or place does not fit.

@@ -102,19 +102,6 @@ PlacementWeights placement_weights(std::uint32_t worker_hosts, std::uint32_t ded
   return {.dedicated = k > 0 ? 2 * (n - 1) / denominator : 0, .own_host = (n - k) / denominator};
 }
 
-double lower_bound_seconds(std::uint32_t worker_hosts, std::uint32_t dedicated_hosts, double bytes,
-                           double link_bytes_per_second) {
-  if (worker_hosts == 0) refuse("lower bound: 0 worker hosts");
-  if (!(bytes >= 0)) refuse("lower bound: " + std::to_string(bytes) + " bytes");
-  if (!(link_bytes_per_second > 0)) {
-    refuse("lower bound: a link of " + std::to_string(link_bytes_per_second) + " bytes/s; it must be > 0");
-  }
-  if (worker_hosts == 1) return 0;
-  const double n = worker_hosts;
-  const double k = std::min(dedicated_hosts, worker_hosts);
-  return 2 * n * (n - 1) * bytes / ((n * n + k * n - 2 * k) * link_bytes_per_second);
-}
-
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes) {
   if (chunk_bytes == 0) refuse("chunks of 0 bytes");
   const std::uint64_t count = bytes / chunk_bytes + (bytes % chunk_bytes != 0 ? 1 : 0);

@@ -31,7 +31,7 @@ std::vector<std::uint64_t> whole_weights(std::span<const double> weights);
 /// weights, a negative or non-finite weight, or an alignment of 0.
 std::vector<ByteRange> make_shard_plan(const ShardPlanInput& input);
 
-/// Weights of DESIGN section 5 for n worker hosts and k dedicated server hosts on equal links: loads that finish
+/// Weights for n worker hosts and k dedicated server hosts on equal links: loads that finish
 /// together. `own_host` is 0 where k >= n. n = 1 gives everything to the dedicated servers, or, where k = 0,
 /// to the host itself.
 struct PlacementWeights {
@@ -39,11 +39,6 @@ struct PlacementWeights {
   double own_host = 0;   ///< Share of the server embedded on each worker host.
 };
 PlacementWeights placement_weights(std::uint32_t worker_hosts, std::uint32_t dedicated_hosts);
-
-/// t* = 2n(n-1)S / ((n^2+kn-2k)B) in seconds: no placement of servers finishes an all-reduce earlier. 0 for n = 1; for
-/// k > n as for k = n.
-double lower_bound_seconds(std::uint32_t worker_hosts, std::uint32_t dedicated_hosts, double bytes,
-                           double link_bytes_per_second);
 
 /// Cuts a range into chunks of at most chunk_bytes; chunk i starts at offset + i * chunk_bytes.
 std::uint32_t chunk_count(std::uint64_t bytes, std::uint32_t chunk_bytes);

@@ -84,7 +84,7 @@ OthersAddresses addresses_of(const control::Blobs& blobs, const HubClient& hub, 
 }  // namespace
 
 std::string settings_that_must_agree(const Config& config) {
-  return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_BUCKET_BYTES=" + bytes_text(config.bucket_bytes) +
+  return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_PART_BYTES=" + bytes_text(config.part_bytes) +
          " HERRING_CHUNK_BYTES=" + bytes_text(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
          " HERRING_EAGER_BYTES=" + bytes_text(config.eager_bytes) +
          " HERRING_ONE_HOP_HOSTS=" + std::to_string(config.one_hop_hosts) +

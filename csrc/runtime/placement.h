@@ -28,7 +28,7 @@ struct LanePlace {
 };
 
 /// Who runs where and which lanes the shard plan has: a pure function of the members and the settings, the same on
-/// every process (DESIGN section 5).
+/// every process.
 struct Placement {
   std::uint32_t workers = 0;
   std::uint32_t servers = 0;           ///< In the plan; 0: shared memory is the whole job.

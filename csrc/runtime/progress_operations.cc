@@ -168,7 +168,7 @@ std::uint64_t Progress::part_bytes(GroupRoute::Path path) const {
   const std::uint64_t bytes =
       path == GroupRoute::Path::kLocal
           ? config_.local_part_bytes
-          : balanced_bucket_bytes(config_.bucket_bytes, network_config_.lanes.size(), network_config_.chunk_bytes);
+          : balanced_part_bytes(config_.part_bytes, network_config_.lanes.size(), network_config_.chunk_bytes);
   return std::max(bytes / kPartAlignment, std::uint64_t{1}) * kPartAlignment;
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "core/counter.h"
 #include "core/hmac.h"
-#include "core/metrics.h"
 #include "transport/transport.h"
 
 /// Endpoints over TCP sockets of Herring's own: no libfabric. docs/adr/0014-builtin-tcp.md says why and how.

@@ -43,7 +43,7 @@ TEST(Config, DefaultsAreThoseOfTheStruct) {
   const Config config = read({{"PATH", "/bin"}, {"HERRINGBONE", "x"}, {"herring_lanes", "7"}});
   EXPECT_EQ(config.servers, 0u);
   EXPECT_EQ(config.chunk_bytes, 128u << 10);
-  EXPECT_EQ(config.bucket_bytes, 25u << 20);
+  EXPECT_EQ(config.part_bytes, 25u << 20);
   EXPECT_EQ(config.dead_after_s, 5);
   EXPECT_EQ(config.lanes, 1u);
 }
@@ -51,7 +51,7 @@ TEST(Config, DefaultsAreThoseOfTheStruct) {
 TEST(Config, ReadsEveryTypeOfSetting) {
   const Config config = read({{"HERRING_SERVERS", "3"},
                               {"HERRING_LANES", "2"},
-                              {"HERRING_BUCKET_BYTES", "1GB"},
+                              {"HERRING_PART_BYTES", "1GB"},
                               {"HERRING_CHUNK_BYTES", "64KiB"},
                               {"HERRING_WINDOW", "16"},
                               {"HERRING_EAGER_BYTES", "4k"},
@@ -72,7 +72,7 @@ TEST(Config, ReadsEveryTypeOfSetting) {
                               {"HERRING_LOG", "debug"}});
   EXPECT_EQ(config.servers, 3u);
   EXPECT_EQ(config.lanes, 2u);
-  EXPECT_EQ(config.bucket_bytes, 1u << 30);
+  EXPECT_EQ(config.part_bytes, 1u << 30);
   EXPECT_EQ(config.chunk_bytes, 65536u);
   EXPECT_EQ(config.window, 16u);
   EXPECT_EQ(config.eager_bytes, 4096u);
@@ -231,10 +231,10 @@ TEST(Config, LongValuesAreCutInErrors) {
 }
 
 TEST(Config, ContradictingValuesAreNamedTogether) {
-  EXPECT_EQ(error_of({{"HERRING_CHUNK_BYTES", "1MB"}, {"HERRING_BUCKET_BYTES", "512KB"}}),
-            "HERRING_CHUNK_BYTES=1MB (environment); it must be at most HERRING_BUCKET_BYTES=512KB (environment)");
+  EXPECT_EQ(error_of({{"HERRING_CHUNK_BYTES", "1MB"}, {"HERRING_PART_BYTES", "512KB"}}),
+            "HERRING_CHUNK_BYTES=1MB (environment); it must be at most HERRING_PART_BYTES=512KB (environment)");
   EXPECT_EQ(error_of({{"HERRING_CHUNK_BYTES", "32MB"}}),
-            "HERRING_CHUNK_BYTES=32MB (environment); it must be at most HERRING_BUCKET_BYTES=25MB (default)");
+            "HERRING_CHUNK_BYTES=32MB (environment); it must be at most HERRING_PART_BYTES=25MB (default)");
   EXPECT_EQ(error_of({{"HERRING_EAGER_BYTES", "256KB"}}),
             "HERRING_EAGER_BYTES=256KB (environment); it must be at most HERRING_CHUNK_BYTES=128KB (default)");
   EXPECT_EQ(error_of({{"HERRING_HEARTBEAT_S", "2"}, {"HERRING_DEAD_AFTER_S", "2"}}),
@@ -258,7 +258,7 @@ TEST(Config, BackupWorkersExcludeWhatIsForLostProcesses) {
 
 TEST(Config, WhatNobodySetFollowsWhatSomebodyDid) {
   // Setting one value must not fail because of the default of another.
-  const ConfigResult small = read_config(Pairs{{"HERRING_BUCKET_BYTES", "8KB"}});
+  const ConfigResult small = read_config(Pairs{{"HERRING_PART_BYTES", "8KB"}});
   EXPECT_EQ(small.config.chunk_bytes, 8192u);
   EXPECT_EQ(small.config.eager_bytes, 8192u);
   EXPECT_EQ(to_string(origin_of(small, "HERRING_EAGER_BYTES")), "HERRING_EAGER_BYTES=8KB (adjusted)");

@@ -88,11 +88,11 @@ TEST(PlanBuckets, RefusesNoAlignmentAndNoCap) {
 }
 
 TEST(BalancedBucketBytes, GrowsWithTheLanesOnceShardsWouldBeSmall) {
-  EXPECT_EQ(balanced_bucket_bytes(25 << 20, 1, 1 << 20), 25u << 20);
-  EXPECT_EQ(balanced_bucket_bytes(25 << 20, 25, 1 << 20), 25u << 20);
-  EXPECT_EQ(balanced_bucket_bytes(25 << 20, 64, 1 << 20), 64u << 20);
-  EXPECT_EQ(balanced_bucket_bytes(25 << 20, 0, 1 << 20), 25u << 20);
-  EXPECT_EQ(balanced_bucket_bytes(1, 2, kMost), kMost);
+  EXPECT_EQ(balanced_part_bytes(25 << 20, 1, 1 << 20), 25u << 20);
+  EXPECT_EQ(balanced_part_bytes(25 << 20, 25, 1 << 20), 25u << 20);
+  EXPECT_EQ(balanced_part_bytes(25 << 20, 64, 1 << 20), 64u << 20);
+  EXPECT_EQ(balanced_part_bytes(25 << 20, 0, 1 << 20), 25u << 20);
+  EXPECT_EQ(balanced_part_bytes(1, 2, kMost), kMost);
 }
 
 TEST(PackUnpack, RoundTripAndGapsAreZero) {

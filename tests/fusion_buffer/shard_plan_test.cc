@@ -180,7 +180,13 @@ TEST(ShardPlan, RefusesWhatMakesNoPlan) {
   }
 }
 
-/// DESIGN section 5: with these weights every link carries the same, and that is the lower bound.
+/// t* = 2n(n-1)S / ((n^2+kn-2k)B): no placement of servers finishes an all-reduce earlier. For k > n as for k = n.
+double least_seconds(double n, double k, double bytes, double link_bytes_per_second) {
+  k = std::min(k, n);
+  return n == 1 ? 0 : 2 * n * (n - 1) * bytes / ((n * n + k * n - 2 * k) * link_bytes_per_second);
+}
+
+/// With these weights every link carries the same, and that is the lower bound.
 TEST(Placement, EveryLinkFinishesAtTheLowerBound) {
   for (std::uint32_t n = 1; n <= 16; ++n) {
     for (std::uint32_t k = 0; k <= n; ++k) {
@@ -188,7 +194,7 @@ TEST(Placement, EveryLinkFinishesAtTheLowerBound) {
       const PlacementWeights weights = placement_weights(n, k);
       EXPECT_NEAR(k * weights.dedicated + n * weights.own_host, 1.0, 1e-12);
       if (n == 1) continue;
-      const double bound = lower_bound_seconds(n, k, 25e6, 1e9);
+      const double bound = least_seconds(n, k, 25e6, 1e9);
       // A dedicated server receives its share from n hosts. A worker host sends all but its own share, and sends
       // its own server's results to n-1 others.
       const double worker = (1 - weights.own_host) + (n - 1) * weights.own_host;
@@ -201,10 +207,10 @@ TEST(Placement, EveryLinkFinishesAtTheLowerBound) {
       }
     }
   }
-  EXPECT_DOUBLE_EQ(lower_bound_seconds(8, 0, 1, 1), 2.0 * 7 / 8);  // The ring.
-  EXPECT_DOUBLE_EQ(lower_bound_seconds(8, 8, 1, 1), 1);
-  EXPECT_DOUBLE_EQ(lower_bound_seconds(8, 12, 1, 1), 1);
-  EXPECT_EQ(lower_bound_seconds(1, 0, 1, 1), 0);
+  EXPECT_DOUBLE_EQ(least_seconds(8, 0, 1, 1), 2.0 * 7 / 8);  // The ring.
+  EXPECT_DOUBLE_EQ(least_seconds(8, 8, 1, 1), 1);
+  EXPECT_DOUBLE_EQ(least_seconds(8, 12, 1, 1), 1);
+  EXPECT_EQ(least_seconds(1, 0, 1, 1), 0);
   EXPECT_DOUBLE_EQ(placement_weights(4, 8).dedicated, 0.125);
   EXPECT_EQ(placement_weights(4, 8).own_host, 0);
 }
@@ -224,12 +230,7 @@ TEST(Placement, EveryMixMakesOnePlan) {
   }
 }
 
-TEST(Placement, RefusesWhatMakesNoSense) {
-  EXPECT_THROW(placement_weights(0, 1), Error);
-  EXPECT_THROW(lower_bound_seconds(0, 0, 1, 1), Error);
-  EXPECT_THROW(lower_bound_seconds(2, 0, 1, 0), Error);
-  EXPECT_THROW(lower_bound_seconds(2, 0, -1, 1), Error);
-}
+TEST(Placement, RefusesWhatMakesNoSense) { EXPECT_THROW(placement_weights(0, 1), Error); }
 
 TEST(Chunks, CoverTheShardOnce) {
   for (const std::uint64_t bytes : {0u, 1u, 99u, 100u, 101u, 1000u, 1001u}) {

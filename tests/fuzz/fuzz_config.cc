@@ -38,8 +38,8 @@ Pairs pairs_of(std::string_view text) {
 
 void check_accepted(const ConfigResult& result) {
   const Config& c = result.config;
-  HERRING_REQUIRE(c.chunk_bytes > 0 && c.chunk_bytes % 64 == 0 && c.bucket_bytes % 64 == 0);
-  HERRING_REQUIRE(c.chunk_bytes <= c.bucket_bytes && c.eager_bytes <= c.chunk_bytes);
+  HERRING_REQUIRE(c.chunk_bytes > 0 && c.chunk_bytes % 64 == 0 && c.part_bytes % 64 == 0);
+  HERRING_REQUIRE(c.chunk_bytes <= c.part_bytes && c.eager_bytes <= c.chunk_bytes);
   HERRING_REQUIRE(c.heartbeat_s > 0 && c.dead_after_s > c.heartbeat_s);
   HERRING_REQUIRE(c.timeout_s > 0 && c.timeout_s * 1000 < 4294967295.0 && c.join_timeout_s > 0);
   HERRING_REQUIRE(c.window > 0 && c.lanes > 0 && c.local_part_bytes > 0);

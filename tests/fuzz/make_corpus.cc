@@ -81,8 +81,8 @@ void add_configs(const Corpus& corpus) {
   corpus.add("config", "plain", "HERRING_LANES=2\nHERRING_CHUNK_BYTES=64KB\nHERRING_LOG=debug\n");
   corpus.add("config", "override", "HERRING_LANES=2\n\nHERRING_LANES=3\n");
   corpus.add("config", "unknown", "HERRING_CHUNK=1\nPATH=/bin\nHERRING_TEST_SEED=1\n");
-  corpus.add("config", "contradiction", "HERRING_CHUNK_BYTES=1MB\nHERRING_BUCKET_BYTES=512KB\n");
-  corpus.add("config", "adjusted", "HERRING_DEAD_AFTER_S=0.005\nHERRING_ARENA_BYTES=1MB\nHERRING_BUCKET_BYTES=64\n");
+  corpus.add("config", "contradiction", "HERRING_CHUNK_BYTES=1MB\nHERRING_PART_BYTES=512KB\n");
+  corpus.add("config", "adjusted", "HERRING_DEAD_AFTER_S=0.005\nHERRING_ARENA_BYTES=1MB\nHERRING_PART_BYTES=64\n");
   corpus.add("config", "hub", "HERRING_HUB=[::1]:29500\nHERRING_SECRET=s\nHERRING_PROVIDER=tcp\n");
   std::string indexed;
   for (char index = 0; index < 0x1F; ++index) {

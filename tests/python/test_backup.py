@@ -95,7 +95,7 @@ def finish(steps, **more):
     ids=["embedded", "one server", "four lanes", "host first", "checksums"],
 )
 def test_who_sleeps_is_left_out_and_gets_the_same_result(job, servers, settings):
-    setting = {"backup_workers": 1, "bucket_bytes": "1MB", "backup_grace_s": 0.3, **settings}
+    setting = {"backup_workers": 1, "part_bytes": "1MB", "backup_grace_s": 0.3, **settings}
     results = run(job, sleeps_now_and_then, 4, servers, **setting)
     contributors = check_agreement(results)
     everybody, without = [0, 1, 2, 3], [0, 1, 3]
@@ -189,7 +189,7 @@ def average():
 
 
 def test_many_at_once_by_name_beside_others(job):
-    results = run(job, many, 3, 2, backup_workers=1, bucket_bytes="256KB")
+    results = run(job, many, 3, 2, backup_workers=1, part_bytes="256KB")
     check_agreement(results)
 
 

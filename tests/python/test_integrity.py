@@ -51,7 +51,7 @@ def start_and_leave():
 
 @pytest.mark.parametrize("servers", [0, 2])
 def test_nan_is_named_on_every_rank_and_the_job_goes_on(clean_env, servers):
-    done, report = launch(clean_env, "not_finite", 3, servers, ["HERRING_CHECK_FINITE=on", "HERRING_BUCKET_BYTES=1MB"])
+    done, report = launch(clean_env, "not_finite", 3, servers, ["HERRING_CHECK_FINITE=on", "HERRING_PART_BYTES=1MB"])
     assert done.returncode == 0, report
     assert done.stdout.count("named, and the next sum is right") == 3, report
 

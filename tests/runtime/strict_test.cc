@@ -65,7 +65,7 @@ TEST(StrictJobs, NothingIsRegisteredInAStepWhoseMemoryTheRuntimeGaveOut) {
     std::atomic<bool> is_warm{false};
     JobShape shape{.workers = workers, .hosts = 2};
     shape.strict = true;
-    shape.config.bucket_bytes = 1 << 20;
+    shape.config.part_bytes = 1 << 20;
     shape.config.eager_bytes = kFewEager;
     shape.on_register = [&](std::uint32_t, std::size_t bytes) { registered += is_warm && bytes >= kLarge ? 1 : 0; };
     expect_clean(run_job(shape, [&](Runtime& runtime) {
@@ -96,7 +96,7 @@ TEST(StrictJobs, ATensorOfTheUsersOwnIsRegisteredOnceForAllItsParts) {
   std::atomic<int> parts{0};
   JobShape shape{.workers = 2, .hosts = 2};
   shape.strict = true;
-  shape.config.bucket_bytes = 1 << 20;
+  shape.config.part_bytes = 1 << 20;
   shape.config.eager_bytes = kFewEager;
   std::atomic<bool> is_up{false};
   shape.on_register = [&](std::uint32_t, std::size_t bytes) {
