@@ -16,7 +16,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow install-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format doctor docs clean
+.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow install-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format tidy doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-spark  Spark's TorchDistributor on a real Spark of one machine (its own environment in build/spark, 1.7 GB; Java)"
 	@echo "make test-skypilot  SkyPilot itself reads examples/skypilot/train.yaml (its own environment in build/skypilot, 460 MB)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
+	@echo "make tidy    clang-tidy over csrc/ by .clang-tidy (FILES=\"csrc/tcp/send.cc\": these alone)"
 	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
 	@echo "make sim     SIM_SEEDS=$(SIM_SEEDS) seeded schedules of engines, messages and elastic jobs under virtual time"
@@ -108,6 +109,9 @@ check-fast: setup-tests
 
 check: check-fast test
 	@echo "check: OK"
+
+tidy: setup-tests
+	@CMAKE="cmake -S . -G Ninja" PYTHON="$(RUN)" JOBS=$(JOBS) $(PATH_IN_VENV) .ci/tidy $(FILES)
 
 asan-build: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null

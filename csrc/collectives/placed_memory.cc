@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <unordered_set>
+#include <utility>
 
 #include "collectives/bucket_memory.h"
 #include "collectives/fusion_engine.h"
@@ -68,7 +69,7 @@ std::shared_ptr<std::byte> PlacedMemory::keep(std::byte* start, std::uint64_t by
   for (const Row& row : rows_) {
     if (start < row.start || start + bytes > row.start + row.bytes) continue;
     // Another row may have the place of one that has gone.
-    if (const std::shared_ptr<std::byte> memory = row.memory.lock()) return {memory, start};
+    if (std::shared_ptr<std::byte> memory = row.memory.lock()) return {std::move(memory), start};
   }
   return nullptr;
 }

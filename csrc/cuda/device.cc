@@ -123,9 +123,9 @@ Status CudaDevice::pin(std::span<std::byte> memory) {
   const Current in(*this);
   const Result result =
       in([&](const Api& api) { return api.mem_host_register(memory.data(), memory.size(), kHostRegisterPortable); });
-  const Status status = to_status(result, "cuMemHostRegister",
-                                  "the system cannot pin " + std::to_string(memory.size()) +
-                                      " bytes (limit of locked memory: `ulimit -l`), so copies are slower");
+  Status status = to_status(result, "cuMemHostRegister",
+                            "the system cannot pin " + std::to_string(memory.size()) +
+                                " bytes (limit of locked memory: `ulimit -l`), so copies are slower");
   if (status.is_ok() || !health_.is_ok()) return status;
   return {Code::kUnavailable, status.message()};
 }

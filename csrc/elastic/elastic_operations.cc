@@ -73,7 +73,7 @@ Status ElasticRuntime::Impl::check(Request& request) const {
   runtime::GroupRoute route;
   route.ranks = group.ranks;
   route.index = group.index;
-  const Status status = runtime::validate(request, route);
+  Status status = runtime::validate(request, route);
   if (!status.is_ok() && has_blocks_of_the_lost(request, group)) {
     return {Code::kPeerLost, to_string(request.descriptor) + kOthersAreIn};
   }

@@ -32,18 +32,18 @@ void add(ServerCounters& all, const ServerCounters& one) {
 /// Each generation is served by a thread of its own: in a planned switch one drains while the next begins.
 class ElasticServer::Impl final {
  public:
-  Impl(const Home& given, Instant deadline) : home(given), logger(logger_options(given.config, "server")) {
+  Impl(const Home& given, Instant deadline) : home_(given), logger_(logger_options(given.config, "server")) {
     RendezvousClientOptions options;
-    options.host = home.host;
-    options.port = home.port;
-    options.secret = home.config.secret;
-    options.dead_after = duration_of(home.config.dead_after_s);
-    begin_by = Clock::now() + duration_of(home.config.join_timeout_s);
+    options.host = home_.host;
+    options.port = home_.port;
+    options.secret = home_.config.secret;
+    options.dead_after = duration_of(home_.config.dead_after_s);
+    begin_by_ = Clock::now() + duration_of(home_.config.join_timeout_s);
     options.enter.role = control::Role::kServer;
-    options.enter.rank = home.self.rank;
-    options.enter.pid = home.self.pid;
-    options.enter.host = home.self.host_name;
-    rendezvous = std::make_unique<RendezvousClient>(options, deadline);
+    options.enter.rank = home_.self.rank;
+    options.enter.pid = home_.self.pid;
+    options.enter.host = home_.self.host_name;
+    rendezvous_ = std::make_unique<RendezvousClient>(options, deadline);
   }
 
   ~Impl() { end_all(); }
@@ -51,39 +51,39 @@ class ElasticServer::Impl final {
   Status run() {
     while (!is_stopped()) {
       Message message;
-      const Instant until = std::min(Clock::now() + std::chrono::seconds(60), begin_by);
-      if (rendezvous->next(message, until) && handle(message)) break;
-      if (Clock::now() >= begin_by) {
-        begin_by = Instant::max();
+      const Instant until = std::min(Clock::now() + std::chrono::seconds(60), begin_by_);
+      if (rendezvous_->next(message, until) && handle(message)) break;
+      if (Clock::now() >= begin_by_) {
+        begin_by_ = Instant::max();
         ask();
       }
       collect();
     }
     end_all();
-    rendezvous->close();
+    rendezvous_->close();
     if (is_stopped()) return Status(Code::kCancelled, "the server was stopped");
     // What ended the generation here; the rendezvous knows only who ended because of it.
-    const std::scoped_lock lock(mutex);
-    return outcome.is_ok() || why_broken.empty() ? outcome : Status(Code::kPeerLost, why_broken);
+    const std::scoped_lock lock(mutex_);
+    return outcome_.is_ok() || why_broken_.empty() ? outcome_ : Status(Code::kPeerLost, why_broken_);
   }
 
   void stop() {
     {
-      const std::scoped_lock lock(mutex);
-      stopped = true;
+      const std::scoped_lock lock(mutex_);
+      stopped_ = true;
     }
-    rendezvous->wake();
+    rendezvous_->wake();
   }
 
   bool is_stopped() const {
-    const std::scoped_lock lock(mutex);
-    return stopped;
+    const std::scoped_lock lock(mutex_);
+    return stopped_;
   }
 
   ServerCounters counters() const {
-    const std::scoped_lock lock(mutex);
-    ServerCounters all = past;
-    for (const auto& [number, serving] : serves) {
+    const std::scoped_lock lock(mutex_);
+    ServerCounters all = past_;
+    for (const auto& [number, serving] : serves_) {
       if (serving->process) add(all, serving->process->counters());
     }
     return all;
@@ -110,14 +110,14 @@ class ElasticServer::Impl final {
         return false;
       }
       case MessageKind::kSwitch:
-        current = message.generation;
+        current_ = message.generation;
         return false;
       case MessageKind::kMissing:
         if (message.generation > 0) return false;  // It is taken in when that can be.
-        outcome = Status(Code::kTimeout, "the job did not begin in time: " + message.text);
+        outcome_ = Status(Code::kTimeout, "the job did not begin in time: " + message.text);
         return true;
       case MessageKind::kEnd:
-        if (!message.is_elastic) outcome = Status(Code::kPeerLost, message.text);
+        if (!message.is_elastic) outcome_ = Status(Code::kPeerLost, message.text);
         return true;
       default:
         return false;
@@ -128,25 +128,25 @@ class ElasticServer::Impl final {
     Message message;
     message.kind = MessageKind::kReady;
     message.generation = generation;
-    rendezvous->send(std::move(message));
+    rendezvous_->send(std::move(message));
   }
 
   /// Whether the job has begun at all.
   void ask() {
     Message message;
     message.kind = MessageKind::kQuery;
-    rendezvous->send(std::move(message));
+    rendezvous_->send(std::move(message));
   }
 
   void begin(const Message& go) {
-    begin_by = Instant::max();
-    if (!go.is_planned) current = go.generation;
+    begin_by_ = Instant::max();
+    if (!go.is_planned) current_ = go.generation;
     auto serving = std::make_shared<Serving>();
     serving->is_planned = go.is_planned;
     {
-      const std::scoped_lock lock(mutex);
-      serves[go.generation] = serving;
-      if (!go.is_planned) why_broken.clear();
+      const std::scoped_lock lock(mutex_);
+      serves_[go.generation] = serving;
+      if (!go.is_planned) why_broken_.clear();
     }
     serving->thread = start_thread("herring-serve", [this, go, serving] { serve(go, *serving); });
   }
@@ -155,19 +155,19 @@ class ElasticServer::Impl final {
     std::string failure;
     bool was_told = false;  // It knows nothing of its own.
     try {
-      const Instant deadline = Clock::now() + duration_of(home.config.join_timeout_s);
+      const Instant deadline = Clock::now() + duration_of(home_.config.join_timeout_s);
       const auto is_unwanted = [this, &serving, &was_told] {
-        const std::scoped_lock lock(mutex);
+        const std::scoped_lock lock(mutex_);
         return was_told = serving.is_unwanted;
       };
-      ServerProcess::Options options{config_of(home, go),
-                                     join_hub(home, control::Role::kServer, go, deadline, is_unwanted), go.rank,
-                                     home.fabric_search};
+      ServerProcess::Options options{config_of(home_, go),
+                                     join_hub(home_, control::Role::kServer, go, deadline, is_unwanted), go.rank,
+                                     home_.fabric_search};
       auto process = std::make_unique<ServerProcess>(std::move(options), deadline);
       ServerProcess* const own = process.get();
       bool is_wanted = false;
       {
-        const std::scoped_lock lock(mutex);
+        const std::scoped_lock lock(mutex_);
         serving.process = std::move(process);
         is_wanted = !serving.is_unwanted;
       }
@@ -179,16 +179,16 @@ class ElasticServer::Impl final {
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    if (!failure.empty()) logger.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + ": " + failure);
+    if (!failure.empty()) logger_.log(LogLevel::kInfo, "generation " + std::to_string(go.generation) + ": " + failure);
     {
-      const std::scoped_lock lock(mutex);
+      const std::scoped_lock lock(mutex_);
       serving.is_over = true;
-      if (!was_told && !serving.is_planned) why_broken = failure;
-      if (serving.process) add(past, serving.process->counters());
+      if (!was_told && !serving.is_planned) why_broken_ = failure;
+      if (serving.process) add(past_, serving.process->counters());
     }
     std::unique_ptr<ServerProcess> last;
     {
-      const std::scoped_lock lock(mutex);
+      const std::scoped_lock lock(mutex_);
       last = std::move(serving.process);
     }
     last.reset();
@@ -197,35 +197,35 @@ class ElasticServer::Impl final {
       message.kind = MessageKind::kBroken;
       message.generation = go.generation;
       message.text = failure;
-      rendezvous->send(std::move(message));
+      rendezvous_->send(std::move(message));
     }
-    rendezvous->wake();
+    rendezvous_->wake();
   }
 
   /// Threads that have ended; the present generation's end is told.
   void collect() {
     std::map<std::uint64_t, std::shared_ptr<Serving>> over;
     {
-      const std::scoped_lock lock(mutex);
-      for (const auto& [number, serving] : serves) {
+      const std::scoped_lock lock(mutex_);
+      for (const auto& [number, serving] : serves_) {
         if (serving->is_over) over.emplace(number, serving);
       }
-      for (const auto& [number, serving] : over) serves.erase(number);
+      for (const auto& [number, serving] : over) serves_.erase(number);
     }
     for (const auto& [number, serving] : over) {
       serving->thread.join();
-      if (number == current) ready(number);
+      if (number == current_) ready(number);
     }
   }
 
   void end_one(std::uint64_t generation) {
     std::shared_ptr<Serving> serving;
     {
-      const std::scoped_lock lock(mutex);
-      const auto found = serves.find(generation);
-      if (found == serves.end()) return;
+      const std::scoped_lock lock(mutex_);
+      const auto found = serves_.find(generation);
+      if (found == serves_.end()) return;
       serving = found->second;
-      serves.erase(found);
+      serves_.erase(found);
       serving->is_unwanted = true;
       if (serving->process) serving->process->stop();
     }
@@ -236,25 +236,25 @@ class ElasticServer::Impl final {
     for (;;) {
       std::uint64_t generation = 0;
       {
-        const std::scoped_lock lock(mutex);
-        if (serves.empty()) return;
-        generation = serves.begin()->first;
+        const std::scoped_lock lock(mutex_);
+        if (serves_.empty()) return;
+        generation = serves_.begin()->first;
       }
       end_one(generation);
     }
   }
 
-  const Home home;
-  Logger logger;
-  std::unique_ptr<RendezvousClient> rendezvous;
-  std::uint64_t current = 0;
-  Instant begin_by = Instant::max();  // The first generation.
-  Status outcome;
-  mutable std::mutex mutex;
-  bool stopped = false;  // Guarded by mutex, as all below.
-  std::map<std::uint64_t, std::shared_ptr<Serving>> serves;
-  std::string why_broken;  // The generation that was formed last.
-  ServerCounters past;
+  const Home home_;
+  Logger logger_;
+  std::unique_ptr<RendezvousClient> rendezvous_;
+  std::uint64_t current_ = 0;
+  Instant begin_by_ = Instant::max();  // The first generation.
+  Status outcome_;
+  mutable std::mutex mutex_;
+  bool stopped_ = false;  // Guarded by mutex, as all below.
+  std::map<std::uint64_t, std::shared_ptr<Serving>> serves_;
+  std::string why_broken_;  // The generation that was formed last.
+  ServerCounters past_;
 };
 
 ElasticServer::ElasticServer(const Home& home, Instant deadline) : impl_(std::make_unique<Impl>(home, deadline)) {}

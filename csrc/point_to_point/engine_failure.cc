@@ -359,7 +359,7 @@ Status Engine::Impl::timeout_of(const Receive& receive) const {
     text += (hints++ == 0 ? " (unreceived here: " : ", ") + std::to_string(other.bytes) + " bytes with " +
             tag_text(other.tag) + " from " + rank_text(other.source);
   }
-  if (hints > 0) text += ")";
+  if (hints > 0) text += ')';
   return Status(Code::kTimeout, std::move(text));
 }
 

@@ -52,7 +52,7 @@ std::shared_ptr<Group> GroupTable::find(GroupId id) const {
 }
 
 std::shared_ptr<Group> GroupTable::find(const HubEvent& event) {
-  const std::shared_ptr<Group> group = find(event.group.id);
+  std::shared_ptr<Group> group = find(event.group.id);
   if (group && group->use == event.group.use) return group;
   if (event.group.use < next_use(event.group.id)) return nullptr;
   if (early_.size() == kMaxEarly) early_.pop_front();

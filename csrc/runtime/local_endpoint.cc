@@ -197,9 +197,10 @@ void LocalEndpoint::send_to_self(const Send& send) {
   if (const std::optional<Receive> receive = take_receive(send.tag.value)) {
     fill(*receive, send.first, send.second);
   } else {
-    Unexpected message{peer_at_.at(local_rank_), {send.first.begin(), send.first.end()}, {}, 0};
+    const auto self = peer_at_.at(local_rank_);
+    Unexpected message{self, {send.first.begin(), send.first.end()}, {}, 0};
     message.inside.insert(message.inside.end(), send.second.begin(), send.second.end());
-    keep(message.from, send.tag.value, std::move(message));
+    keep(self, send.tag.value, std::move(message));
   }
   complete_send(send.token);
 }

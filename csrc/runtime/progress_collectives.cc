@@ -50,7 +50,7 @@ bool Progress::end_collectives(Instant now) {
       return operation->is_declared && operation->group->id == key.group && operation->op == key.op;
     });
     if (found != operations_.end()) {
-      const auto operation = *found;
+      const auto operation = *found;  // NOLINT(performance-unnecessary-copy-initialization): give_up() takes it out.
       const std::string text = "rank " + std::to_string(options_.rank) + " has ended " +
                                to_string(operation->descriptor) + ", which it called as " + to_string(key);
       const Status over(Code::kCancelled, text);

@@ -252,7 +252,7 @@ class Runtime::Impl {
     admitted.group = groups.find(request.group);
     if (!admitted.group) return no_group(request.group);
     if (!admitted.group->closed.is_ok()) return admitted.group->closed;
-    const Status valid = validate(request, admitted.group->route);
+    Status valid = validate(request, admitted.group->route);
     if (!valid.is_ok()) return valid;
     if (!order->is_empty()) {
       const Status apart = order->check(OperationOrder::call_of(request, admitted.group->route.index));

@@ -36,7 +36,7 @@ TcpEndpoint::TcpEndpoint(const Options& options)
   if (own_.instance == Instance{}) random_bytes(own_.instance);
   description_ = "tcp (builtin, " + sources_.front().name;
   for (std::size_t i = 1; i < sources_.size(); ++i) description_ += (i == 1 ? "; also " : ", ") + sources_[i].name;
-  description_ += ")";
+  description_ += ')';
   open_listener();
   address_ = encode_address(own_);
 }
