@@ -34,6 +34,15 @@ class ServerCounters(TypedDict):
     place: str
     bytes_received: int
     bytes_sent: int
+    messages: int
+    memory_bound_bytes: int
+    record_bound_bytes: int
+
+class ServerProcessCounters(TypedDict):
+    server: int
+    place: str
+    bytes_received: int
+    bytes_sent: int
     ops: int
     memory_bound_bytes: int
     record_bound_bytes: int
@@ -516,7 +525,7 @@ class ServerProcess:
     def run(self) -> None:
         """Serves until all workers have left or stop(); raises where the job failed. Signal handlers run meanwhile."""
     def stop(self) -> None: ...
-    def counters(self) -> ServerCounters: ...
+    def counters(self) -> ServerProcessCounters: ...
     def close(self) -> None: ...
 
 @final
@@ -557,7 +566,7 @@ class ElasticServer:
     ) -> None: ...
     def run(self) -> None: ...
     def stop(self) -> None: ...
-    def counters(self) -> ServerCounters: ...
+    def counters(self) -> ServerProcessCounters: ...
     def close(self) -> None: ...
 
 @final
