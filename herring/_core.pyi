@@ -34,6 +34,15 @@ class ServerCounters(TypedDict):
     place: str
     bytes_received: int
     bytes_sent: int
+    messages: int
+    memory_bound_bytes: int
+    record_bound_bytes: int
+
+class ServerProcessCounters(TypedDict):
+    server: int
+    place: str
+    bytes_received: int
+    bytes_sent: int
     ops: int
     memory_bound_bytes: int
     record_bound_bytes: int
@@ -518,7 +527,7 @@ class ServerProcess:
     def run(self) -> None:
         """Serves until all workers have left or stop(); raises where the job failed. Signal handlers run meanwhile."""
     def stop(self) -> None: ...
-    def counters(self) -> ServerCounters: ...
+    def counters(self) -> ServerProcessCounters: ...
     def close(self) -> None: ...
 
 @final
@@ -559,7 +568,7 @@ class ElasticServer:
     ) -> None: ...
     def run(self) -> None: ...
     def stop(self) -> None: ...
-    def counters(self) -> ServerCounters: ...
+    def counters(self) -> ServerProcessCounters: ...
     def close(self) -> None: ...
 
 @final

@@ -71,7 +71,11 @@ std::unique_ptr<PyMemory> allocate(const PyRuntime& self, std::size_t bytes) {
 py::list server_counters(const PyRuntime& self) {
   const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->server_counters(); });
   py::list rows;
-  for (const ServerCounters& counters : all) rows.append(to_dict(counters));
+  for (const ServerCounters& counters : all) {
+    py::dict entry = to_dict(counters);
+    entry["messages"] = entry.attr("pop")("ops");
+    rows.append(entry);
+  }
   return rows;
 }
 

@@ -18,6 +18,8 @@ _SRUN = (
     *("srun", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--export=ALL"),
     *("--unbuffered", "--quiet", "--kill-on-bad-exit=1"),
 )
+# Said on each node of a cluster without task/affinity, of the --cpu-bind above; srun says it in spite of --quiet.
+_NOISE = frozenset(("srun: cluster configuration lacks support for cpu binding",))
 # What srun may know of the job; the rest would be options for its step (SLURM_NTASKS is --ntasks and so on).
 _KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER", "SLURM_WORKING_CLUSTER", "SLURM_JWT")
 _KEPT_PARTS = ("_HET_", "_PACK_")
@@ -58,7 +60,13 @@ class Srun(Shell):
 
 def srun_of(components: Mapping[str, int], env: Mapping[str, str]) -> Srun:
     """How agents are started on these nodes."""
-    return Srun(_SRUN, components=components, is_heterogeneous=_slurm.is_heterogeneous(env), environment=_for_srun(env))
+    return Srun(
+        _SRUN,
+        components=components,
+        is_heterogeneous=_slurm.is_heterogeneous(env),
+        environment=_for_srun(env),
+        noise=_NOISE,
+    )
 
 
 def _for_srun(env: Mapping[str, str]) -> dict[str, str]:

@@ -239,7 +239,8 @@ class HostsJob:
                         link.lose(f"what it sent could not be used ({error})")
                 if link.hello is not None:
                     for line in link.take_errors():
-                        self.say(f"{link.name}: {line}")
+                        if line.strip() not in self._setup.shell.noise:
+                            self.say(f"{link.name}: {line}")
             else:
                 link, stream = key.data
                 assert isinstance(stream, Stream)

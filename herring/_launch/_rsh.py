@@ -22,6 +22,7 @@ class Shell:
     identity_file: str | None = None
     connect_s: int = 30
     environment: Mapping[str, str] | None = None  #: Of ssh or its like; None: herringrun's.
+    noise: frozenset[str] = frozenset()  #: Lines that it prints where nothing is wrong; nobody is to see them.
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ def remote_command(python: str) -> str:
 
 def why_not(host: str, shell: Shell, python: str, code: int, said: str) -> str:
     """Why there is no agent on `host`: the command ended with `code` and has `said` this on stdout and stderr."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and line.strip() not in shell.noise]
     last = lines[-1] if lines else "it said nothing"
     text = said.lower()
     port = [] if shell.port is None else ["-p", str(shell.port)]

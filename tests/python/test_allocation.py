@@ -7,6 +7,7 @@ import pytest
 from herring import HerringError
 from herring._launch._allocation import srun_of, task_of, without_task
 from herring._launch._options import parse
+from herring._launch._rsh import why_not
 from herring._launch._where import where
 from herring._slurm import allocation
 
@@ -125,3 +126,13 @@ def test_a_rank_finds_itself_as_a_task():
     assert without_task(env, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "0"
     assert task_of(3, 8, 1, 2)["SLURM_PROCID"] == "3"
     assert task_of(3, 8, 1, 2)["SLURM_NTASKS"] == "8"
+
+
+def test_what_srun_says_where_nothing_is_wrong_is_not_shown():
+    """A cluster without task/affinity has this line for each node of each job; it would hide what matters."""
+    line = "srun: cluster configuration lacks support for cpu binding"
+    shell = srun_of({"w0": 0}, BATCH)
+    assert line in shell.noise
+    assert why_not("w0", shell, "/py", 1, f"srun: error: no such node\n{line}\n").endswith(
+        "(srun: error: no such node)"
+    )

@@ -91,6 +91,7 @@ def test_herringrun_takes_the_allocation(submit):
     assert job.finish() == [("COMPLETED", "0:0")], job.output
     assert results(job.output) == FOUR
     assert "rank 0 of 4 workers on 2 hosts" in job.output
+    assert "srun:" not in job.output  # Nothing was wrong.
 
 
 def test_herringrun_example_puts_servers_on_the_other_component(submit):
