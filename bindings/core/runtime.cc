@@ -18,7 +18,8 @@ py::dict to_dict(const runtime::ServerCounters& counters) {
   entry["place"] = counters.place;
   entry["bytes_received"] = counters.bytes_received;
   entry["bytes_sent"] = counters.bytes_sent;
-  entry["ops"] = counters.ops;
+  if (counters.messages) entry["messages"] = *counters.messages;
+  if (counters.ops) entry["ops"] = *counters.ops;
   entry["memory_bound_bytes"] = counters.memory_bound_bytes;
   entry["record_bound_bytes"] = counters.record_bound_bytes;
   return entry;
@@ -71,11 +72,7 @@ std::unique_ptr<PyMemory> allocate(const PyRuntime& self, std::size_t bytes) {
 py::list server_counters(const PyRuntime& self) {
   const auto all = call_interruptibly([runtime = self.owned.get()] { return runtime->server_counters(); });
   py::list rows;
-  for (const ServerCounters& counters : all) {
-    py::dict entry = to_dict(counters);
-    entry["messages"] = entry.attr("pop")("ops");
-    rows.append(entry);
-  }
+  for (const ServerCounters& counters : all) rows.append(to_dict(counters));
   return rows;
 }
 

@@ -22,7 +22,7 @@ void add(ServerCounters& all, const ServerCounters& one) {
   all.place = one.place;
   all.bytes_received += one.bytes_received;
   all.bytes_sent += one.bytes_sent;
-  all.ops += one.ops;
+  all.ops = all.ops.value_or(0) + one.ops.value_or(0);
   all.memory_bound_bytes = std::max(all.memory_bound_bytes, one.memory_bound_bytes);
   all.record_bound_bytes = std::max(all.record_bound_bytes, one.record_bound_bytes);
 }
@@ -83,6 +83,7 @@ class ElasticServer::Impl final {
   ServerCounters counters() const {
     const std::scoped_lock lock(mutex_);
     ServerCounters all = past_;
+    all.ops = past_.ops.value_or(0);
     for (const auto& [number, serving] : serves_) {
       if (serving->process) add(all, serving->process->counters());
     }

@@ -151,9 +151,10 @@ struct ServerCounters {  ///< What one server has moved so far, and what it may 
   std::string place;  ///< "process 1 on node-b", "embedded in worker 0"
   std::uint64_t bytes_received = 0;
   std::uint64_t bytes_sent = 0;
-  std::uint64_t ops = 0;                 ///< From server_counters(): messages to and from it.
-  std::uint64_t memory_bound_bytes = 0;  ///< For chunks and announces of all its lanes, at most.
-  std::uint64_t record_bound_bytes = 0;  ///< For records of operations, unfinished and failed, at most.
+  std::optional<std::uint64_t> messages;  ///< To and from it. Workers count them,
+  std::optional<std::uint64_t> ops;       ///< and the server itself the operations that it took part in.
+  std::uint64_t memory_bound_bytes = 0;   ///< For chunks and announces of all its lanes, at most.
+  std::uint64_t record_bound_bytes = 0;   ///< For records of operations, unfinished and failed, at most.
 };
 
 /// All of 64 bits: one that is new is added up as well.

@@ -58,8 +58,14 @@ std::vector<ServerCounters> gather_server_counters(Communicator& job, const Plac
   std::vector<ServerCounters> counters;
   for (std::uint32_t server = 0; server < placement.servers; ++server) {
     const std::int64_t* row = &values[server * kFields];
-    counters.push_back({server, placement.server_places[server], static_cast<std::uint64_t>(row[0]),
-                        static_cast<std::uint64_t>(row[1]), static_cast<std::uint64_t>(row[2]), 0, 0});
+    counters.push_back({server,
+                        placement.server_places[server],
+                        static_cast<std::uint64_t>(row[0]),
+                        static_cast<std::uint64_t>(row[1]),
+                        static_cast<std::uint64_t>(row[2]),
+                        {},
+                        0,
+                        0});
   }
   for (const LanePlace& lane : placement.lanes) {
     counters[lane.server].memory_bound_bytes += placement.budget.lane_bytes[lane.peer.value - placement.workers];

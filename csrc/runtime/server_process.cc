@@ -135,11 +135,12 @@ ServerCounters ServerProcess::counters() const {
   ServerCounters counters;
   counters.server = impl_->options.rank;
   counters.place = impl_->placement.server_places[impl_->options.rank];
+  counters.ops = 0;
   for (const auto& lane : impl_->connections.lanes) {
     const server::EngineStats stats = lane->stats();
     counters.bytes_received += stats.bytes_received;
     counters.bytes_sent += stats.bytes_sent;
-    counters.ops += stats.ops_completed;
+    *counters.ops += stats.ops_completed;
     counters.memory_bound_bytes += lane->memory_bound();
     counters.record_bound_bytes += lane->record_bound();
   }
