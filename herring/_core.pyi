@@ -28,6 +28,7 @@ class FabricReport(TypedDict):
     interface: int
     is_builtin: bool
     why_builtin: str
+    no_builtin: str
 
 class ServerCounters(TypedDict):
     server: int

@@ -115,6 +115,8 @@ def _builtin(report: _core.FabricReport) -> list[Finding]:
     if not report["is_builtin"]:
         why = "libfabric is used, see above" if report["chosen"] >= 0 else "the settings ask for libfabric"
         return [Finding("builtin tcp", "absent", f"not chosen: {why}")]
+    if report["no_builtin"]:
+        return [Finding("builtin tcp", "problem", f"{report['no_builtin']}; several hosts will not work")]
     if report["interface"] < 0:
         return [Finding("builtin tcp", "problem", "no interface can be used; several hosts will not work")]
     return [

@@ -36,6 +36,7 @@ py::dict probe(const PyConfig& config, std::vector<std::string> search) {
   result["interface"] = report.builtin.chosen;
   result["is_builtin"] = report.is_builtin;
   result["why_builtin"] = report.why;
+  result["no_builtin"] = report.no_builtin;
   return result;
 }
 

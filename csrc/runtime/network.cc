@@ -9,6 +9,7 @@
 #include "core/hmac.h"
 #include "core/status.h"
 #include "core/text.h"
+#include "tcp/congestion.h"
 
 namespace herring::runtime {
 namespace {
@@ -135,6 +136,11 @@ NetworkReport probe_network(const Config& config, std::span<const std::string> s
   NetworkReport report;
   const std::vector<std::string> interfaces = split_list(config.interface);
   report.builtin = tcp::probe(interfaces);
+  try {
+    const tcp::CongestionControl checked(config.tcp_congestion);
+  } catch (const Error& error) {
+    report.no_builtin = error.status().message();
+  }
   efa::FabricOptions options = fabric_options(config, search);
   if (!interfaces.empty()) options.interface = interfaces.front();
   report.fabric = efa::probe(options);

@@ -47,6 +47,7 @@ struct NetworkReport {
   bool is_builtin = false;  ///< Herring's own tcp; else what `fabric` has chosen, if anything.
   std::string why;          ///< Where it is builtin.
   tcp::Report builtin;
+  std::string no_builtin;  ///< Why no connection of it could be opened, whatever the interfaces; empty: nothing known.
   efa::FabricReport fabric;
 };
 NetworkReport probe_network(const Config& config, std::span<const std::string> fabric_search);

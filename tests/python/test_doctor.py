@@ -113,6 +113,13 @@ def test_what_carries_data_is_named_with_the_reason(clean_env):
     assert other["builtin tcp"][1].startswith("not chosen"), other["builtin tcp"]
 
 
+def test_a_congestion_control_that_cannot_be_used_is_not_called_ok(clean_env):
+    asked = {"HERRING_PROVIDER": "builtin", "HERRING_INTERFACE": "lo", "HERRING_TCP_CONGESTION": "pigeon"}
+    state, text = doctor({**clean_env, **asked})["builtin tcp"]
+    assert state == "problem"
+    assert "HERRING_TCP_CONGESTION=pigeon" in text
+
+
 @pytest.mark.skipif(not is_installed("torch"), reason="torch is not installed")
 def test_a_torch_that_herring_cannot_serve_is_a_problem(clean_env, tmp_path, monkeypatch):
     """No binding and nothing to build it with: the first init_process_group would say so, hours later."""
