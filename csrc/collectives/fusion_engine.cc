@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kHeadWords = 2;
 constexpr std::uint64_t kOpen = ~std::uint64_t{0};
 constexpr std::uint64_t kNotPaused = 1;
+constexpr std::uint64_t kCloses = 2;
 constexpr std::uint64_t kAlignment = 64;
 constexpr Duration kFirstPause = std::chrono::milliseconds(1);
 constexpr Duration kLongestPause = std::chrono::milliseconds(16);
@@ -140,7 +141,7 @@ std::vector<Ticket> FusionEngine::take_all() {
 
 // --- what comes next -------------------------------------------------------------------------------------------------
 
-Step FusionEngine::next(Instant now) {
+Step FusionEngine::next(Instant now, bool more_follows) {
   if (has_late(now)) take_late(now);
   if (!to_go_alone_.empty()) return FusionStep::Alone{std::exchange(to_go_alone_, {})};
   if (!batches_.empty()) {
@@ -148,13 +149,14 @@ Step FusionEngine::next(Instant now) {
     return FusionStep::Reduce{std::exchange(batches_, {})};
   }
   if (plan_bytes_ > 0) return FusionStep::Plan{std::move(own_plan_)};
-  if (may_enter(now)) return enter(now);
+  if (may_enter(now)) return enter(now, more_follows);
   return FusionStep::Wait{next_look(now)};
 }
 
 bool FusionEngine::may_enter(Instant now) const {
-  if (round_is_out_ || is_paused_ || has_given_up_) return false;
+  if (round_is_out_ || is_paused_ || has_ended_ || has_given_up_) return false;
   if (wants_pause_) return true;
+  if (only_stays() && now >= not_before_) return true;
   if (pending_count_ > 0 && has_news_) {
     if (flush_ || pending_bytes_ >= options_.bucket_bytes) return true;
     if (batches_out_ == 0 && now >= news_end()) return true;
@@ -172,15 +174,15 @@ Instant FusionEngine::news_end() const {
 Instant FusionEngine::next_look(Instant now) const {
   if (has_step() || may_enter(now)) return now;
   if (round_is_out_) return std::max(late_at_, now);
-  if (is_paused_ || has_given_up_) return Instant::max();
+  if (is_paused_ || has_ended_ || has_given_up_) return Instant::max();
   Instant when = Instant::max();
   if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = news_end();
-  if (pending_count_ > 0 && !has_news_) when = not_before_;
+  if ((pending_count_ > 0 && !has_news_) || only_stays()) when = not_before_;
   if (!outside_.empty()) when = std::min(when, outside_since_ + outside_pause_);
   return std::max(when, now);
 }
 
-FusionStep::Round FusionEngine::enter(Instant now) {
+FusionStep::Round FusionEngine::enter(Instant now, bool more_follows) {
   FusionStep::Round round;
   round.is_patient = pending_count_ == 0;
   ids_in_round_ = ids_.size();
@@ -188,7 +190,8 @@ FusionStep::Round FusionEngine::enter(Instant now) {
   round.words.reserve(kHeadWords + 2 * words);
   own_plan_ = encode_proposals();
   round.words.push_back(options_.index == 0 ? own_plan_.size() : kOpen);
-  round.words.push_back(wants_pause_ ? 0 : kNotPaused);
+  const bool closes = is_closing_ && batches_out_ == 0 && !more_follows;
+  round.words.push_back((wants_pause_ ? 0 : kNotPaused) | (closes ? kCloses : 0));
   round.words.insert(round.words.end(), ready_.begin(), ready_.end());
   // Bits beyond the last id are the same on all ranks: set here, and never in `ready_`.
   for (const std::uint64_t alone : alone_bits_) round.words.push_back(~alone);
@@ -255,6 +258,7 @@ bool FusionEngine::round_ended(std::span<const std::uint64_t> words, Instant now
   }
   plan_bytes_ = words[0] == kOpen ? 0 : words[0];
   if (plan_bytes_ > kMaxPlanBytes) return false;
+  has_ended_ = (words[1] & kCloses) != 0 && fused.empty() && plan_bytes_ == 0;
   if (has_moved || plan_bytes_ > 0) {
     pause_between_ = Duration::zero();
   } else {
