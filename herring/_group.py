@@ -33,8 +33,8 @@ class Group:
     def close(self) -> None:
         """Ends the group. Every rank of it calls this. Again: nothing.
 
-        Small allreduces by name that all ranks have called end first. One that some rank has not called fails with
-        CancelledError. Wait for everything else before: what is pending 5 s later may fail.
+        Allreduces by name that all ranks have called end first, within 5 s. One that some rank has not called fails
+        with CancelledError. Wait for everything else before.
         """
         session, uses = self._session, self._session.uses
         if self.rank is None or self._number in uses.closed or process.session() is not session:

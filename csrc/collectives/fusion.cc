@@ -20,6 +20,9 @@ constexpr Duration kLeastSleep = std::chrono::microseconds(500);
 // round has heard of it by then.
 constexpr Duration kTelling = std::chrono::seconds(5);
 
+// What has ended on another rank of a group that all are closing ends here within so long, or that rank never calls it.
+constexpr Duration kEnding = std::chrono::milliseconds(500);
+
 // Who closes a group with nothing left waits for the other ranks of it for so long: they may have something left, and
 // end it when they know that it comes nowhere else.
 constexpr Duration kStaying = std::chrono::seconds(1);
@@ -347,10 +350,14 @@ void Fusion::Impl::close(Instant deadline, Leaving leaving) {
   leaving_ = leaving;
   engine_.close(leaving == Leaving::kGroup);
   const Instant begun = now();
+  Instant ended = Instant::max();
   const auto has_work = [&] {
     const Instant when = now();
-    const bool has_outside = engine_.has_outside() || (engine_.has_ended() && engine_.is_anything_outside());
-    const bool tells = settings_.queues_names && has_outside && when < begun + kTelling;
+    if (engine_.has_ended()) ended = std::min(ended, when);
+    const bool may_end =
+        engine_.is_anything_outside() && (when - ended < kEnding || engine_.is_anything_outside_everywhere());
+    const bool is_called = engine_.has_ended() ? may_end : engine_.has_outside();
+    const bool tells = settings_.queues_names && is_called && when < begun + kTelling;
     const bool stays = leaving == Leaving::kGroup && engine_.wants_round() && when < begun + kStaying;
     return when < deadline && (!engine_.is_idle() || tells || stays);
   };

@@ -8,8 +8,9 @@
 namespace herring::collectives {
 namespace {
 
-// The first words of a round: the size of rank 0's plan, which the others leave open, and flags.
-constexpr std::size_t kHeadWords = 2;
+// The first words of a round: the size of rank 0's plan, which the others leave open, flags, and what is under way
+// outside, a bit for each name: several may share one.
+constexpr std::size_t kHeadWords = 3;
 constexpr std::uint64_t kOpen = ~std::uint64_t{0};
 constexpr std::uint64_t kNotPaused = 1;
 constexpr std::uint64_t kCloses = 2;
@@ -26,6 +27,13 @@ std::size_t words_for(std::size_t ids) { return (ids + 63) / 64; }
 void set(std::vector<std::uint64_t>& bits, std::size_t index, bool value) {
   const std::uint64_t bit = std::uint64_t{1} << index % 64;
   bits[index / 64] = value ? bits[index / 64] | bit : bits[index / 64] & ~bit;
+}
+
+/// The same on every rank, unlike std::hash.
+std::uint64_t bit_of(std::string_view name) {
+  std::uint64_t hash = 0xCBF2'9CE4'8422'2325;
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100'0000'01B3;
+  return std::uint64_t{1} << (hash >> 58);
 }
 
 }  // namespace
@@ -115,6 +123,11 @@ void FusionEngine::came_back(std::string_view name) {
   if (found != outside_.end() && --found->second == 0) outside_.erase(found);
 }
 
+bool FusionEngine::is_anything_outside_everywhere() const {
+  return std::ranges::any_of(outside_,
+                             [this](const auto& each) { return (bit_of(each.first) & outside_everywhere_) != 0; });
+}
+
 std::vector<Ticket> FusionEngine::give_up() {
   has_given_up_ = true;
   round_is_out_ = false;
@@ -192,6 +205,7 @@ FusionStep::Round FusionEngine::enter(Instant now, bool more_follows) {
   round.words.push_back(options_.index == 0 ? own_plan_.size() : kOpen);
   const bool closes = is_closing_ && batches_out_ == 0 && !more_follows;
   round.words.push_back((wants_pause_ ? 0 : kNotPaused) | (closes ? kCloses : 0));
+  round.words.push_back(0);
   round.words.insert(round.words.end(), ready_.begin(), ready_.end());
   // Bits beyond the last id are the same on all ranks: set here, and never in `ready_`.
   for (const std::uint64_t alone : alone_bits_) round.words.push_back(~alone);
@@ -206,6 +220,7 @@ FusionStep::Round FusionEngine::enter(Instant now, bool more_follows) {
   late_at_ = Instant::max();
   has_news_ = false;
   flush_ = false;
+  for (const auto& [name, count] : outside_) round.words[2] |= bit_of(name);
   if (!outside_.empty()) {
     outside_since_ = now;
     outside_pause_ = std::min(2 * outside_pause_, kLongestOutsidePause);
@@ -259,6 +274,7 @@ bool FusionEngine::round_ended(std::span<const std::uint64_t> words, Instant now
   plan_bytes_ = words[0] == kOpen ? 0 : words[0];
   if (plan_bytes_ > kMaxPlanBytes) return false;
   has_ended_ = (words[1] & kCloses) != 0 && fused.empty() && plan_bytes_ == 0;
+  outside_everywhere_ = to_go_alone_.empty() ? words[2] : kOpen;
   if (has_moved || plan_bytes_ > 0) {
     pause_between_ = Duration::zero();
   } else {

@@ -98,6 +98,9 @@ class FusionEngine final {
   void came_back(std::string_view name);
   bool is_outside(std::string_view name) const { return outside_.contains(name); }
   bool is_anything_outside() const noexcept { return !outside_.empty(); }
+  /// Where has_ended(): some of it may be under way on all ranks. Of the rest, some rank has the end, or never calls
+  /// it.
+  bool is_anything_outside_everywhere() const;
   /// Somebody waits: what is there need not wait for more.
   void flush() noexcept { flush_ = pending_count_ > 0; }
   /// From a round on that is the same for all ranks everything goes alone, until resume(), which all ranks call when
@@ -110,8 +113,8 @@ class FusionEngine final {
     is_closing_ = true;
     stays_ = stays;
   }
-  /// A round has shown that all ranks have closed, and that what is pending now will not come on all of them. It was the
-  /// last one; what is still to go alone has to.
+  /// A round has shown that all ranks have closed, and that what is pending now will not come on all of them. It was
+  /// the last one; what is still to go alone has to.
   bool has_ended() const noexcept { return has_ended_; }
   /// No more rounds: everything goes alone from now on, on this rank. Returns what has waited for one; the engine knows
   /// these tickets no longer.
@@ -202,6 +205,7 @@ class FusionEngine final {
   std::size_t batches_out_ = 0;
   std::size_t ids_in_round_ = 0;
   std::uint64_t rounds_ = 0;
+  std::uint64_t outside_everywhere_ = 0;  // As in the last round.
   Instant first_news_{};
   Instant last_news_{};
   Instant not_before_{};  // after a round that brought nothing

@@ -250,7 +250,11 @@ def test_a_group_is_closed_at_once_where_some_never_call_a_name(job, env, caller
     job.run(closed_while_pending, 3, {"callers": callers}, env=env)
 
 
-def closed_while_pending(callers):
+def test_a_group_is_closed_soon_where_a_name_that_some_never_call_waits_for_long(job):
+    job.run(closed_while_pending, 3, {"callers": [0, 1], "waits": True})
+
+
+def closed_while_pending(callers, waits=False):
     herring.init()
     for knows in (False, True):
         group = herring.new_group([0, 1, 2])
@@ -260,12 +264,16 @@ def closed_while_pending(callers):
             everywhere[use] = herring.allreduce_(array, "sum", name="everywhere", async_op=True, group=group)
         if knows:
             herring.allreduce_(np.ones(5), name="missing", async_op=True, group=group).wait()
+        large = np.full(400_000, float(herring.rank()))
+        alone = herring.allreduce_(large, "sum", name="large", async_op=True, group=group)
         if herring.rank() in callers:
             name = "missing" if len(callers) < 3 else f"missing.{herring.rank()}"
             for _ in range(2):
                 names[herring.allreduce_(np.ones(5), name=name, async_op=True, group=group)] = name
         if herring.rank() == 1:
             time.sleep(0.1)  # The others are in rounds already.
+        if waits:  # It has gone alone by then.
+            time.sleep(2.5 if knows else 0.6)
         last = herring.allreduce_(np.full(4, float(herring.rank())), "sum", name="last", async_op=True, group=group)
         before = time.monotonic()
         group.close()
@@ -273,9 +281,12 @@ def closed_while_pending(callers):
         for use, handle in everywhere.items():
             assert handle.wait().tolist() == [3 + 3 * use] * 9
         assert last.wait().tolist() == [3] * 4
+        assert (alone.wait() == 3).all()
         for handle, name in names.items():
             assert handle.done()
-            with pytest.raises(herring.CancelledError, match=f"'{name}'.*group was closed"):
+            kinds = (herring.CancelledError, herring.MismatchError) if waits else herring.CancelledError
+            text = "closed|removed" if waits else "group was closed"
+            with pytest.raises(kinds, match=f"'{name}'.*({text})"):
                 handle.wait()
         herring.barrier()
 
