@@ -279,7 +279,7 @@ bool FusionEngine::round_ended(std::span<const std::uint64_t> words, Instant now
     pause_between_ = Duration::zero();
   } else {
     pause_between_ = std::clamp(2 * pause_between_, kFirstPause, kLongestPause);
-    lose_patience(now);
+    if (!has_ended_) lose_patience(now);
   }
   not_before_ = now + pause_between_;
   return true;
