@@ -31,7 +31,11 @@ class Group:
         return len(self.ranks)
 
     def close(self) -> None:
-        """Ends the group. Every rank of it calls this, when nothing of it is pending. Again: nothing."""
+        """Ends the group. Every rank of it calls this. Again: nothing.
+
+        Allreduces by name that all ranks have called end first, within 5 s. One that some rank has not called fails
+        with CancelledError. Wait for everything else before.
+        """
         session, uses = self._session, self._session.uses
         if self.rank is None or self._number in uses.closed or process.session() is not session:
             return

@@ -306,11 +306,14 @@ void bind_fusion(py::module_& module) {
       .def("came_back", [](const PyFusion& self, const std::string& name) { self.owned.get()->came_back(name); })
       .def("pause", [](const PyFusion& self) { self.owned.get()->pause(); })
       .def("resume", [](const PyFusion& self) { self.owned.get()->resume(); })
-      .def("close", [](const PyFusion& self, double timeout) {
-        const std::shared_ptr<Fusion> fusion = self.owned.get();
-        py::gil_scoped_release unlocked;
-        fusion->close(deadline_after(timeout));
-      });
+      .def(
+          "close",
+          [](const PyFusion& self, double timeout, bool leaves_job) {
+            const std::shared_ptr<Fusion> fusion = self.owned.get();
+            py::gil_scoped_release unlocked;
+            fusion->close(deadline_after(timeout), leaves_job ? Fusion::Leaving::kJob : Fusion::Leaving::kGroup);
+          },
+          py::arg("timeout"), py::arg("leaves_job"));
   bind_methods(type);
 }
 

@@ -20,6 +20,13 @@ constexpr Duration kLeastSleep = std::chrono::microseconds(500);
 // round has heard of it by then.
 constexpr Duration kTelling = std::chrono::seconds(5);
 
+// What has ended on another rank of a group that all are closing ends here within so long, or that rank never calls it.
+constexpr Duration kEnding = std::chrono::milliseconds(500);
+
+// Who closes a group with nothing left waits for the other ranks of it for so long: they may have something left, and
+// end it when they know that it comes nowhere else.
+constexpr Duration kStaying = std::chrono::seconds(1);
+
 /// Never past the clock's end.
 Instant soon(Instant limit) { return std::min(limit, now() + kSlice); }
 
@@ -40,7 +47,7 @@ Fusion::Fusion(std::shared_ptr<runtime::Communicator> runtime, GroupId group, st
     : impl_(std::make_shared<Impl>(runtime, group, ranks, settings, std::move(go_alone))) {
   runtime->set_background_caller(group, impl_);
 }
-Fusion::~Fusion() { impl_->close(now()); }
+Fusion::~Fusion() { impl_->close(now(), Leaving::kJob); }
 TensorRow Fusion::place(std::span<const NamedBytes> tensors) { return impl_->place(tensors); }
 Fusion::Counters Fusion::counters() const { return impl_->counters(); }
 std::optional<Ticket> Fusion::submit(const Tensor& tensor) { return impl_->submit(tensor); }
@@ -58,7 +65,7 @@ void Fusion::went_outside(std::string_view name) { impl_->went_outside(name); }
 void Fusion::came_back(std::string_view name) { impl_->came_back(name); }
 void Fusion::pause() { impl_->pause(); }
 void Fusion::resume() { impl_->resume(); }
-void Fusion::close(Instant deadline) { impl_->close(deadline); }
+void Fusion::close(Instant deadline, Leaving leaving) { impl_->close(deadline, leaving); }
 runtime::Awaited Fusion::awaited(Ticket ticket) const { return impl_->awaited(ticket); }
 std::shared_ptr<void> Fusion::block(Ticket ticket) { return impl_->block(ticket); }
 
@@ -214,7 +221,7 @@ void Fusion::Impl::begin_next(Lock& lock) {
 
 void Fusion::Impl::begin_queued(Lock& lock, Ticket ticket) {
   Record& record = records_.at(ticket);
-  if (is_closed_) return end(lock, {&ticket, 1}, State::kDone, shut_down());
+  if (is_closed_) return end(lock, {&ticket, 1}, State::kDone, explained(closed(), {&ticket, 1}));
   if (!record.is_outside && !engine_.is_outside(record.name)) {
     const Status status = lend(record);
     if (!status.is_ok()) return end(lock, {&ticket, 1}, State::kDone, status);
@@ -260,20 +267,25 @@ Fusion::State Fusion::Impl::wait(Ticket ticket, Instant deadline) {
     result = found->second.state;
     if (result != State::kPending || now() >= deadline) break;
     if (help(lock, ticket, soon(deadline))) continue;
-    if (is_driven_) {
-      ended_.wait_until(lock, soon(deadline));
-      continue;
-    }
-    is_driven_ = true;
-    engine_.flush();
-    Instant next_look = Instant::max();
-    const bool has_moved = step(lock, true, soon(deadline), next_look);
-    is_driven_ = false;
-    if (!has_moved) ended_.wait_until(lock, std::min(soon(deadline), next_look));
+    drive(lock, true, soon(deadline));
   }
   --waiters_;
   stop_driving(lock);
   return result;
+}
+
+/// Does what there is to do, or waits for who does.
+void Fusion::Impl::drive(Lock& lock, bool is_waiter, Instant limit) {
+  if (is_driven_) {
+    ended_.wait_until(lock, limit);
+    return;
+  }
+  is_driven_ = true;
+  engine_.flush();
+  Instant next_look = Instant::max();
+  const bool has_moved = step(lock, is_waiter, limit, next_look);
+  is_driven_ = false;
+  if (!has_moved) ended_.wait_until(lock, std::min(limit, next_look));
 }
 
 /// A waiter leaves: what it drove goes on without it.
@@ -333,19 +345,27 @@ void Fusion::Impl::resume() {
   engine_.resume();
 }
 
-void Fusion::Impl::close(Instant deadline) {
+void Fusion::Impl::close(Instant deadline, Leaving leaving) {
   Lock lock(mutex_);
-  const Instant told = std::min(deadline, now() + kTelling);
+  leaving_ = leaving;
+  engine_.close(leaving == Leaving::kGroup);
+  const Instant begun = now();
+  Instant ended = Instant::max();
   const auto has_work = [&] {
     const Instant when = now();
-    const bool tells = settings_.queues_names && engine_.has_outside() && when < told;
-    return when < deadline && (!engine_.is_idle() || tells);
+    if (engine_.has_ended()) ended = std::min(ended, when);
+    const bool may_end =
+        engine_.is_anything_outside() && (when - ended < kEnding || engine_.is_anything_outside_everywhere());
+    const bool is_called = engine_.has_ended() ? may_end : engine_.has_outside();
+    const bool tells = settings_.queues_names && is_called && when < begun + kTelling;
+    const bool stays = leaving == Leaving::kGroup && engine_.wants_round() && when < begun + kStaying;
+    return when < deadline && (!engine_.is_idle() || tells || stays);
   };
+  ++waiters_;
   while (!is_closed_ && has_work()) {
-    engine_.flush();
-    wake_driver(lock);
-    ended_.wait_until(lock, soon(deadline));
+    if (!watch_all(lock)) drive(lock, false, soon(deadline));
   }
+  --waiters_;
   if (std::exchange(is_closed_, true)) return;
   background_.notify_all();
   std::thread thread = std::move(thread_);
@@ -355,7 +375,7 @@ void Fusion::Impl::close(Instant deadline) {
   if (is_under_way) runtime_->give_up_pending(group_, "this rank has shut down or left the group");
   if (thread.joinable()) thread.join();
   lock.lock();
-  break_down(lock, shut_down());
+  end_pending(lock);
   if (!exchange_) return;
   // Its end may come later, and until then the runtime has its memory.
   const auto kept = std::make_shared<Exchange>(std::move(*exchange_));

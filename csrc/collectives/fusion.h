@@ -92,9 +92,12 @@ class Fusion final {
   void pause();
   void resume();
 
-  /// Waits for what is pending until the deadline, then stops. Where names queue up also for what is under way outside,
-  /// 5 s at most: others may have to hear of it. What is submitted later goes alone.
-  void close(Instant deadline);
+  /// kGroup: every rank of the group closes it now, and is waited for a second at most.
+  enum class Leaving : std::uint8_t { kJob, kGroup };
+  /// Waits for what is pending until the deadline, then stops. Where all ranks that are still there are closing, what
+  /// some of them lack ends with an error at once. Where names queue up it waits also for what is under way outside, 5
+  /// s at most: others may have to hear of it. What is submitted later goes alone.
+  void close(Instant deadline, Leaving leaving = Leaving::kJob);
 
   struct Counters {
     std::uint64_t buckets = 0;

@@ -41,7 +41,7 @@ bool Fusion::Impl::step(Lock& lock, bool is_waiter, Instant until, Instant& next
     drive_exchange(lock, until);
     return true;
   }
-  Step next = engine_.next(now());
+  Step next = engine_.next(now(), landing_ > 0);
   if (auto* round = std::get_if<FusionStep::Round>(&next)) {
     start_round(std::move(*round));
   } else if (auto* plan = std::get_if<FusionStep::Plan>(&next)) {
@@ -99,6 +99,8 @@ void Fusion::Impl::end_exchange(Lock& lock) {
         lock,
         Status(Code::kInternal,
                "ranks disagree about which small tensors travel together: this is a bug in Herring, please report it"));
+  } else if (engine_.has_ended()) {
+    end_pending(lock);
   }
 }
 
@@ -234,6 +236,7 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   Lock lock(mutex_);
   std::erase(flights_, flight);
   engine_.batch_ended();
+  ++landing_;
   if (status.is_ok()) {
     end(lock, tickets, State::kDone, status);
   } else if (status.code() == Code::kNotFinite || status.code() == Code::kMismatch ||
@@ -243,6 +246,7 @@ void Fusion::Impl::land(const std::shared_ptr<Flight>& flight) {
   } else {
     end(lock, tickets, State::kDone, explained(status, tickets));
   }
+  --landing_;
   wake_driver(lock);
 }
 
@@ -339,6 +343,22 @@ void Fusion::Impl::end(Lock& lock, std::span<const Ticket> tickets, State state,
 void Fusion::Impl::break_down(Lock& lock, const Status& status) {
   const std::vector<Ticket> waiting = engine_.give_up();
   end(lock, waiting, State::kDone, explained(status, waiting));
+}
+
+/// This rank closes, and nobody else will have what it has in no bucket: nor the uses of these names that follow.
+void Fusion::Impl::end_pending(Lock& lock) {
+  std::vector<Ticket> tickets;
+  for (const Ticket first : engine_.give_up()) {
+    for (Ticket each = first; each != 0; each = std::exchange(records_.at(each).next, 0)) tickets.push_back(each);
+  }
+  for (const Ticket& ticket : tickets) {
+    end(lock, {&ticket, 1}, State::kDone, explained(closed(), {&ticket, 1}));
+  }
+}
+
+Status Fusion::Impl::closed() const {
+  if (leaving_ == Leaving::kGroup) return {Code::kCancelled, "its group was closed before all ranks had called it"};
+  return {Code::kShutdown, "herring has been shut down before all ranks had called it"};
 }
 
 Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tickets) const {

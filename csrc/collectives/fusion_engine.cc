@@ -8,10 +8,12 @@
 namespace herring::collectives {
 namespace {
 
-// The first words of a round: the size of rank 0's plan, which the others leave open, and flags.
-constexpr std::size_t kHeadWords = 2;
+// The first words of a round: the size of rank 0's plan, which the others leave open, flags, and what is under way
+// outside, a bit for each name: several may share one.
+constexpr std::size_t kHeadWords = 3;
 constexpr std::uint64_t kOpen = ~std::uint64_t{0};
 constexpr std::uint64_t kNotPaused = 1;
+constexpr std::uint64_t kCloses = 2;
 constexpr std::uint64_t kAlignment = 64;
 constexpr Duration kFirstPause = std::chrono::milliseconds(1);
 constexpr Duration kLongestPause = std::chrono::milliseconds(16);
@@ -25,6 +27,13 @@ std::size_t words_for(std::size_t ids) { return (ids + 63) / 64; }
 void set(std::vector<std::uint64_t>& bits, std::size_t index, bool value) {
   const std::uint64_t bit = std::uint64_t{1} << index % 64;
   bits[index / 64] = value ? bits[index / 64] | bit : bits[index / 64] & ~bit;
+}
+
+/// The same on every rank, unlike std::hash.
+std::uint64_t bit_of(std::string_view name) {
+  std::uint64_t hash = 0xCBF2'9CE4'8422'2325;
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100'0000'01B3;
+  return std::uint64_t{1} << (hash >> 58);
 }
 
 }  // namespace
@@ -114,6 +123,11 @@ void FusionEngine::came_back(std::string_view name) {
   if (found != outside_.end() && --found->second == 0) outside_.erase(found);
 }
 
+bool FusionEngine::is_anything_outside_everywhere() const {
+  return std::ranges::any_of(outside_,
+                             [this](const auto& each) { return (bit_of(each.first) & outside_everywhere_) != 0; });
+}
+
 std::vector<Ticket> FusionEngine::give_up() {
   has_given_up_ = true;
   round_is_out_ = false;
@@ -140,7 +154,7 @@ std::vector<Ticket> FusionEngine::take_all() {
 
 // --- what comes next -------------------------------------------------------------------------------------------------
 
-Step FusionEngine::next(Instant now) {
+Step FusionEngine::next(Instant now, bool more_follows) {
   if (has_late(now)) take_late(now);
   if (!to_go_alone_.empty()) return FusionStep::Alone{std::exchange(to_go_alone_, {})};
   if (!batches_.empty()) {
@@ -148,13 +162,14 @@ Step FusionEngine::next(Instant now) {
     return FusionStep::Reduce{std::exchange(batches_, {})};
   }
   if (plan_bytes_ > 0) return FusionStep::Plan{std::move(own_plan_)};
-  if (may_enter(now)) return enter(now);
+  if (may_enter(now)) return enter(now, more_follows);
   return FusionStep::Wait{next_look(now)};
 }
 
 bool FusionEngine::may_enter(Instant now) const {
-  if (round_is_out_ || is_paused_ || has_given_up_) return false;
+  if (round_is_out_ || is_paused_ || has_ended_ || has_given_up_) return false;
   if (wants_pause_) return true;
+  if (only_stays() && now >= not_before_) return true;
   if (pending_count_ > 0 && has_news_) {
     if (flush_ || pending_bytes_ >= options_.bucket_bytes) return true;
     if (batches_out_ == 0 && now >= news_end()) return true;
@@ -172,15 +187,15 @@ Instant FusionEngine::news_end() const {
 Instant FusionEngine::next_look(Instant now) const {
   if (has_step() || may_enter(now)) return now;
   if (round_is_out_) return std::max(late_at_, now);
-  if (is_paused_ || has_given_up_) return Instant::max();
+  if (is_paused_ || has_ended_ || has_given_up_) return Instant::max();
   Instant when = Instant::max();
   if (pending_count_ > 0 && has_news_ && batches_out_ == 0) when = news_end();
-  if (pending_count_ > 0 && !has_news_) when = not_before_;
+  if ((pending_count_ > 0 && !has_news_) || only_stays()) when = not_before_;
   if (!outside_.empty()) when = std::min(when, outside_since_ + outside_pause_);
   return std::max(when, now);
 }
 
-FusionStep::Round FusionEngine::enter(Instant now) {
+FusionStep::Round FusionEngine::enter(Instant now, bool more_follows) {
   FusionStep::Round round;
   round.is_patient = pending_count_ == 0;
   ids_in_round_ = ids_.size();
@@ -188,7 +203,9 @@ FusionStep::Round FusionEngine::enter(Instant now) {
   round.words.reserve(kHeadWords + 2 * words);
   own_plan_ = encode_proposals();
   round.words.push_back(options_.index == 0 ? own_plan_.size() : kOpen);
-  round.words.push_back(wants_pause_ ? 0 : kNotPaused);
+  const bool closes = is_closing_ && batches_out_ == 0 && !more_follows;
+  round.words.push_back((wants_pause_ ? 0 : kNotPaused) | (closes ? kCloses : 0));
+  round.words.push_back(0);
   round.words.insert(round.words.end(), ready_.begin(), ready_.end());
   // Bits beyond the last id are the same on all ranks: set here, and never in `ready_`.
   for (const std::uint64_t alone : alone_bits_) round.words.push_back(~alone);
@@ -203,6 +220,7 @@ FusionStep::Round FusionEngine::enter(Instant now) {
   late_at_ = Instant::max();
   has_news_ = false;
   flush_ = false;
+  for (const auto& [name, count] : outside_) round.words[2] |= bit_of(name);
   if (!outside_.empty()) {
     outside_since_ = now;
     outside_pause_ = std::min(2 * outside_pause_, kLongestOutsidePause);
@@ -255,11 +273,13 @@ bool FusionEngine::round_ended(std::span<const std::uint64_t> words, Instant now
   }
   plan_bytes_ = words[0] == kOpen ? 0 : words[0];
   if (plan_bytes_ > kMaxPlanBytes) return false;
+  has_ended_ = (words[1] & kCloses) != 0 && fused.empty() && plan_bytes_ == 0;
+  outside_everywhere_ = to_go_alone_.empty() ? words[2] : kOpen;
   if (has_moved || plan_bytes_ > 0) {
     pause_between_ = Duration::zero();
   } else {
     pause_between_ = std::clamp(2 * pause_between_, kFirstPause, kLongestPause);
-    lose_patience(now);
+    if (!has_ended_) lose_patience(now);
   }
   not_before_ = now + pause_between_;
   return true;

@@ -97,18 +97,32 @@ class FusionEngine final {
   void went_outside(std::string_view name, Instant now);
   void came_back(std::string_view name);
   bool is_outside(std::string_view name) const { return outside_.contains(name); }
+  bool is_anything_outside() const noexcept { return !outside_.empty(); }
+  /// Where has_ended(): some of it may be under way on all ranks. Of the rest, some rank has the end, or never calls
+  /// it.
+  bool is_anything_outside_everywhere() const;
   /// Somebody waits: what is there need not wait for more.
   void flush() noexcept { flush_ = pending_count_ > 0; }
   /// From a round on that is the same for all ranks everything goes alone, until resume(), which all ranks call when
   /// nothing is under way.
   void pause() noexcept { wants_pause_ = true; }
   void resume() noexcept { wants_pause_ = is_paused_ = false; }
+  /// This rank submits nothing more, but for what follows upon what it has. `stays`: in the rounds until has_ended(),
+  /// else while something is pending.
+  void close(bool stays) noexcept {
+    is_closing_ = true;
+    stays_ = stays;
+  }
+  /// A round has shown that all ranks have closed, and that what is pending now will not come on all of them. It was
+  /// the last one; what is still to go alone has to.
+  bool has_ended() const noexcept { return has_ended_; }
   /// No more rounds: everything goes alone from now on, on this rank. Returns what has waited for one; the engine knows
   /// these tickets no longer.
   std::vector<Ticket> give_up();
 
-  /// While a round or plan is out, only where has_late().
-  Step next(Instant now);
+  /// While a round or plan is out, only where has_late(). `more_follows`: later uses of names that were in a bucket are
+  /// about to be submitted.
+  Step next(Instant now, bool more_follows = false);
   /// What came while a patient round is out has waited for long enough for the others to come to it: it goes alone.
   bool has_late(Instant now) const { return round_is_out_ && now >= late_at_; }
   /// `words`: as many as Round had, ANDed over all ranks. False where they make no sense; the caller gives up.
@@ -129,7 +143,9 @@ class FusionEngine final {
   /// next() has something to do at once, or batches are under way.
   bool is_moving() const noexcept { return has_step() || batches_out_ > 0; }
   /// Something waits for a round: the one that is out, or the next.
-  bool wants_round() const noexcept { return !has_given_up_ && !is_paused_ && (pending_count_ > 0 || wants_pause_); }
+  bool wants_round() const noexcept {
+    return !has_given_up_ && !is_paused_ && (pending_count_ > 0 || wants_pause_ || stays_);
+  }
   /// Something is under way outside, of which other ranks may have to hear in a round.
   bool has_outside() const noexcept { return !outside_.empty() && !is_paused_ && !has_given_up_; }
   std::uint64_t rounds() const noexcept { return rounds_; }
@@ -160,8 +176,9 @@ class FusionEngine final {
 
   Entry* find_or_make(std::string_view name);
   bool may_enter(Instant now) const;
+  bool only_stays() const { return stays_ && pending_count_ == 0 && batches_out_ == 0; }
   Instant news_end() const;
-  FusionStep::Round enter(Instant now);
+  FusionStep::Round enter(Instant now, bool more_follows);
   std::vector<std::byte> encode_proposals();
   void set_bits(Entry& entry, bool ready, bool alone);
   Ticket take(Entry& entry);
@@ -188,6 +205,7 @@ class FusionEngine final {
   std::size_t batches_out_ = 0;
   std::size_t ids_in_round_ = 0;
   std::uint64_t rounds_ = 0;
+  std::uint64_t outside_everywhere_ = 0;  // As in the last round.
   Instant first_news_{};
   Instant last_news_{};
   Instant not_before_{};  // after a round that brought nothing
@@ -201,6 +219,9 @@ class FusionEngine final {
   Instant late_at_ = Instant::max();
   bool wants_pause_ = false;
   bool is_paused_ = false;
+  bool is_closing_ = false;
+  bool stays_ = false;
+  bool has_ended_ = false;
   bool has_given_up_ = false;
 };
 

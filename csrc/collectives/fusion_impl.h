@@ -18,7 +18,6 @@
 namespace herring::collectives {
 
 inline Instant now() { return std::chrono::steady_clock::now(); }
-inline Status shut_down() { return {Code::kShutdown, "herring has been shut down"}; }
 
 /// Who drives: a thread that waits for a ticket, else the background thread; one at a time. It holds the lock, and lets
 /// go of it while it waits, copies, or calls out.
@@ -43,7 +42,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void came_back(std::string_view name);
   void pause();
   void resume();
-  void close(Instant deadline);
+  void close(Instant deadline, Leaving leaving);
   runtime::Awaited awaited(Ticket ticket) const;
   std::shared_ptr<void> block(Ticket ticket);
   Outlook outlook() const override;
@@ -108,6 +107,8 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void go_alone(Lock& lock, std::span<const Ticket> tickets);
   void end(Lock& lock, std::span<const Ticket> tickets, State state, const Status& status);
   void break_down(Lock& lock, const Status& status);
+  void end_pending(Lock& lock);
+  Status closed() const;
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
   Ticket& slot_of(const std::string& name);
   bool is_in_flight(std::string_view name) const;
@@ -119,6 +120,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   Ticket enqueue(Ticket& latest, Record record);
   void begin_next(Lock& lock);
   void begin_queued(Lock& lock, Ticket ticket);
+  void drive(Lock& lock, bool is_waiter, Instant limit);
   void stop_driving(Lock& lock);
 
   const std::shared_ptr<runtime::Communicator> runtime_;
@@ -138,6 +140,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::vector<Ticket> next_ones_;                  // Their turn has come.
   bool is_beginning_ = false;                      // Somebody goes through them.
   std::size_t going_alone_ = 0;                    // Threads inside go_alone_.
+  std::size_t landing_ = 0;                        // Threads that end a bucket's tensors.
   std::optional<Exchange> exchange_;
   std::vector<std::shared_ptr<Flight>> flights_;
   PlacedMemory places_;
@@ -149,6 +152,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::size_t helpers_ = 0;  // Those.
   bool is_driven_ = false;
   bool background_sleeps_ = false;
+  Leaving leaving_ = Leaving::kJob;  // Where it is being closed.
   bool is_closed_ = false;
 };
 

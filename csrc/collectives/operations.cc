@@ -169,7 +169,9 @@ void Operations::open(GroupId id, std::span<const std::uint32_t> ranks) {
   groups_[id.value] = std::move(fusion);
 }
 
-void Operations::close(GroupId id, Instant deadline) {
+void Operations::close(GroupId id, Instant deadline) { close(id, deadline, Fusion::Leaving::kGroup); }
+
+void Operations::close(GroupId id, Instant deadline, Fusion::Leaving leaving) {
   std::shared_ptr<Fusion> fusion;
   {
     const std::scoped_lock lock(mutex_);
@@ -178,7 +180,7 @@ void Operations::close(GroupId id, Instant deadline) {
     fusion = std::move(found->second);
     groups_.erase(found);
   }
-  fusion->close(deadline);
+  fusion->close(deadline, leaving);
   runtime_->remove_group(fused_group(id));
 }
 
@@ -188,7 +190,7 @@ void Operations::close(Instant deadline) {
     const std::scoped_lock lock(mutex_);
     for (const auto& [id, fusion] : groups_) ids.push_back(id);
   }
-  for (const std::uint32_t id : ids) close(GroupId{id}, deadline);
+  for (const std::uint32_t id : ids) close(GroupId{id}, deadline, Fusion::Leaving::kJob);
 }
 
 /// Null where its name is nobody's business.

@@ -28,9 +28,10 @@ class Operations final {
   /// Small reductions by name of this group travel together from now on; for its ranks, before its first operation by
   /// name. The runtime knows `id` already, and learns of one more group: see fused_group(). Group 0 is there.
   void open(GroupId id, std::span<const std::uint32_t> ranks);
-  /// What is pending ends first, or at the deadline with an error. Nothing where the group is not open.
+  /// On all ranks of the group. What all of them have called ends first, or at the deadline with an error; what some of
+  /// them lack ends with an error. Nothing where the group is not open.
   void close(GroupId id, Instant deadline);
-  void close(Instant deadline);  ///< All groups.
+  void close(Instant deadline);  ///< All groups, before this rank leaves the job.
 
   /// Memory for tensors of this group by name, one after the other, which are reduced in place: see Fusion::place().
   TensorRow place(GroupId group, std::span<const NamedBytes> tensors);
@@ -49,6 +50,7 @@ class Operations final {
   const std::shared_ptr<runtime::Communicator>& runtime() const noexcept { return runtime_; }
 
  private:
+  void close(GroupId id, Instant deadline, Fusion::Leaving leaving);
   std::shared_ptr<Fusion> fusion_of(const runtime::Request& request) const;
   std::shared_ptr<runtime::Work> submit_outside(const std::shared_ptr<Fusion>& fusion, const runtime::Request& request);
   std::shared_ptr<runtime::Work> begin_outside(const std::shared_ptr<Fusion>& fusion, const runtime::Request& request);

@@ -158,7 +158,7 @@ void ElasticRuntime::Impl::end_left_behind(GroupId id, const Status& why) {
       continue;
     }
     if (!operation.work->is_done()) {
-      if (leaving.contains(id)) reports.add(it->first);  // This one will never ask for it.
+      if (leaving.contains(id)) report(it->first);  // This one will never ask for it.
       --unfinished;
       frees_others |= order->leave(*operation.call);
       operation.work->complete(why);

@@ -139,6 +139,7 @@ class ElasticRuntime::Impl final {
   bool is_ready_for_boundary() const;
   Lifecycle::Command obey(const Message& message);
   void settle(const Message& message);
+  void report(const OperationId& id);
   void report_completed();
   void report_what_is_due();
   Instant next_report() const;

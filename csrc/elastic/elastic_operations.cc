@@ -250,15 +250,20 @@ bool ElasticRuntime::Impl::close_operation(const OperationId& id, Operation& ope
   bool is_over = group == groups.end() || !group->second.closed.is_ok();  // Nobody calls it any more.
   if (!is_over && !status.is_ok()) is_over = !end_of(id, present.number).is_ok();
   if (elastic && !is_over) {
-    if (reports.empty() || is_journal_full()) rendezvous->wake();
-    reports.add(id);
+    report(id);
   } else {
-    if (elastic && group == groups.end()) reports.add(id);  // Those who stay in the group keep it until all have it.
+    if (elastic && group == groups.end()) report(id);  // Those who stay in the group keep it until all have it.
     forget(id);
     if (old.runtime) rendezvous->wake();
   }
   changed.notify_all();
   return frees_others;
+}
+
+/// Others wait for it, for memory or to come to a boundary, and this rank may have nothing else to say.
+void ElasticRuntime::Impl::report(const OperationId& id) {
+  if (reports.empty() || is_journal_full()) rendezvous->wake();
+  reports.add(id);
 }
 
 void ElasticRuntime::Impl::end_operation(const OperationId& id, Operation& operation, const Status& status) {

@@ -88,7 +88,7 @@ struct Op {
   Status suspicion;                       // A send that failed: the reason given where its lane turns out to be alive.
   std::uint32_t payload_sends = 0;        // Sends on their way that borrow the operation's memory.
   std::shared_ptr<std::byte[]> outgoing;  // One hop: what is pushed later than the result may come.
-  std::vector<bool> is_copied;            // By owned chunk: it is in `outgoing`.
+  std::vector<std::uint64_t> copied;      // Where chunks begin that are in `outgoing`, in order. Of all rails.
   Instant copies_at = Instant::max();     // One hop: when what still waits for other lanes goes to `outgoing`.
   bool has_failed = false;
   Status failure;

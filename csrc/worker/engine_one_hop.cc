@@ -81,13 +81,15 @@ void Engine::Impl::copy_unsent(Op& op) {
   }
   for (LanePart& part : op.parts) {
     if (!part.is_one_way || !part.is_announced || part.is_done) continue;
-    op.is_copied.resize(part.owned.count);
     for (std::uint32_t i = 0; i < part.owned.count; ++i) {
       if (part.is_pushed[i] || part.is_sent[i]) continue;
-      if (!op.is_copied[i]) {
+      // One copy for all lanes of the rail.
+      const std::uint64_t start = run_range(part, part.owned.first + i, 1).offset;
+      const auto place = std::ranges::lower_bound(op.copied, start);
+      if (place == op.copied.end() || *place != start) {
         const std::span<const std::byte> memory = chunk_memory(op, part, part.owned.first + i);
         actions_.emplace_back(CopyAction{memory, outgoing_of(op, memory), op.outgoing});
-        op.is_copied[i] = true;
+        op.copied.insert(place, start);
         ++stats_.copied;
       }
       note_sent(op, part, {part.owned.first + i, 1});

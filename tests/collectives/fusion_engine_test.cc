@@ -337,6 +337,61 @@ void train(std::uint64_t seed) {
   EXPECT_LT(group.now(), limit) << "not done";
 }
 
+/// Ranks close one after the other while some have names that others never call: nothing else is lost, and it is soon
+/// over.
+void close_group(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::size_t size = 2 + random() % 4;
+  Group group(size, seed);
+  std::vector<std::vector<std::string>> to_come(size);
+  for (int i = 0; i < 10; ++i) {
+    const bool is_missing = random() % 4 == 0;
+    const std::size_t lacks = random() % size;
+    for (std::size_t index = 0; index < size; ++index) {
+      if (is_missing && (index == lacks || random() % 2 == 0)) continue;
+      to_come[index].push_back((is_missing ? "missing" : "t") + std::to_string(i));
+    }
+  }
+  for (auto& mine : to_come) std::ranges::shuffle(mine, random);
+  std::vector<bool> is_closed(size, false);
+  const auto has_ended = [&](std::size_t index) { return group.rank(index).engine->has_ended(); };
+  const auto all_have_ended = [&] {
+    for (std::size_t index = 0; index < size; ++index) {
+      if (!has_ended(index)) return false;
+    }
+    return true;
+  };
+  const Instant limit = group.now() + 500ms;
+  while (group.now() < limit && !all_have_ended()) {
+    for (std::size_t index = 0; index < size; ++index) {
+      auto& mine = to_come[index];
+      if (random() % 3 == 0 && !mine.empty()) {
+        group.submit(index, mine.back(), spec(10));
+        mine.pop_back();
+      } else if (mine.empty() && !is_closed[index] && random() % 3 == 0) {
+        is_closed[index] = true;
+        group.rank(index).engine->close(true);
+      }
+    }
+    group.run_until(group.now() + std::chrono::microseconds(random() % 2000));
+  }
+  for (std::size_t index = 0; index < size; ++index) {
+    EXPECT_TRUE(has_ended(index)) << "rank " << index;
+    for (const auto& [ticket, tensor] : group.rank(index).wanted) {
+      EXPECT_TRUE(tensor.name.starts_with("missing")) << tensor.name << " of rank " << index << " is lost";
+    }
+    EXPECT_EQ(group.rank(index).engine->give_up().size(), group.rank(index).wanted.size());
+  }
+}
+
+TEST(FusionEngine, AGroupThatIsClosedLosesWhatSomeLackAndNothingElse) {
+  const herring::testing::SeedRange range = herring::testing::seeds(1000);
+  for (std::uint64_t seed = range.first; seed < range.first + range.count && !::testing::Test::HasFailure(); ++seed) {
+    SCOPED_TRACE("HERRING_TEST_SEED=" + std::to_string(seed));
+    close_group(seed);
+  }
+}
+
 TEST(FusionEngine, EveryScheduleEndsAndAllRanksAgree) {
   const herring::testing::SeedRange range = herring::testing::seeds(1000);
   for (std::uint64_t seed = range.first; seed < range.first + range.count && !::testing::Test::HasFailure(); ++seed) {

@@ -268,6 +268,28 @@ def case_sets_of_ranks_at_once() -> None:
         hvd.remove_process_set(process_set)
 
 
+def case_a_set_is_removed_at_once_where_a_rank_lacks_a_name() -> None:
+    for callers in ([0], [1], [0, 1]):
+        process_set = hvd.add_process_set([0, 1])
+        last, missing = torch.full((4,), float(hvd.rank())), None
+        if hvd.rank() in callers:
+            name = "missing" if len(callers) == 1 else f"missing.{hvd.rank()}"
+            missing = hvd.allreduce_async_(torch.ones(3), name=name, process_set=process_set)
+        if hvd.rank() < 2:
+            handle = hvd.allreduce_async_(last, name="last", op=hvd.Sum, process_set=process_set)
+        before = time.monotonic()
+        hvd.remove_process_set(process_set)
+        assert time.monotonic() - before < 2  # 30 s where nobody is told.
+        if hvd.rank() < 2:
+            hvd.synchronize(handle)
+            assert last.tolist() == [1] * 4
+        if missing is not None:
+            assert hvd.poll(missing)
+            with expect_error(hvd.HorovodInternalError, "missing", "group was closed"):
+                hvd.synchronize(missing)
+        hvd.barrier()
+
+
 def case_ranks_that_have_joined_bring_zeros() -> None:
     for turn in range(2):
         for _ in range(hvd.rank() + 1):

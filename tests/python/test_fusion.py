@@ -244,6 +244,68 @@ def in_groups():
         group.close()
 
 
+@WAYS
+@pytest.mark.parametrize("callers", [[0], [2], [0, 1], [0, 1, 2]], ids=["first", "last", "two", "each_another"])
+def test_a_group_is_closed_at_once_where_some_never_call_a_name(job, env, callers):
+    job.run(closed_while_pending, 3, {"callers": callers}, env=env)
+
+
+def test_a_group_is_closed_soon_where_a_name_that_some_never_call_waits_for_long(job):
+    job.run(closed_while_pending, 3, {"callers": [0, 1], "waits": True})
+
+
+def closed_while_pending(callers, waits=False):
+    herring.init()
+    for knows in (False, True):
+        group = herring.new_group([0, 1, 2])
+        everywhere, names = {}, {}
+        for use in range(3):
+            array = np.full(9, herring.rank() + use, np.float32)
+            everywhere[use] = herring.allreduce_(array, "sum", name="everywhere", async_op=True, group=group)
+        if knows:
+            herring.allreduce_(np.ones(5), name="missing", async_op=True, group=group).wait()
+        large = np.full(400_000, float(herring.rank()))
+        alone = herring.allreduce_(large, "sum", name="large", async_op=True, group=group)
+        if herring.rank() in callers:
+            name = "missing" if len(callers) < 3 else f"missing.{herring.rank()}"
+            for _ in range(2):
+                names[herring.allreduce_(np.ones(5), name=name, async_op=True, group=group)] = name
+        if herring.rank() == 1:
+            time.sleep(0.1)  # The others are in rounds already.
+        if waits:  # It has gone alone by then.
+            time.sleep(2.5 if knows else 0.6)
+        last = herring.allreduce_(np.full(4, float(herring.rank())), "sum", name="last", async_op=True, group=group)
+        before = time.monotonic()
+        group.close()
+        assert time.monotonic() - before < 2  # 30 s where nobody is told.
+        for use, handle in everywhere.items():
+            assert handle.wait().tolist() == [3 + 3 * use] * 9
+        assert last.wait().tolist() == [3] * 4
+        assert (alone.wait() == 3).all()
+        for handle, name in names.items():
+            assert handle.done()
+            kinds = (herring.CancelledError, herring.MismatchError) if waits else herring.CancelledError
+            text = "closed|removed" if waits else "group was closed"
+            with pytest.raises(kinds, match=f"'{name}'.*({text})"):
+                handle.wait()
+        herring.barrier()
+
+
+def test_a_job_ends_at_once_where_each_rank_waits_for_another_name(job):
+    job.run(ended_while_pending, 2)
+
+
+def ended_while_pending():
+    herring.init()
+    name = f"missing.{herring.rank()}"
+    handle = herring.allreduce_(np.ones(5), name=name, async_op=True)
+    before = time.monotonic()
+    herring.shutdown()
+    assert time.monotonic() - before < 2
+    with pytest.raises(herring.HerringError, match=name):
+        handle.wait()
+
+
 def test_threads_have_names_of_their_own(job):
     job.run(threads, 2)
 

@@ -247,6 +247,41 @@ TEST(WorkerOneHop, WhatTheOtherLaneDoesNotAskForInTimeIsCopied) {
   EXPECT_TRUE(bench.completed[0].status.is_ok());
 }
 
+/// One process has the chunks of both rails: those with the same number are not the same.
+TEST(WorkerOneHop, EachRailsChunksAreCopied) {
+  OneHopBench bench(4, 1);
+  bench.config.rails = 2;
+  bench.config.lane_rails = {0, 0, 1, 1};
+  bench.config.near_lanes = {bench.config.lanes[1], bench.config.lanes[3]};
+  bench.build();
+  bench.limit = 8 * kChunk;
+  bench.memory.resize(6 * kChunk);
+  for (std::size_t i = 0; i < bench.memory.size(); ++i) bench.memory[i] = static_cast<std::byte>(1 + i / 7);
+  const std::vector<std::byte> before = bench.memory;
+  Operation both = bench.small(1);
+  both.contributor_count = 2;
+  bench.submit(both);
+  const std::vector<SendAction> announces = bench.sends(wire::MessageType::kAnnounce);
+  ASSERT_EQ(announces.size(), 4u);
+  bench.sent(announces);
+  for (const std::uint32_t lane : {1u, 3u}) bench.grant(bench.announce_to(lane, announces), 0, 3, 100 + 10 * lane);
+  bench.tick(bench.engine->next_deadline() - bench.now);
+  EXPECT_EQ(bench.count<CopyAction>(), 6u);
+  std::ranges::fill(bench.memory, std::byte{0xEE});  // The results have come.
+  std::vector<std::byte> told;
+  for (const std::uint32_t lane : {0u, 2u}) {
+    bench.grant(bench.announce_to(lane, announces), 0, 3, 100 + 10 * lane, 3);
+    const std::vector<SendAction> pushes = bench.sends(wire::MessageType::kPush);
+    ASSERT_EQ(pushes.size(), 1u);
+    told.insert(told.end(), pushes[0].payload.begin(), pushes[0].payload.end());
+  }
+  ASSERT_EQ(told.size(), before.size());
+  const std::size_t half = before.size() / 2;
+  const bool is_turned = !std::ranges::equal(std::span(told).first(half), std::span(before).first(half));
+  if (is_turned) std::ranges::rotate(told, told.begin() + static_cast<std::ptrdiff_t>(half));  // The other rail first.
+  EXPECT_TRUE(told == before);
+}
+
 TEST(WorkerOneHop, WhereNothingWaitsNothingIsCopied) {
   LargeOneHopBench bench;
   bench.grant(bench.near, 0, 1, 100);

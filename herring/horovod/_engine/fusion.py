@@ -161,17 +161,17 @@ class Fusions:
         for fusion in self.by_set.values():
             fusion.resume()
 
-    def close(self, set_id: int) -> None:
-        """The process set goes. What is pending ends first."""
+    def close(self, set_id: int, leaves_job: bool = False) -> None:
+        """The process set goes, on all ranks of it. What all of them have called ends first; the rest fails."""
         fusion = self.by_set.pop(set_id, None)
         if fusion is not None:
-            fusion.close(_LONGEST_CLOSE_S)
+            fusion.close(_LONGEST_CLOSE_S, leaves_job)
 
     def close_all(self) -> None:
         """The engine goes."""
         for set_id in list(self.by_set):
             if set_id is not None:
-                self.close(set_id)
+                self.close(set_id, leaves_job=True)
 
     def _go_alone(
         self, set_id: int, ticket: int, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float
