@@ -104,8 +104,8 @@ HERRING_API uint32_t herring_local_size(const herring_job* job);
 /* Some of the job's ranks, in group order; each of them calls it with the same id, from 1 to 2^22 - 1 and not in use.
  * Group 0 is the whole job. */
 HERRING_API herring_code herring_add_group(herring_job* job, uint32_t group, const uint32_t* ranks, size_t count);
-/* Each of its ranks calls it. What is pending on some of them only ends with an error; who has nothing pending waits for
- * the others for a second at most. */
+/* Each of its ranks calls it. What is pending on some of them only ends with an error; who has nothing pending waits
+ * for the others for a second at most. */
 HERRING_API herring_code herring_remove_group(herring_job* job, uint32_t group);
 
 /* The caller waits at once: its own thread moves the data, and the operation does not wait for others to join it. */
