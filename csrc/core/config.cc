@@ -174,8 +174,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      0, 100'000},
     {"HERRING_TCP_CONGESTION", Type::kText, &Config::tcp_congestion,
      "TCP's congestion control, on connections without libfabric. auto: the system's, but cubic or reno instead of "
-     "BBR, "
-     "which shares a link less evenly among many connections. system: the system's. Or a name that "
+     "BBR, which shares a link less evenly among many connections. system: the system's. Or a name that "
      "/proc/sys/net/ipv4/tcp_allowed_congestion_control has."},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
     {"HERRING_LANE_THREADS",

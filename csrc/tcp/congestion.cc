@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "core/status.h"
+#include "core/text.h"
 #include "tcp/text.h"
 
 namespace herring::tcp {
@@ -32,7 +33,7 @@ std::string allowed() {
 /// On a socket that goes nowhere.
 void check(const std::string& name) {
   const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, IPPROTO_TCP);
-  if (socket < 0) throw Error(Code::kTransport, "socket: " + error_text(errno));
+  if (socket < 0) throw Error(Code::kTransport, "socket: " + error_text(errno) + descriptor_hint());
   const bool is_set = set(socket, name);
   const int error = errno;
   close(socket);
