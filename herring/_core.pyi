@@ -331,6 +331,8 @@ class Fusion:
         """Whether somebody has to finish it yet."""
     def in_flight(self) -> list[tuple[int, str]]:
         """Such tickets and their names."""
+    def has_pending(self, name: str) -> bool:
+        """Whether a tensor of this name has neither ended nor gone alone: also while go_alone is called for it."""
     def poll(self, ticket: int) -> bool:
         """Whether it has ended or gone alone. Its name is free then."""
     def wait(self, ticket: int, timeout: float) -> bool | None:

@@ -300,6 +300,8 @@ void bind_fusion(py::module_& module) {
       .def("wait", &wait)
       .def("drop", &drop)
       .def("in_flight", &in_flight)
+      .def("has_pending",
+           [](const PyFusion& self, const std::string& name) { return self.owned.get()->has_pending(name); })
       .def("__contains__", [](const PyFusion& self, Ticket ticket) { return self.owners->contains(ticket); })
       .def("on_end", &on_end)
       .def("went_outside", [](const PyFusion& self, const std::string& name) { self.owned.get()->went_outside(name); })

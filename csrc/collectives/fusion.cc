@@ -56,6 +56,7 @@ std::optional<Ticket> Fusion::queue_outside(std::string_view name, std::shared_p
 }
 bool Fusion::go_outside(std::string_view name) { return impl_->go_outside(name); }
 Fusion::State Fusion::state(Ticket ticket) const { return impl_->state(ticket); }
+bool Fusion::has_pending(std::string_view name) const { return impl_->has_pending(name); }
 Fusion::Outcome Fusion::outcome(Ticket ticket) const { return impl_->outcome(ticket); }
 Fusion::State Fusion::poll(Ticket ticket) { return impl_->poll(ticket); }
 Fusion::State Fusion::wait(Ticket ticket, Instant deadline) { return impl_->wait(ticket, deadline); }
@@ -237,6 +238,14 @@ Fusion::State Fusion::Impl::state(Ticket ticket) const {
   return found == records_.end() ? State::kDone : found->second.state;
 }
 
+bool Fusion::Impl::has_pending(std::string_view name) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = names_.find(std::string(name));
+  if (found != names_.end() && found->second != 0 && records_.at(found->second).state == State::kPending) return true;
+  // Their names are free already, for the operations that follow.
+  return std::ranges::any_of(going_alone_, [&](Ticket ticket) { return records_.at(ticket).name == name; });
+}
+
 Fusion::Outcome Fusion::Impl::outcome(Ticket ticket) const {
   const std::scoped_lock lock(mutex_);
   const auto found = records_.find(ticket);
@@ -401,7 +410,7 @@ std::shared_ptr<void> Fusion::Impl::block(Ticket ticket) {
 runtime::BackgroundCaller::Outlook Fusion::Impl::outlook() const {
   const std::scoped_lock lock(mutex_);
   Outlook outlook;
-  const bool begins = going_alone_ > 0 || is_beginning_ || !next_ones_.empty();
+  const bool begins = !going_alone_.empty() || is_beginning_ || !next_ones_.empty();
   const bool moves = !is_closed_ && (engine_.is_moving() || (engine_.wants_round() && !exchange_));
   outlook.is_about_to_call = begins || moves;
   outlook.is_quiet = !outlook.is_about_to_call && (is_closed_ || engine_.is_quiet());

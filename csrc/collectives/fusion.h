@@ -67,6 +67,8 @@ class Fusion final {
   /// The first half of it: false where it is in flight, and nothing has been done.
   bool go_outside(std::string_view name);
   State state(Ticket ticket) const;
+  /// A tensor of this name is pending: also while GoAlone is being called for it.
+  bool has_pending(std::string_view name) const;
   struct Outcome {
     State state = State::kDone;
     Status status;  ///< How it ended, where done.

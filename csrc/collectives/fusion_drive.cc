@@ -290,12 +290,12 @@ void Fusion::Impl::go_alone(Lock& lock, std::span<const Ticket> tickets) {
     found->second.lease.reset();
     if (settings_.queues_names) engine_.went_outside(found->second.name, now());
     std::shared_ptr<void> owner = found->second.owner;
-    ++going_alone_;
+    going_alone_.push_back(ticket);
     lock.unlock();
     const Status status = go_alone_(ticket, owner);
     owner.reset();  // The record keeps it until end(), which drops it without the lock: it may ask for what is its.
     lock.lock();
-    --going_alone_;
+    std::erase(going_alone_, ticket);
     end(lock, {&ticket, 1}, status.is_ok() ? State::kAlone : State::kDone, status);
   }
 }

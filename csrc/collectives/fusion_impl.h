@@ -33,6 +33,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::optional<Ticket> queue_outside(std::string_view name, std::shared_ptr<void> owner);
   bool go_outside(std::string_view name);
   State state(Ticket ticket) const;
+  bool has_pending(std::string_view name) const;
   Outcome outcome(Ticket ticket) const;
   State poll(Ticket ticket);
   State wait(Ticket ticket, Instant deadline);
@@ -139,7 +140,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   std::size_t most_names_ = kManyNames;            // Then those that are of no use go.
   std::vector<Ticket> next_ones_;                  // Their turn has come.
   bool is_beginning_ = false;                      // Somebody goes through them.
-  std::size_t going_alone_ = 0;                    // Threads inside go_alone_.
+  std::vector<Ticket> going_alone_;                // What go_alone_ is being called for.
   std::size_t landing_ = 0;                        // Threads that end a bucket's tensors.
   std::optional<Exchange> exchange_;
   std::vector<std::shared_ptr<Flight>> flights_;

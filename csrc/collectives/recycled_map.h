@@ -18,6 +18,7 @@ class RecycledMap final {
   iterator find(const Key& key) { return map_.find(key); }
   typename Map::const_iterator find(const Key& key) const { return map_.find(key); }
   Value& at(const Key& key) { return map_.at(key); }
+  const Value& at(const Key& key) const { return map_.at(key); }
   iterator end() { return map_.end(); }
   typename Map::const_iterator end() const { return map_.end(); }
 

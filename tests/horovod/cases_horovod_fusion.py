@@ -308,6 +308,31 @@ def case_ranks_that_have_joined_bring_zeros() -> None:
     assert _travelled_together() - before < 150, "each by itself, after join()"
 
 
+def case_what_a_rank_called_before_it_joined_is_no_zero() -> None:
+    """Also where its tensor has yet to go alone, while the others have told it that theirs has."""
+    fusions = home.current().fusions
+    last = hvd.size() - 1
+    for turn in range(4):
+        if hvd.rank() == last:
+            handle = hvd.allreduce_async_(mine := torch.ones(3), name=f"own.{turn}", op=hvd.Sum)
+            start_alone = fusions.start_alone
+
+            def start_late(*call: Any, start: Any = start_alone) -> Any:
+                time.sleep(0.3)
+                return start(*call)
+
+            fusions.start_alone = start_late
+            assert hvd.join() < last or hvd.size() == 1
+            fusions.start_alone = start_alone
+        else:
+            time.sleep(0.1)  # The last rank has joined.
+            handle = hvd.allreduce_async_(mine := torch.ones(3), name=f"own.{turn}", op=hvd.Sum)
+        hvd.synchronize(handle)
+        assert mine.tolist() == [hvd.size()] * 3, turn
+        if hvd.rank() != last:
+            hvd.join()
+
+
 def case_lists_are_one_operation() -> None:
     tensors = _tensors("list")
     results = hvd.grouped_allreduce([tensor for _, tensor, _ in tensors], name="list")

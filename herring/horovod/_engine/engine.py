@@ -129,6 +129,8 @@ class Engine:
             place = (announcement.set_id, announcement.key)
             if members is None or members.index is None or announcement.use <= self._uses.get(place, 0):
                 return
+            if self.fusions.has_pending(announcement.set_id, announcement.key):
+                return  # This rank called it before it joined, and is about to start it, with its data.
             self._uses[place] = announcement.use
             if announcement.unnamed is not None:
                 known = self._next_unnamed.get(announcement.set_id, 0)

@@ -136,6 +136,11 @@ class Fusions:
             if fusion.wait(ticket, 0.0) is None
         }
 
+    def has_pending(self, set_id: int, key: str) -> bool:
+        """Whether a tensor of this key has neither ended nor started by itself."""
+        fusion, name = self.by_set.get(set_id), key.removeprefix("allreduce.")
+        return fusion is not None and name != key and fusion.has_pending(name)
+
     def went_outside(self, set_id: int, kind: str, key: str, name: str | None) -> None:
         """Tells ranks that wait here that the tensor goes by itself on this rank.
 
