@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "worker/engine_impl.h"
+#include "worker/delivery.h"
 
 namespace herring::worker {
 
@@ -47,8 +47,14 @@ Engine::Impl::Impl(EngineConfig config) : config_(std::move(config)) {
     lane_index_.emplace(lane.peer, i);
     lanes_.push_back(std::move(lane));
   }
-  if (config_.failover) share_bounce();
+  if (config_.failover) {
+    delivery_ = std::make_unique<RecoverableDelivery>(*this);
+  } else {
+    delivery_ = std::make_unique<PlainDelivery>(*this);
+  }
 }
+
+Engine::Impl::~Impl() = default;
 
 void Engine::Impl::submit(Instant now, const Operation& operation) {
   now_ = now;
@@ -83,12 +89,16 @@ void Engine::Impl::submit(Instant now, const Operation& operation) {
   }
   op.open_parts = static_cast<std::uint32_t>(op.parts.size());
   if (operation.is_join) op.answer.resize(roster_words(operation.contributor_count));
-  op.unsettled = config_.failover ? op.open_parts : 0;
+  delivery_->begin(op);
   by_key_.emplace(operation.key, op.id);
   ops_.emplace(op.id, std::move(owned));
   set_timer(op, deadline_of(op));
   for (std::size_t i = 0; i < op.parts.size(); ++i) announce_or_queue(op, i);
   complete_if_done(op);
+}
+
+std::uint32_t Engine::Impl::shard_of(const LanePart& part) const {
+  return part.has_roster ? wire::kRosterShard : delivery_->shard_of(part.item);
 }
 
 /// The lanes of an operation, from one that depends on the worker, so that no lane hears all workers at once.
@@ -124,7 +134,6 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.is_home = is_home_shard && item.first == 0;
   part.is_one_way = op.is_one_hop && !lanes_[item.lane].is_near;
   part.chunks = item.chunks;
-  part.is_settled = !config_.failover;
   part.has_roster = !operation.roster.empty();
   if (operation.is_join) part.answers = roster_words(operation.contributor_count);
   const std::uint64_t start = std::uint64_t{item.first} * config_.chunk_bytes;
@@ -139,7 +148,7 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   }
   // Who takes part in a shard takes part in each of its pieces.
   part.announcers = announcers_of(config_, item.origin, chunks, operation);
-  if (config_.failover) part.held.resize(part.expected());
+  delivery_->prepare(part);
   return part;
 }
 
@@ -184,30 +193,24 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   part.sequence = lane.next_sequence++;
   part.tag = next_tag_;
   next_tag_ += std::max(part.chunks, part.answers);
-  if (config_.failover) reserve(op, part);
-  const bool may_be_eager =
-      part.owned.count > 0 && part.shard.bytes <= config_.max_eager_bytes && part.moved_by == 0 &&
-      (config_.failover ? part.eager_slot != kNone : lane.eager + lane.one_way < config_.eager_window);
-  part.is_eager = may_be_eager && op.pushes();
+  wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
+  header.flags = delivery_->reserve(op, part);
+  part.is_eager = (header.flags & wire::kFlagEager) != 0;
   part.receives.resize(part.expected());
   part.is_pushed.resize(part.owned.count);
-  const bool lands_on_input = part.is_eager && this->lands_on_input(op);
+  const bool lands_on_input = part.is_eager && delivery_->lands_on_input(op);
   if (!lands_on_input) post_results(op, index);
   if (part.is_one_way) {
     ++lane.one_way;
     ++one_way_;
   }
 
-  wire::Header header = header_to(operation.key, wire::MessageType::kAnnounce);
   header.shard = shard_of(part);
   header.tag = part.tag;
   header.offset = part.sequence;
   header.count = part.announcers;
   std::span<const std::byte> data;
-  if (may_be_eager && config_.failover) header.flags = wire::kFlagReady;
-  if (!part.is_one_way && (part.is_eager || (header.flags & wire::kFlagReady) != 0)) ++lane.eager;
   if (part.is_eager) {
-    header.flags |= wire::kFlagEager;
     const std::span<std::byte> first = chunk_memory(op, part, part.owned.first);
     const std::span<std::byte> last = chunk_memory(op, part, part.owned.first + part.owned.count - 1);
     data = {first.data(), last.data() + last.size()};
@@ -244,21 +247,20 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
 void Engine::Impl::post_results(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
   for (std::uint32_t i = 0; i < part.expected(); ++i) {
-    const bool is_granted =
-        config_.failover ? part.eager_slot == kNone && !part.held[i] : op.pushes() && !part.is_eager;
-    if (!is_granted || part.owned.count == 0) post(op, {op.id, index, part.owned.first + i, 0});
+    if (part.owned.count == 0 || !delivery_->waits_for_grant(op, part, i))
+      post(op, {op.id, index, part.owned.first + i, 0});
   }
 }
 
 void Engine::Impl::post(Op& op, const Receive& receive) {
   LanePart& part = op.parts[receive.part];
-  const std::span<std::byte> memory = landing(op, part, receive);
+  const std::span<std::byte> memory = delivery_->landing(op, part, receive);
   const Token token{next_token_++};
   part.receives[receive.chunk - part.owned.first] = token.value;
   receives_.emplace(token.value, receive);
   PostReceiveAction action{Tag{part.tag + receive.chunk}, memory, token};
   // A post seals what it sends (EngineConfig::sealed_sends): only then may anything land there.
-  if (config_.sealed_sends && lands_on_input(op)) action.behind = lanes_[part.lane].peer;
+  if (config_.sealed_sends && delivery_->lands_on_input(op)) action.behind = lanes_[part.lane].peer;
   action.from = lanes_[part.lane].peer;
   actions_.emplace_back(std::move(action));
 }
@@ -316,15 +318,13 @@ void Engine::Impl::finish_part(LanePart& part, Op& op) {
   if (part.is_done) return;
   part.is_done = true;
   --op.open_parts;
-  Lane& lane = lanes_[part.lane];
-  if (!part.is_one_way && (part.is_eager || part.eager_slot != kNone)) --lane.eager;
-  if (part.eager_slot != kNone && !lane.lost) lane.free_eager.push_back(std::exchange(part.eager_slot, kNone));
+  delivery_->finish(part);
 }
 
 /// The one place where an operation ends: every lane is done with it and no send reads its memory any more.
 void Engine::Impl::complete_if_done(Op& op) {
   if (op.open_parts > 0 || op.payload_sends > 0) return;
-  if (!op.has_failed && op.unsettled > 0 && wait_for_settled(op)) return;
+  if (!op.has_failed && !delivery_->may_complete(op)) return;
   if (!op.is_over) {
     ++(op.has_failed ? stats_.ops_failed : stats_.ops_completed);
     actions_.emplace_back(CompleteAction{op.operation.key, op.failure, op.has_failed ? Roster{} : op.answer});
@@ -340,9 +340,7 @@ void Engine::Impl::complete_if_done(Op& op) {
 void Engine::Impl::forget(Op& op) {
   set_timer(op, Instant::max());
   stats_.bytes_retained -= op.retained_bytes;
-  for (const LanePart& part : op.parts) {
-    if (config_.failover && part.is_announced) by_tag_.erase(part.tag);
-  }
+  delivery_->forget(op);
   by_key_.erase(op.operation.key);
   ops_.erase(op.id);
 }

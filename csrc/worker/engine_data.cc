@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <string>
 
-#include "worker/engine_impl.h"
+#include "worker/delivery.h"
 
 namespace herring::worker {
 namespace {
@@ -29,9 +29,9 @@ void Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
     case wire::MessageType::kCredit:
       return handle_credit(header);
     case wire::MessageType::kGrant:
-      return config_.failover ? take_grant(header, body) : handle_grant(header, body);
+      return delivery_->take_grant(header, body);
     case wire::MessageType::kSettled:
-      return handle_settled(now, header, body);
+      return delivery_->handle_settled(now, header, body);
     case wire::MessageType::kError:
       return handle_error(now, header, body);
     default:
@@ -58,7 +58,7 @@ void Engine::Impl::serve_queue(Lane& lane) {
     if (id != 0 && lane.credits == 0) return;
     lane.queue.pop_front();
     if (id == 0) {
-      say_moved(lane, index);
+      delivery_->say_moved(lane, index);
     } else {
       Op& op = *find_op(id);
       announce(op, index);
@@ -74,45 +74,9 @@ LanePart* Engine::Impl::find_part(Op& op, std::uint32_t peer, std::uint64_t tag)
   return nullptr;
 }
 
-void Engine::Impl::handle_grant(const wire::Header& header, std::span<const std::byte> body) {
-  Op* op = find_op(header.key());
-  LanePart* part = op == nullptr ? nullptr : find_part(*op, header.sender, header.offset);
-  if (part == nullptr) {
-    ++stats_.messages_rejected;  // Given up meanwhile, most likely: the lane has been told how many pushes to expect.
-    return;
-  }
-  if (op->has_failed || part->is_closing || part->is_done) return;
-  const std::uint64_t end = std::uint64_t{header.chunk} + header.count;
-  const auto said = wire::decode_list(body, 1);
-  const std::uint32_t run = body.empty() ? 1 : said ? run_of(said->front()) : 0;
-  if (part->is_eager || !op->pushes() || header.count == 0 || header.chunk < part->owned.first ||
-      end > std::uint64_t{part->owned.first} + part->owned.count || run == 0 || header.count % run != 0) {
-    ++stats_.messages_rejected;
-    return;
-  }
-  const bool lands_on_input = this->lands_on_input(*op);
-  for (std::uint32_t i = 0; i < header.count; i += run) {
-    const std::uint32_t chunk = header.chunk + i;
-    const auto first = part->is_pushed.begin() + (chunk - part->owned.first);
-    if (std::find(first, first + run, true) != first + run) {
-      ++stats_.messages_rejected;
-      continue;
-    }
-    // What takes the Result's receive may be anybody's message: it must not lie on what the push still reads.
-    if (!lands_on_input && !part->is_one_way) post(*op, {op->id, part->index, chunk, 0, kNone, run});
-    const ChunkPush granted{chunk, run, Tag{header.tag + i}};
-    if (waits_for_others(*op, *part) && is_held_back(*op, chunk, run)) {
-      hold_back(*op, *part, granted);
-    } else {
-      push(*op, *part, granted);
-    }
-  }
-  complete_if_done(*op);
-}
-
 /// Its Results are received when its pushes are over: they land on what is pushed.
 bool Engine::Impl::is_answered_later(const Op& op, const LanePart& part) const {
-  if (!lands_on_input(op)) return false;
+  if (!delivery_->lands_on_input(op)) return false;
   return !op.is_one_hop || waits_for_others(op, part);
 }
 
@@ -179,7 +143,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
   LanePart& part = op.parts[receive.part];
   const bool has_chunk = part.owned.count > 0;
   const ByteRange range = has_chunk ? run_range(part, receive.chunk, receive.run) : ByteRange{};
-  const bool has_data = has_chunk && op.pulls_data() && !(config_.failover && is_held(part, receive.chunk));
+  const bool has_data = has_chunk && delivery_->brings_data(op, part, receive.chunk);
   const bool is_in_place =
       has_data && (header.flags & wire::kFlagInPlace) != 0 && may_be_in_place(op, part, receive.chunk);
   const std::uint64_t bytes = has_data && !is_in_place ? range.bytes : 0;
@@ -191,7 +155,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
       post(op, receive);
     } else {
       part.receives[receive.chunk - part.owned.first] = 0;
-      release(lanes_[part.lane], receive);
+      delivery_->release(part, receive);
     }
     if (!is_enough) return;
     fail(now, op,
@@ -212,7 +176,7 @@ void Engine::Impl::on_received(Instant now, Token token, const Status& status, c
 
 /// Whether this owned chunk was lent to the lane, so that it could put the sum there.
 bool Engine::Impl::may_be_in_place(const Op& op, const LanePart& part, std::uint32_t chunk) const {
-  return lanes_[part.lane].is_near && lands_on_input(op) && part.is_pushed[chunk - part.owned.first];
+  return lanes_[part.lane].is_near && delivery_->lands_on_input(op) && part.is_pushed[chunk - part.owned.first];
 }
 
 bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive& receive, const wire::Header& header,
@@ -230,19 +194,11 @@ bool Engine::Impl::is_expected(const Op& op, const LanePart& part, const Receive
 }
 
 void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) {
-  Lane& lane = lanes_[part.lane];
+  const std::uint32_t lane = part.lane;
   part.receives[receive.chunk - part.owned.first] = 0;
   part.received += receive.run;
   stats_.bytes_received += bytes;
-  if (config_.failover) {
-    const std::span<const std::byte> landed = landing(op, part, receive);
-    if (bytes > 0) {
-      actions_.emplace_back(CopyAction{landed, chunk_memory(op, part, receive.chunk, receive.run), op.retained});
-    }
-    std::fill_n(part.held.begin() + (receive.chunk - part.owned.first), receive.run, true);
-    Receive over = receive;
-    release(lane, over);
-  }
+  delivery_->take(op, part, receive, bytes);
   const bool is_all = part.received == part.expected();
   if (is_all && op.operation.is_join && !is_sane(op.answer, op.operation.contributor_count)) {
     op.has_failed = true;
@@ -251,12 +207,12 @@ void Engine::Impl::take_result(Op& op, LanePart& part, const Receive& receive, s
   }
   if (is_all) {
     finish_part(part, op);
-    if (config_.failover) report(part, op);
+    delivery_->report(op, part);
   } else if (op.has_failed) {
     drain_part(op, part, false);
   }
   complete_if_done(op);
-  if (config_.failover) serve_grants(lane);
+  delivery_->serve_grants(lane);
 }
 
 void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
@@ -265,10 +221,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   now_ = now;
   const Send sent = std::move(found->second);
   sends_.erase(found);
-  if (sent.receipt_lane != kNone) {
-    lanes_[sent.receipt_lane].receipt_on_way = false;
-    flush_receipts(now, sent.receipt_lane, true);
-  }
+  if (sent.receipt_lane != kNone) delivery_->on_sent_receipt(now, sent.receipt_lane);
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
   if (sent.borrows) --op->payload_sends;
@@ -281,7 +234,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (!status.is_ok() && sent.matters && !op->has_failed) {
     const std::uint32_t lane = op->parts[sent.part].lane;
     if (lanes_[lane].lost) return complete_if_done(*op);
-    if (may_move(lane)) {
+    if (delivery_->may_move(lane)) {
       // A dying server breaks its connections before its death is known. If it lives, the operation fails a little
       // later.
       if (op->suspicion.is_ok()) {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "core/seconds_text.h"
-#include "worker/engine_impl.h"
+#include "worker/delivery.h"
 
 namespace herring::worker {
 void Engine::Impl::abort(Instant now, const Operation& operation, const Status& why) {
@@ -29,7 +29,7 @@ void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Sta
   const Lane& lane = lanes_[item.lane];
   if (lane.lost) return;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
-  header.shard = !operation.roster.empty() ? wire::kRosterShard : config_.failover ? item.id : 0;
+  header.shard = !operation.roster.empty() ? wire::kRosterShard : delivery_->shard_of(item);
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
   header.count = announcers_of(config_, home, chunks, operation);
@@ -84,11 +84,7 @@ void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
   if (part.is_done) return;
   const bool over = force || lanes_[part.lane].lost || (part.has_error && part.received >= part.results_sent);
   if (!over) return;
-  Lane& lane = lanes_[part.lane];
-  if (config_.failover && lane.lost) {
-    abandon(op, part);
-    return;
-  }
+  if (lanes_[part.lane].lost && delivery_->abandon_lost(op, part)) return;
   part.is_closing = true;
   for (const std::uint64_t token : part.receives) {
     if (token == 0 || std::exchange(receives_.at(token).is_withdrawn, true)) continue;
@@ -99,11 +95,11 @@ void Engine::Impl::drain_part(Op& op, LanePart& part, bool force) {
 
 /// A part ends when the last of its receives has been given back; their slots are free one by one.
 void Engine::Impl::close_part(Op& op, LanePart& part) {
-  Lane& lane = lanes_[part.lane];
+  const std::uint32_t lane = part.lane;
   const bool waits =
       std::any_of(part.receives.begin(), part.receives.end(), [](std::uint64_t token) { return token != 0; });
   if (!waits) finish_part(part, op);
-  if (config_.failover) serve_grants(lane);
+  delivery_->serve_grants(lane);
 }
 
 void Engine::Impl::on_withdrawn(Instant now, Token token) {
@@ -115,7 +111,7 @@ void Engine::Impl::on_withdrawn(Instant now, Token token) {
   Op& op = *find_op(receive.op);
   LanePart& part = op.parts[receive.part];
   part.receives[receive.chunk - part.owned.first] = 0;
-  release(lanes_[part.lane], receive);
+  delivery_->release(part, receive);
   close_part(op, part);
   complete_if_done(op);
 }
@@ -125,12 +121,12 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
   const auto lane = lane_index_.find(peer);
   if (lane != lane_index_.end()) {
     if (lanes_[lane->second].lost) return;
-    const bool moves = may_move(lane->second);
+    const bool moves = delivery_->may_move(lane->second);
     lanes_[lane->second].lost = true;
     one_way_ -= std::exchange(lanes_[lane->second].one_way, 0);
     lanes_[lane->second].why_lost = why;
-    if (config_.failover) losses_.push_back(lane->second);
-    if (moves) return move_lane(now, lane->second);
+    delivery_->note_loss(lane->second);
+    if (moves) return delivery_->move_lane(now, lane->second);
   } else if (!lost_workers_.emplace(peer, why).second) {
     return;
   }
@@ -161,18 +157,15 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
   }
 }
 
+bool Engine::Impl::is_needed() const { return delivery_->is_needed(); }
+
 Instant Engine::Impl::next_deadline() const {
-  Instant next = timers_.empty() ? Instant::max() : timers_.begin()->first;
-  if (!config_.failover) return next;
-  for (const Lane& lane : lanes_) next = std::min(next, lane.receipts_due);
-  return next;
+  return std::min(timers_.empty() ? Instant::max() : timers_.begin()->first, delivery_->next_deadline());
 }
 
 void Engine::Impl::on_tick(Instant now) {
   now_ = now;
-  for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (lanes_[lane].receipts_due <= now) flush_receipts(now, lane, true);
-  }
+  delivery_->on_tick(now);
   while (!timers_.empty() && timers_.begin()->first <= now) {
     Op& op = *find_op(timers_.begin()->second);
     if (!op.has_failed && op.is_one_hop && now < deadline_of(op)) {

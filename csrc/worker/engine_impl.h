@@ -107,12 +107,6 @@ struct Op {
   bool pulls_data() const { return !has_one_pusher() || operation.contributor != pusher(); }
 };
 
-struct Grant {
-  wire::Header header;
-  std::uint32_t run = 1;     // Chunks in one message.
-  std::uint32_t served = 0;  // Of its chunks.
-};
-
 struct Lane {
   PeerId peer;
   bool is_near = false;  // One of EngineConfig::near_lanes.
@@ -124,18 +118,6 @@ struct Lane {
   std::uint64_t next_sequence = 0;
   // Parts that wait for a credit: operation id, part index; 0 and a loss: that it is time to say Moved.
   std::deque<std::pair<std::uint64_t, std::size_t>> queue;
-
-  // With failover.
-  SlotPool slots;
-  std::vector<std::uint32_t> free_eager;
-  std::size_t slots_at = 0;                     // Offset in EngineConfig::bounce.
-  std::uint64_t next_grant = 0;                 // Grants below have come ...
-  std::map<std::uint64_t, Grant> early_grants;  // ... and these.
-  std::deque<Grant> grants;                     // To be served in this order.
-  std::vector<std::uint64_t> receipts;          // Tags of announces to report.
-  bool receipts_urgent = false;
-  bool receipt_on_way = false;
-  Instant receipts_due = Instant::max();
 };
 
 struct Receive {
@@ -186,13 +168,16 @@ std::uint64_t heir_seed(const OpKey& key);
 class Engine::Impl {
  public:
   explicit Impl(EngineConfig config);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   // engine.cc
   void submit(Instant now, const Operation& operation);
   void take_actions(Actions& out);
   bool is_idle() const { return ops_.empty() && receives_.empty() && sends_.empty() && one_way_ == 0; }
   bool has_operations() const { return !ops_.empty(); }
-  bool is_needed() const { return config_.failover ? !ops_.empty() : one_way_ > 0; }
+  bool is_needed() const;
   void add_awaited(std::vector<PeerId>& lanes) const;
   Instant next_deadline() const;
   const EngineStats& stats() const { return stats_; }
@@ -209,11 +194,12 @@ class Engine::Impl {
   void on_tick(Instant now);
 
  private:
+  class Delivery;  // delivery.h
+  class PlainDelivery;
+  class RecoverableDelivery;
+
   // engine.cc
-  void share_bounce();
-  std::uint32_t shard_of(const LanePart& part) const {
-    return part.has_roster ? wire::kRosterShard : config_.failover ? part.item.id : 0;
-  }
+  std::uint32_t shard_of(const LanePart& part) const;
   void make_parts(Op& op) const;
   LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
   void announce_or_queue(Op& op, std::size_t index);
@@ -221,7 +207,6 @@ class Engine::Impl {
   void announce(Op& op, std::size_t index);
   void post_results(Op& op, std::size_t index);
   void post(Op& op, const Receive& receive);
-  bool lands_on_input(const Op& op) const { return !config_.failover && op.pushes() && op.pulls_data(); }
   wire::Header header_to(const OpKey& key, wire::MessageType type) const;
   void send(PeerId to, Tag tag, const wire::Header& header, std::vector<std::byte> body,
             std::span<const std::byte> payload, const Send& record);
@@ -239,7 +224,6 @@ class Engine::Impl {
   bool is_from_job(const wire::Header& header) const;
   Lane* lane_of(std::uint32_t peer);
   void handle_credit(const wire::Header& header);
-  void handle_grant(const wire::Header& header, std::span<const std::byte> body);
   void handle_error(Instant now, const wire::Header& header, std::span<const std::byte> body);
   LanePart* find_part(Op& op, std::uint32_t peer, std::uint64_t tag);
   bool is_answered_later(const Op& op, const LanePart& part) const;
@@ -277,41 +261,16 @@ class Engine::Impl {
   /// When it fails if nothing comes of it.
   Instant deadline_of(const Op& op) const { return op.submitted + op.operation.timeout + config_.lane_grace; }
 
-  // engine_failover.cc
-  bool may_move(std::uint32_t lane) const;
-  std::span<std::byte> landing(const Op& op, const LanePart& part, const Receive& receive) const;
-  void reserve(Op& op, LanePart& part);
-  void release(Lane& lane, Receive& receive);
-  bool is_held(const LanePart& part, std::uint32_t chunk) const { return part.held[chunk - part.owned.first]; }
-  bool may_serve(const Op& op, const LanePart& part, const Grant& grant, std::uint32_t chunk) const;
-  void take_grant(const wire::Header& header, std::span<const std::byte> body);
-  void serve_grants(Lane& lane);
-  bool serve_grant(Lane& lane, Grant& grant);
-  bool serve_run(Lane& lane, Op& op, LanePart& part, const Grant& grant, std::uint32_t chunk);
-  void send_ready(const Op& op, const LanePart& part, std::uint32_t chunk, std::uint32_t count);
-  void report(LanePart& part, const Op& op);
-  void flush_receipts(Instant now, std::uint32_t lane, bool is_due);
-  void handle_settled(Instant now, const wire::Header& header, std::span<const std::byte> body);
-  void settle(Instant now, Op& op, LanePart& part);
-  bool may_retain(const Op& op) const;
-  bool wait_for_settled(Op& op);
-  void move_lane(Instant now, std::uint32_t lane);
-  void move_parts(Op& op, std::uint32_t lane);
-  LanePart inherit(const Op& op, const LanePart& part, const Item& item, ByteRange shard) const;
-  void write_off_sends(std::uint32_t lane);
-  void abandon(Op& op, LanePart& part);
-  void say_moved(Lane& lane, std::size_t loss);
-
   EngineConfig config_;
   std::vector<Lane> lanes_;
+  std::unique_ptr<Delivery> delivery_;
   std::unordered_map<PeerId, std::uint32_t> lane_index_;
   std::unordered_map<PeerId, std::string> lost_workers_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
   std::unordered_map<OpKey, std::uint64_t> by_key_;
   std::set<std::pair<Instant, std::uint64_t>> timers_;
   std::vector<std::uint32_t> losses_;  // Lanes, in the order in which they died.
-  std::unordered_map<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>> by_tag_;  // Unsettled: operation, part.
-  Instant now_{};                                                                      // Of the event at hand.
+  Instant now_{};                      // Of the event at hand.
   std::unordered_map<std::uint64_t, Receive> receives_;
   std::unordered_map<std::uint64_t, Send> sends_;
   std::uint64_t one_way_ = 0;  // Lane::one_way, over all that live.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "worker/engine_impl.h"
+#include "worker/delivery.h"
 
 namespace herring::worker {
 namespace {
@@ -24,7 +24,7 @@ void Engine::Impl::sent_one_way(Op& op, LanePart& part) {
 /// Of what is small, where the result lands on the input: the lane in this process may have it before the others have
 /// the input. Posts its receive once nothing that is on its way, or has yet to be sent, reads that memory.
 void Engine::Impl::post_held_back(Op& op) {
-  if (!lands_on_input(op) || is_empty(op.operation) || op.payload_sends > 0) return;
+  if (!delivery_->lands_on_input(op) || is_empty(op.operation) || op.payload_sends > 0) return;
   const auto waits = [](const LanePart& part) { return !part.is_announced && !part.is_done; };
   if (std::ranges::any_of(op.parts, waits)) return;
   for (LanePart& part : op.parts) {

@@ -88,6 +88,18 @@ bool goes_in_one_hop(const EngineConfig& config, const Operation& operation) {
          descriptor.part_bytes > config.lanes.size() * std::uint64_t{config.max_eager_bytes};
 }
 
+std::uint32_t run_of(std::uint64_t said) {
+  return said > 1 && said <= wire::kMaxRun ? static_cast<std::uint32_t>(said) : 0;
+}
+
+void add_bitmap(std::vector<std::byte>& out, const std::vector<bool>& bits) {
+  const std::size_t start = out.size();
+  out.resize(start + (bits.size() + 7) / 8);
+  for (std::size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) out[start + i / 8] |= static_cast<std::byte>(1u << (i % 8));
+  }
+}
+
 bool is_small(const EngineConfig& config, std::uint64_t shard_bytes) { return shard_bytes <= config.max_eager_bytes; }
 
 namespace {
