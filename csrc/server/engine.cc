@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 
 namespace herring::server {
 namespace {
@@ -59,6 +59,18 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
   pool_ = SlotPool(static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1)));
   workers_.resize(config.workers);
   lateness_.resize(config.workers);
+  if (config.failover) {
+    delivery_ = std::make_unique<RecoverableDelivery>(*this);
+  } else {
+    delivery_ = std::make_unique<PlainDelivery>(*this);
+  }
+}
+
+Engine::Impl::~Impl() = default;
+
+Instant Engine::Impl::next_deadline() const {
+  return std::min(
+      {delivery_->next_deadline(), one_way_due_, timers_.empty() ? Instant::max() : timers_.begin()->first});
 }
 
 bool Engine::Impl::is_from_job(const wire::Header& header) const {
@@ -80,13 +92,13 @@ bool Engine::Impl::on_control(Instant now, const wire::Header& header, std::span
       handle_cancel(now, header, body);
       break;
     case wire::MessageType::kReady:
-      handle_ready(now, header);
+      delivery_->handle_ready(now, header);
       break;
     case wire::MessageType::kReceipt:
-      handle_receipt(now, header, body);
+      delivery_->handle_receipt(now, header, body);
       break;
     case wire::MessageType::kMoved:
-      handle_moved(now, header);
+      delivery_->handle_moved(now, header);
       break;
     default:
       ++stats_.messages_rejected;
@@ -216,10 +228,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
     --workers_[sent.peer.value].answers_on_way;
     answer_cancels(sent.peer, workers_[sent.peer.value]);
   }
-  if (sent.is_settled) {
-    workers_[sent.peer.value].settled_on_way = false;
-    flush_settled(sent.peer, true);
-  }
+  if (sent.is_settled) delivery_->on_sent_settled(sent.peer);
   Op* op = find_op(sent.op);
   if (op == nullptr) return;
   if (sent.is_result) {
@@ -239,7 +248,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   } else if (op->state == OpState::kFailed) {
     drain(now, *op, false);
   } else if (op->state == OpState::kFinishing && op->sends == 0) {
-    after_sends(now, *op);
+    delivery_->after_sends(now, *op);
   } else if (op->state == OpState::kKept && op->sends == 0) {
     drop_eager_data(*op);  // Results wait for those who are late, maybe for long.
   }
@@ -247,10 +256,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
 }
 
 void Engine::Impl::on_tick(Instant now) {
-  if (now >= settled_due_) {
-    settled_due_ = Instant::max();
-    for (std::uint32_t worker = 0; worker < config_.workers; ++worker) flush_settled(PeerId{worker}, true);
-  }
+  delivery_->on_tick(now);
   if (now >= one_way_due_) {
     one_way_due_ = Instant::max();
     for (std::uint32_t worker = 0; worker < config_.workers; ++worker) credit(PeerId{worker}, workers_[worker], true);
@@ -260,7 +266,7 @@ void Engine::Impl::on_tick(Instant now) {
     Op& op = *find_op(id);
     if (op.state == OpState::kFinishing) {
       set_timer(op, Instant::max());
-      stop_waiting(now, op);
+      delivery_->on_timer(now, op);
     } else if (op.state == OpState::kFailed) {
       if (op.drained) {
         erase_op(op.id);
@@ -333,7 +339,7 @@ void Engine::Impl::erase_op(std::uint64_t id) {
     if (std::erase(failed->second, id) > 0) std::erase(failed_order_, id);
     if (failed->second.empty()) failed_.erase(failed);
   }
-  forget_tags(*found->second);
+  delivery_->forget(*found->second);
   give_back_room(*found->second);
   for (Participant& participant : found->second->participants) {
     drop_records(participant.peer, participant.record_bytes);

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 #include "server/reduce.h"
 
 namespace herring::server {
@@ -43,7 +43,7 @@ void Engine::Impl::handle_announce(Instant now, Arrival& arrival) {
   ++worker.uncredited;
   credit(PeerId{header.sender}, worker);
   process_announce(now, arrival);
-  if (config_.failover) conclude_moves(now);
+  delivery_->after_announces(now);
   const auto held = worker.held_cancels.find(header.offset);
   if (held == worker.held_cancels.end()) return;
   const HeldCancel cancel = std::move(held->second);
@@ -158,7 +158,7 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
   Roster roster;
   Status status = take_roster(header, *announce, rest, roster);
   const std::span<const std::byte> data = is_moved ? std::span<const std::byte>{} : rest;
-  if (status.is_ok()) status = check_failover(header, *announce, rest);
+  if (status.is_ok()) status = delivery_->check(header, *announce, rest);
   if (status.is_ok()) status = check_announce(header, *announce, data);
   if (status.is_ok()) status = check_records(header, *announce, body);
   if (!status.is_ok()) {
@@ -198,7 +198,7 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
   Participant& participant = add_participant(*op, header, *announce);
   if (!data.empty()) keep_data(*op, participant, arrival, data.size());
   participant.announced = now;
-  if (config_.failover) note_failover(*op, header, is_moved ? rest : data);
+  delivery_->note(*op, header, rest);
   after_announce(now, *op);
 }
 
@@ -256,7 +256,7 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
   }
   if ((header.flags & wire::kFlagOneHop) != 0) {
     const bool is_plain = (header.flags & (wire::kFlagJoin | wire::kFlagRoster)) == 0;
-    if (!config_.near_worker || config_.failover) return wrong("in one hop; this server is not in a worker's process");
+    if (!config_.near_worker) return wrong("in one hop; this server is not in a worker's process");
     const bool is_large = announce.shard_bytes > config_.max_eager_bytes;
     if (!is_plain || (is_large && !reduces(announce.descriptor.collective))) {
       return wrong("in one hop, of what cannot go so");
@@ -453,7 +453,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
       if (!participant.is_one_way) send_result(op, participant, kNone, {});
-    } else if (!participant.eager && (config_.failover || is_pusher(participant.announce))) {
+    } else if (!participant.eager && delivery_->needs_grants(participant)) {
       participant.push_tag = next_tag_;
       next_tag_ += op.chunks;
     }

@@ -2,7 +2,7 @@
 #include <string>
 #include <utility>
 
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 
 namespace herring::server {
 namespace {
@@ -19,7 +19,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   if (!op.is_live()) return;
   retire_one_way(now, op);  // Also where the first one went another way: they disagree.
   for (Participant& participant : op.participants) retire(participant);
-  forget_tags(op);
+  delivery_->forget(op);
   forget_missing(op);
   std::erase(ready_, std::pair{op.id, op.key.op.group});
   std::erase(roomless_, op.id);
@@ -250,9 +250,25 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId peer, const std::string& why
       fail(now, *op, Status(Code::kPeerLost, why));
     } else if (op->state == OpState::kFailed) {
       drain(now, *op, false);
-    } else if (op->state == OpState::kFinishing && config_.failover) {
-      settle_op(now, *op);
+    } else if (op->state == OpState::kFinishing) {
+      delivery_->on_peer_lost(now, *op);
     }
+  }
+  follow_up(now);
+}
+
+void Engine::Impl::on_peer_left(Instant now, PeerId worker, const std::string& why) {
+  if (worker.value >= config_.workers || workers_[worker.value].left) return;
+  workers_[worker.value].left = true;
+  workers_[worker.value].why_lost = why;
+  left_.push_back(worker);
+  delivery_->after_announces(now);
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, op] : ops_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const std::uint64_t id : ids) {
+    Op* op = find_op(id);
+    if (op != nullptr && waits_in_vain(*op, worker)) fail(now, *op, Status(Code::kPeerLost, why));
   }
   follow_up(now);
 }

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/finite.h"
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 
 namespace herring::server {
 namespace {
@@ -109,7 +109,7 @@ Engine::Impl::Role Engine::Impl::role_of(const Op& op, std::uint32_t contributor
                                          std::uint32_t chunk, std::uint32_t source) const {
   if (op.any_held && is_held_by_all(op, chunk)) return Role::kNothing;
   if (source == kNone || contributor == source) return Role::kPush;
-  return config_.failover && !owner.ready && !owner.holds(chunk) ? Role::kPull : Role::kNothing;
+  return delivery_->has_to_post(owner, chunk) ? Role::kPull : Role::kNothing;
 }
 
 /// How many of the next chunks find a slot for each pusher, within the windows of all concerned.
@@ -191,7 +191,7 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
 /// its way to other lanes; of the rest its worker lends what these have.
 bool Engine::Impl::lends(const Op& op, const Participant& participant, std::uint32_t bytes) const {
   return config_.near_worker == participant.peer && bytes >= config_.min_loan_bytes && op.pushers() > 1 &&
-         !op.may_lack_some() && !is_small_one_hop(op) && !config_.failover && !config_.check_finite;
+         !op.may_lack_some() && !is_small_one_hop(op) && delivery_->may_lend() && !config_.check_finite;
 }
 
 void Engine::Impl::give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input,
@@ -246,7 +246,7 @@ void Engine::Impl::send_grant(Op& op, Participant& participant) {
   participant.told_count = 0;
   if (participant.told_pulls) header.flags = wire::kFlagPull;
   std::vector<std::uint64_t> said;
-  if (config_.failover) said.push_back(workers_[participant.peer.value].next_grant++);
+  delivery_->number(participant.peer, said);
   if (participant.told_run > 1) said.push_back(participant.told_run);
   send(participant.peer, kControlTag, header, wire::encode_list(said), {}, {op.id, kNone, participant.peer, false});
 }
@@ -344,9 +344,8 @@ void Engine::Impl::finish_op(Instant now, Op& op) {
   }
   op.state = OpState::kFinishing;
   end_live(op);
-  set_timer(op, config_.failover ? now + op.timeout : Instant::max());
+  delivery_->finish(now, op);
   ++stats_.ops_completed;
-  if (config_.failover) ++stats_.unsettled;
   if (op.is_one_hop) {
     ++stats_.one_hop;
     retire_one_way(now, op);

@@ -25,6 +25,8 @@
 namespace herring::server {
 
 inline constexpr std::uint32_t kNone = 0xFFFF'FFFF;
+/// What containers take for each entry beside it, roughly.
+inline constexpr std::uint64_t kNodeBytes = 64;
 inline constexpr std::uint64_t kNotAnnounced = ~std::uint64_t{0};  // Cancel: no announce of mine belongs to this.
 
 /// What a lane keeps apart: an item of a part of an operation.
@@ -223,14 +225,6 @@ struct WorkerState {
   std::uint32_t granted = 0;                                  // Chunks granted, not arrived.
   std::uint64_t record_bytes = 0;                             // Its records of operations, failed ones too.
 
-  // With failover.
-  std::uint64_t next_grant = 0;
-  std::unordered_map<std::uint64_t, std::uint64_t> unsettled;  // Tag of an announce -> operation.
-  std::vector<std::uint64_t> settled;                          // Tags to report.
-  bool settled_urgent = false;
-  bool settled_on_way = false;
-  std::map<std::uint32_t, std::uint64_t> moved;  // By loss: announces below this one were sent before Moved.
-
   bool has_seen(std::uint64_t sequence) const { return sequence < next_sequence || early.contains(sequence); }
 };
 
@@ -260,6 +254,9 @@ using GroupMembers = std::vector<wire::RankSpan>;  // By contributor.
 class Engine::Impl {
  public:
   Impl(const EngineConfig& config, std::span<std::byte> slots);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   // engine.cc
   bool on_control(Instant now, const wire::Header& header, std::span<std::byte> body, Token token);
@@ -268,9 +265,7 @@ class Engine::Impl {
   void on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found);
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
-  Instant next_deadline() const {
-    return std::min({settled_due_, one_way_due_, timers_.empty() ? Instant::max() : timers_.begin()->first});
-  }
+  Instant next_deadline() const;
   void take_actions(Actions& out);
   bool is_quiet() const;
   bool is_idle() const { return undrained_ == 0 && receives_.empty() && sends_.empty() && reducing_.empty(); }
@@ -278,14 +273,16 @@ class Engine::Impl {
   const std::vector<Lateness>& lateness() const { return lateness_; }
   std::string take_warning() { return std::exchange(warning_, {}); }
 
-  // engine_settle.cc
-  void on_peer_left(Instant now, PeerId worker, const std::string& why);
-
   // engine_failure.cc
   void on_withdrawn(Instant now, Token token);
   void on_peer_lost(Instant now, PeerId worker, const std::string& why);
+  void on_peer_left(Instant now, PeerId worker, const std::string& why);
 
  private:
+  class Delivery;  // delivery.h
+  class PlainDelivery;
+  class RecoverableDelivery;
+
   // engine.cc
   bool is_from_job(const wire::Header& header) const;
   void follow_up(Instant now);
@@ -385,22 +382,6 @@ class Engine::Impl {
   bool waits_in_vain(const Op& op, PeerId left) const;
   Op* find_failed(const Key& key, PeerId peer, std::uint64_t tag);
 
-  // engine_settle.cc
-  Status check_failover(const wire::Header& header, const wire::Announce& announce,
-                        std::span<const std::byte> data) const;
-  void note_failover(Op& op, const wire::Header& header, std::span<const std::byte> bitmap);
-  void handle_ready(Instant now, const wire::Header& header);
-  void handle_receipt(Instant now, const wire::Header& header, std::span<const std::byte> body);
-  void handle_moved(Instant now, const wire::Header& header);
-  void conclude_moves(Instant now);
-  void conclude(Instant now, std::uint32_t loss);
-  void settle_op(Instant now, Op& op);
-  void tell_settled(Instant now, Op& op);
-  void flush_settled(PeerId peer, bool is_due);
-  void after_sends(Instant now, Op& op);
-  void stop_waiting(Instant now, Op& op);
-  void forget_tags(Op& op);
-
   // engine_roster.cc
   Status take_roster(const wire::Header& header, const wire::Announce& announce, std::span<const std::byte>& rest,
                      Roster& roster) const;
@@ -436,6 +417,7 @@ class Engine::Impl {
   AdaptiveWindow window_;
   AdaptiveRun run_;
   std::vector<WorkerState> workers_;
+  std::unique_ptr<Delivery> delivery_;
   std::vector<PeerId> lost_;
   std::vector<PeerId> left_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Op>> ops_;
@@ -459,12 +441,10 @@ class Engine::Impl {
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;
   std::uint64_t next_tag_ = 1;
-  Instant settled_due_ = Instant::max();
   Instant one_way_due_ = Instant::max();  // When WorkerState::one_way_over is told at the latest.
   std::string warning_;
   Instant next_warning_{};
-  std::set<std::uint32_t> concluded_;  // Losses whose moves are all here.
-  std::size_t undrained_ = 0;          // Operations that are neither over nor tombstones.
+  std::size_t undrained_ = 0;  // Operations that are neither over nor tombstones.
   Actions actions_;
   EngineStats stats_;
 };

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <string>
 
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 
 namespace herring::server {
 namespace {
 
-/// What containers take for each entry beside it, roughly.
-constexpr std::uint64_t kNodeBytes = 64;
 /// Of an operation, in the tables that find it.
 constexpr std::uint64_t kIndexBytes = 4 * kNodeBytes;
 
@@ -28,7 +26,7 @@ void Engine::Impl::charge(Op& op, Participant& participant) {
   // Another number of contributors than before: a mismatch, whose table grows with the largest.
   const std::uint64_t grows = op.owners.size() < contributors ? contributors - op.owners.size() : 0;
   participant.record_bytes = record_bytes_of(0, is_first) + grows * sizeof(op.owners[0]);
-  if (config_.failover) participant.record_bytes += participant.announce.owned_count / 8 + kNodeBytes;
+  participant.record_bytes += delivery_->record_bytes(participant.announce);
   add_records(participant.peer, participant.record_bytes);
 }
 

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <string>
 
-#include "server/engine_impl.h"
+#include "server/delivery.h"
 
-/// Failover on the lane's side (docs/adr/0005-server-failover.md): who has everything, and what moves here from a lane
-/// that died.
 namespace herring::server {
 namespace {
 
@@ -16,20 +14,16 @@ constexpr std::uint32_t kMaxLosses = 65536;
 
 }  // namespace
 
-/// What only announces with failover may say; `data` is what follows the body.
-Status Engine::Impl::check_failover(const wire::Header& header, const wire::Announce& announce,
-                                    std::span<const std::byte> data) const {
+Status Engine::Impl::RecoverableDelivery::check(const wire::Header& header, const wire::Announce& announce,
+                                                std::span<const std::byte> data) const {
   const auto wrong = [&](const std::string& what) {
     return Status(Code::kProtocol, "announce of rank " + std::to_string(header.sender) + ": " + what);
   };
   const bool is_moved = (header.flags & wire::kFlagHeld) != 0;
   const bool is_ready = (header.flags & wire::kFlagReady) != 0;
-  if (!config_.failover) {
-    const std::uint32_t shard = (header.flags & wire::kFlagRoster) != 0 ? wire::kRosterShard : 0;
-    if (is_moved || is_ready || header.shard != shard) return wrong("of a job with failover; here it is off");
-    return Status::ok();
-  }
-  if (workers_[header.sender].unsettled.size() >= config_.max_ops_per_worker) return wrong("too many unsettled ones");
+  if ((header.flags & wire::kFlagOneHop) != 0) return wrong("in one hop; this server is not in a worker's process");
+  if (workers_[header.sender].unsettled.size() >= engine_.config_.max_ops_per_worker)
+    return wrong("too many unsettled ones");
   if (workers_[header.sender].unsettled.contains(header.tag)) return wrong("a tag that is in use");
   const bool is_eager = (header.flags & wire::kFlagEager) != 0;
   if (!is_moved) return is_eager && !is_ready ? wrong("eager without receives") : Status::ok();
@@ -40,8 +34,7 @@ Status Engine::Impl::check_failover(const wire::Header& header, const wire::Anno
   return Status::ok();
 }
 
-/// The last participant is the one whose announce this is.
-void Engine::Impl::note_failover(Op& op, const wire::Header& header, std::span<const std::byte> bitmap) {
+void Engine::Impl::RecoverableDelivery::note(Op& op, const wire::Header& header, std::span<const std::byte> data) {
   Participant& participant = op.participants.back();
   participant.ready = (header.flags & wire::kFlagReady) != 0;
   if (op.is_live()) workers_[header.sender].unsettled.emplace(header.tag, op.id);
@@ -50,24 +43,25 @@ void Engine::Impl::note_failover(Op& op, const wire::Header& header, std::span<c
   const std::size_t bits = std::max<std::size_t>(participant.announce.owned_count, 1);
   participant.held.resize(bits);
   for (std::size_t i = 0; i < bits; ++i) {
-    participant.held[i] = (bitmap[i / 8] & static_cast<std::byte>(1u << (i % 8))) != std::byte{0};
+    participant.held[i] = (data[i / 8] & static_cast<std::byte>(1u << (i % 8))) != std::byte{0};
     op.any_held |= participant.held[i];
   }
 }
 
 /// Receives are posted for chunks that this process does not push.
-void Engine::Impl::handle_ready(Instant now, const wire::Header& header) {
-  Op* op = find_live(key_of(header));
+void Engine::Impl::RecoverableDelivery::handle_ready(Instant now, const wire::Header& header) {
+  Op* op = engine_.find_live(key_of(header));
   const auto mine = [&](const Participant& participant) {
     return participant.peer.value == header.sender && participant.tag == header.offset && !participant.silent;
   };
   if (op == nullptr || op->state != OpState::kReady) {
-    if (find_failed(key_of(header), PeerId{header.sender}, header.offset) == nullptr) ++stats_.messages_rejected;
+    if (engine_.find_failed(key_of(header), PeerId{header.sender}, header.offset) == nullptr)
+      ++engine_.stats_.messages_rejected;
     return;
   }
   const auto found = std::find_if(op->participants.begin(), op->participants.end(), mine);
   if (found == op->participants.end() || header.count > op->chunks || header.chunk > op->chunks - header.count) {
-    ++stats_.messages_rejected;
+    ++engine_.stats_.messages_rejected;
     return;
   }
   const auto index = static_cast<std::uint32_t>(found - op->participants.begin());
@@ -75,62 +69,64 @@ void Engine::Impl::handle_ready(Instant now, const wire::Header& header) {
   for (std::uint32_t number = header.chunk; number < header.chunk + header.count; ++number) {
     const auto chunk = op->in_flight.find(number);
     if (chunk == op->in_flight.end() || std::erase(chunk->second.unready, index) == 0) {
-      ++stats_.messages_rejected;
+      ++engine_.stats_.messages_rejected;
       continue;
     }
-    --workers_[header.sender].granted;
+    --engine_.workers_[header.sender].granted;
     if (--chunk->second.missing > 0) continue;
-    window_.on_complete(now - chunk->second.granted, 1);
-    finish_chunk(now, *op, number);
-    op = find_op(id);
+    engine_.window_.on_complete(now - chunk->second.granted, 1);
+    engine_.finish_chunk(now, *op, number);
+    op = engine_.find_op(id);
   }
 }
 
-void Engine::Impl::handle_receipt(Instant now, const wire::Header& header, std::span<const std::byte> body) {
+void Engine::Impl::RecoverableDelivery::handle_receipt(Instant now, const wire::Header& header,
+                                                       std::span<const std::byte> body) {
   const auto tags = wire::decode_list(body, wire::kMaxTagList);
-  if (!config_.failover || !tags) {
-    ++stats_.messages_rejected;
+  if (!tags) {
+    ++engine_.stats_.messages_rejected;
     return;
   }
   for (const std::uint64_t tag : *tags) {
     WorkerState& worker = workers_[header.sender];
     const auto known = worker.unsettled.find(tag);
     if (known == worker.unsettled.end()) continue;  // Failed or given up here.
-    Op& op = *find_op(known->second);
+    Op& op = *engine_.find_op(known->second);
     for (Participant& participant : op.participants) {
       if (participant.peer.value != header.sender || participant.tag != tag) continue;
       if (!participant.has_everything() || participant.receipted) {
-        ++stats_.messages_rejected;
+        ++engine_.stats_.messages_rejected;
         break;
       }
       participant.receipted = true;
       op.urgent |= (header.flags & wire::kFlagUrgent) != 0;
-      settle_op(now, op);
+      settle(now, op);
       break;
     }
   }
 }
 
 /// Over where all Results are handed out and sent, and everybody who lives has them. May end the operation.
-void Engine::Impl::settle_op(Instant now, Op& op) {
+void Engine::Impl::RecoverableDelivery::settle(Instant now, Op& op) {
   if (op.state != OpState::kFinishing || op.sends > 0) return;
   const bool is_settled =
       std::all_of(op.participants.begin(), op.participants.end(), [this](const Participant& participant) {
-        return participant.receipted || workers_[participant.peer.value].lost;
+        return participant.receipted || engine_.workers_[participant.peer.value].lost;
       });
   if (!is_settled && !op.given_up) return;
   tell_settled(now, op);
-  --undrained_;
-  --stats_.unsettled;
-  erase_op(op.id);
+  --engine_.undrained_;
+  --engine_.stats_.unsettled;
+  engine_.erase_op(op.id);
 }
 
-void Engine::Impl::tell_settled(Instant now, Op& op) {
+void Engine::Impl::RecoverableDelivery::tell_settled(Instant now, Op& op) {
   for (const Participant& participant : op.participants) {
     WorkerState& worker = workers_[participant.peer.value];
     // Where somebody is not waited for any more, whoever has all need not keep it; whoever has not knows by its
     // deadline.
-    if (worker.lost || participant.silent || (op.given_up && !participant.receipted)) continue;
+    if (engine_.workers_[participant.peer.value].lost || participant.silent || (op.given_up && !participant.receipted))
+      continue;
     worker.settled.push_back(participant.tag);
     worker.settled_urgent |= op.urgent;
     settled_due_ = std::min(settled_due_, now + kSettledDelay);
@@ -139,109 +135,112 @@ void Engine::Impl::tell_settled(Instant now, Op& op) {
 }
 
 /// One Settled to a worker at a time: what comes meanwhile goes with the next.
-void Engine::Impl::flush_settled(PeerId peer, bool is_due) {
+void Engine::Impl::RecoverableDelivery::flush_settled(PeerId peer, bool is_due) {
   WorkerState& worker = workers_[peer.value];
-  if (worker.settled_on_way || worker.settled.empty() || worker.lost) return;
+  if (worker.settled_on_way || worker.settled.empty() || engine_.workers_[peer.value].lost) return;
   if (!is_due && !worker.settled_urgent && worker.settled.size() < kSettledBatch) return;
   const std::size_t count = std::min(worker.settled.size(), wire::kMaxTagList);
-  wire::Header header = header_to({}, wire::MessageType::kSettled);
+  wire::Header header = engine_.header_to({}, wire::MessageType::kSettled);
   header.count = static_cast<std::uint32_t>(count);
   Send record{0, kNone, peer, false, true};
-  send(peer, kControlTag, header, wire::encode_list(std::span(worker.settled).first(count)), {}, record);
+  engine_.send(peer, kControlTag, header, wire::encode_list(std::span(worker.settled).first(count)), {}, record);
   worker.settled.erase(worker.settled.begin(), worker.settled.begin() + static_cast<std::ptrdiff_t>(count));
   worker.settled_on_way = true;
   if (worker.settled.empty()) worker.settled_urgent = false;
 }
 
-/// All Results of a finishing operation are sent. May end it.
-void Engine::Impl::after_sends(Instant now, Op& op) {
-  if (config_.failover) {
-    drop_eager_data(op);
-    settle_op(now, op);
-    return;
-  }
-  --undrained_;
-  erase_op(op.id);
+void Engine::Impl::RecoverableDelivery::finish(Instant now, Op& op) {
+  engine_.set_timer(op, now + op.timeout);
+  ++engine_.stats_.unsettled;
+}
+
+void Engine::Impl::RecoverableDelivery::after_sends(Instant now, Op& op) {
+  engine_.drop_eager_data(op);
+  settle(now, op);
 }
 
 /// Somebody's Receipt is too late: it failed over there, after all had been sent from here.
-void Engine::Impl::stop_waiting(Instant now, Op& op) {
+void Engine::Impl::RecoverableDelivery::on_timer(Instant now, Op& op) {
   op.given_up = true;
-  settle_op(now, op);
+  settle(now, op);
 }
 
-void Engine::Impl::forget_tags(Op& op) {
-  if (!config_.failover) return;
+void Engine::Impl::RecoverableDelivery::forget(const Op& op) {
   for (const Participant& participant : op.participants) {
-    WorkerState& worker = workers_[participant.peer.value];
-    const auto known = worker.unsettled.find(participant.tag);
-    if (known != worker.unsettled.end() && known->second == op.id) worker.unsettled.erase(known);
+    std::unordered_map<std::uint64_t, std::uint64_t>& unsettled = workers_[participant.peer.value].unsettled;
+    const auto known = unsettled.find(participant.tag);
+    if (known != unsettled.end() && known->second == op.id) unsettled.erase(known);
   }
 }
 
-void Engine::Impl::on_peer_left(Instant now, PeerId worker, const std::string& why) {
-  if (worker.value >= config_.workers || workers_[worker.value].left) return;
-  workers_[worker.value].left = true;
-  workers_[worker.value].why_lost = why;
-  left_.push_back(worker);
-  if (config_.failover) conclude_moves(now);
-  std::vector<std::uint64_t> ids;
-  for (const auto& [id, op] : ops_) ids.push_back(id);
-  std::sort(ids.begin(), ids.end());
-  for (const std::uint64_t id : ids) {
-    Op* op = find_op(id);
-    if (op != nullptr && waits_in_vain(*op, worker)) fail(now, *op, Status(Code::kPeerLost, why));
-  }
-  follow_up(now);
+void Engine::Impl::RecoverableDelivery::on_sent_settled(PeerId peer) {
+  workers_[peer.value].settled_on_way = false;
+  flush_settled(peer, true);
 }
 
-void Engine::Impl::handle_moved(Instant now, const wire::Header& header) {
+void Engine::Impl::RecoverableDelivery::on_tick(Instant now) {
+  if (now < settled_due_) return;
+  settled_due_ = Instant::max();
+  for (std::uint32_t worker = 0; worker < workers_.size(); ++worker) flush_settled(PeerId{worker}, true);
+}
+
+void Engine::Impl::RecoverableDelivery::handle_moved(Instant now, const wire::Header& header) {
   WorkerState& worker = workers_[header.sender];
-  if (!config_.failover || header.chunk >= kMaxLosses || concluded_.contains(header.chunk) ||
+  if (header.chunk >= kMaxLosses || concluded_.contains(header.chunk) ||
       !worker.moved.emplace(header.chunk, header.offset).second) {
-    ++stats_.messages_rejected;
+    ++engine_.stats_.messages_rejected;
     return;
   }
-  conclude_moves(now);
+  after_announces(now);
 }
 
-void Engine::Impl::conclude_moves(Instant now) {
+void Engine::Impl::RecoverableDelivery::after_announces(Instant now) {
   std::vector<std::uint32_t> losses;
-  for (const WorkerState& worker : workers_) {
-    if (worker.lost || worker.left) continue;
-    if (worker.moved.empty()) return;
-    for (const auto& [loss, before] : worker.moved) losses.push_back(loss);
+  for (std::size_t worker = 0; worker < workers_.size(); ++worker) {
+    if (engine_.workers_[worker].lost || engine_.workers_[worker].left) continue;
+    for (const auto& [loss, before] : workers_[worker].moved) losses.push_back(loss);
     break;
   }
   for (const std::uint32_t loss : losses) {
-    const bool is_complete = std::all_of(workers_.begin(), workers_.end(), [loss](const WorkerState& worker) {
-      const auto said = worker.moved.find(loss);
-      return worker.lost || worker.left || (said != worker.moved.end() && worker.next_sequence >= said->second);
-    });
-    if (!is_complete) continue;
+    if (!has_all_moved(loss)) continue;
     for (WorkerState& worker : workers_) worker.moved.erase(loss);
     concluded_.insert(loss);
     conclude(now, loss);
   }
 }
 
+/// All have said that they announced what they had there, and these announces are here.
+bool Engine::Impl::RecoverableDelivery::has_all_moved(std::uint32_t loss) const {
+  for (std::size_t worker = 0; worker < workers_.size(); ++worker) {
+    const server::WorkerState& state = engine_.workers_[worker];
+    if (state.lost || state.left) continue;
+    const auto said = workers_[worker].moved.find(loss);
+    if (said == workers_[worker].moved.end() || state.next_sequence < said->second) return false;
+  }
+  return true;
+}
+
 /// All that moved here because of a loss is announced. What somebody has results of and not everybody has announced is
 /// settled: a result is made only when all have announced, and only who was told so has forgotten it since.
-void Engine::Impl::conclude(Instant now, std::uint32_t loss) {
+void Engine::Impl::RecoverableDelivery::conclude(Instant now, std::uint32_t loss) {
   std::vector<std::uint64_t> ids;
-  for (const auto& [id, op] : ops_) {
+  for (const auto& [id, op] : engine_.ops_) {
     if (op->state == OpState::kGathering && op->moved_by == loss + 1 && op->any_held) ids.push_back(id);
   }
   std::sort(ids.begin(), ids.end());
   for (const std::uint64_t id : ids) {
-    Op& op = *find_op(id);
-    for (Participant& participant : op.participants) retire(participant);
-    end_live(op);
+    Op& op = *engine_.find_op(id);
+    for (Participant& participant : op.participants) engine_.retire(participant);
+    engine_.end_live(op);
     op.urgent = true;
     tell_settled(now, op);
-    --undrained_;
-    erase_op(id);
+    --engine_.undrained_;
+    engine_.erase_op(id);
   }
+}
+
+std::uint64_t Engine::Impl::RecoverableDelivery::record_bytes(const wire::Announce& announce) const {
+  return announce.owned_count / 8 + kNodeBytes;
 }
 
 }  // namespace herring::server
