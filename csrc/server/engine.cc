@@ -279,7 +279,7 @@ void Engine::Impl::on_tick(Instant now) {
       note_stall(now, op);
     } else if (op.disagreed) {
       fail(now, op, Status(Code::kMismatch, mismatch_text(op)));
-    } else if (op.is_join && op.state == OpState::kGathering && now < op.deadline) {
+    } else if (op.is_join() && op.state == OpState::kGathering && now < op.deadline) {
       try_to_decide(now, op);
     } else {
       fail(now, op, Status(Code::kTimeout, timeout_text(op)));
@@ -310,7 +310,7 @@ void Engine::Impl::note_stall(Instant now, Op& op) {
   }
   if (op.disagreed) {
     set_timer(op, std::min(op.deadline, now + config_.mismatch_grace));
-  } else if (op.is_join && op.state == OpState::kGathering && !op.waits_for_all) {
+  } else if (op.is_join() && op.state == OpState::kGathering && !op.backup->waits_for_all) {
     try_to_decide(now, op);
   } else {
     set_timer(op, op.due());

@@ -208,10 +208,14 @@ Op& Engine::Impl::open_op(Instant now, const wire::Header& header, const wire::A
   Op& op = create_op(key_of(header), now);
   op.shape = announce;
   op.chunks = chunk_count(announce);
-  op.is_join = (header.flags & wire::kFlagJoin) != 0;
   op.is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
-  op.roster = roster;
-  op.in = members_of(roster);
+  const bool is_join = (header.flags & wire::kFlagJoin) != 0;
+  if (is_join || !roster.empty()) {
+    op.backup = std::make_unique<Backup>();
+    op.backup->is_join = is_join;
+    op.backup->roster = roster;
+    op.backup->in = members_of(roster);
+  }
   live_.emplace(op.key, op.id);
   return op;
 }
@@ -331,8 +335,8 @@ bool Engine::Impl::agrees(const Op& op, const wire::Header& header, const wire::
                           const Roster& roster) const {
   const bool is_join = (header.flags & wire::kFlagJoin) != 0;
   const bool is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
-  return same_shape(announce, op.shape) && is_one_hop == op.is_one_hop && is_join == op.is_join &&
-         (is_join || roster == op.roster);
+  if (!same_shape(announce, op.shape) || is_one_hop != op.is_one_hop || is_join != op.is_join()) return false;
+  return is_join || roster == (op.backup == nullptr ? Roster{} : op.backup->roster);
 }
 
 Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce) {
@@ -375,7 +379,7 @@ void Engine::Impl::place_participant(Op& op, std::uint32_t index) {
   owners.insert(place, index);
   if (owners.size() != op.participants[owners.front()].announcers) return;
   ++op.contributors_complete;
-  if (is_in(op.roster, announce.contributor)) ++op.in_complete;
+  if (op.backup != nullptr && is_in(op.backup->roster, announce.contributor)) ++op.backup->in_complete;
 }
 
 void Engine::Impl::after_announce(Instant now, Op& op) {
@@ -445,11 +449,11 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
     }
     ranks.push_back(first.announce.ranks());
   }
-  if (op.roster.empty() && (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group))) {
+  if (!op.may_lack_some() && (groups_.size() < kMaxGroups || groups_.contains(op.key.op.group))) {
     groups_[op.key.op.group] = std::move(ranks);
   }
   op.state = OpState::kReady;
-  if (op.roster.empty()) note_lateness(op);
+  if (!op.may_lack_some()) note_lateness(op);
   for (Participant& participant : op.participants) {
     if (participant.announce.owned_count == 0) {
       if (!participant.is_one_way) send_result(op, participant, kNone, {});

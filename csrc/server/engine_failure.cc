@@ -24,7 +24,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   std::erase(ready_, std::pair{op.id, op.key.op.group});
   std::erase(roomless_, op.id);
   const bool was_kept = op.state == OpState::kKept;
-  if (op.is_join) give_back_room(op);
+  if (op.is_join()) give_back_room(op);
   end_live(op);
   op.state = OpState::kFailed;
   op.failure = why;
@@ -208,7 +208,7 @@ void Engine::Impl::on_withdrawn(Instant now, Token token) {
 void Engine::Impl::bury(Instant now, Op& op) {
   op.drained = true;
   --undrained_;
-  op.kept.reset();
+  if (op.backup != nullptr) op.backup->kept.reset();
   give_back_room(op);
   drop_eager_data(op);
   set_timer(op, now + std::clamp<Duration>(op.timeout, config_.min_tombstone, config_.max_tombstone));

@@ -308,7 +308,7 @@ Status Engine::Impl::not_finite(const Op& op, std::uint32_t number, std::span<co
   const std::uint64_t before = op.chunk_offset(number) / element_bytes(op.shape.descriptor.dtype);
   std::vector<NotFinite> named;
   for (const NotFiniteInput& one : found) {
-    const std::uint32_t contributor = op.roster.empty() ? one.input : op.in[one.input];
+    const std::uint32_t contributor = op.backup == nullptr ? one.input : op.backup->in[one.input];
     const Participant& owner = op.participants[owner_of(op, contributor, number)];
     named.push_back({rank_list(ranks_of(owner)), before + one.element});
   }

@@ -139,6 +139,19 @@ struct HeldCancel {
 /// With backup workers kReady -> kKept (all is summed, some have not announced yet) -> kFinishing.
 enum class OpState : std::uint8_t { kGathering, kReady, kKept, kFinishing, kFailed };
 
+/// With backup workers (docs/adr/0007-backup-workers.md), of an operation that may do without some of its contributors.
+struct Backup {
+  bool is_join = false;                // Nothing is summed: who is in is decided here.
+  Roster roster;                       // Who is in. Of a join: once it is decided.
+  std::vector<std::uint32_t> in;       // The same as a list.
+  bool waits_for_all = false;          // A join: who is missing is owed too much to go on without.
+  std::uint32_t in_complete = 0;       // Of these, those that have announced.
+  Instant decide_at = Instant::max();  // A join: the end of the grace.
+  std::shared_ptr<std::byte[]> kept;   // The shard's results, for those who have not come ...
+  std::vector<bool> is_kept;           // ... by chunk: whether it is there.
+  std::uint64_t room = 0;              // What it takes of EngineConfig::backup_bytes.
+};
+
 struct Op {
   std::uint64_t id = 0;
   Key key;
@@ -172,29 +185,21 @@ struct Op {
   bool urgent = false;         // Somebody waits for Settled.
   bool given_up = false;       // Whoever has not sent a Receipt by now is not waited for.
 
-  // With backup workers.
-  bool is_join = false;                // Nothing is summed: who is in is decided here.
-  Roster roster;                       // Who is in; empty: everybody. Of a join: once it is decided.
-  std::vector<std::uint32_t> in;       // The same as a list.
-  bool waits_for_all = false;          // A join: who is missing is owed too much to go on without.
-  std::uint32_t in_complete = 0;       // Of these, those that have announced.
-  Instant decide_at = Instant::max();  // A join: the end of the grace.
-  std::shared_ptr<std::byte[]> kept;   // The shard's results, for those who have not come ...
-  std::vector<bool> is_kept;           // ... by chunk: whether it is there.
-  std::uint64_t room = 0;              // What it takes of EngineConfig::backup_bytes.
+  std::unique_ptr<Backup> backup;  // Null: all take part.
 
   Instant due() const { return std::min(deadline, stalls_at); }
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady || state == OpState::kKept; }
-  bool may_lack_some() const { return is_join || !roster.empty(); }
+  bool may_lack_some() const { return backup != nullptr; }
+  bool is_join() const { return backup != nullptr && backup->is_join; }
   /// Contributors that are not in, or may turn out not to be, and have not announced.
   std::uint32_t absentees() const {
-    return may_lack_some() ? static_cast<std::uint32_t>(owners.size()) - contributors_complete : 0;
+    return backup != nullptr ? static_cast<std::uint32_t>(owners.size()) - contributors_complete : 0;
   }
-  bool sums(std::uint32_t contributor) const { return roster.empty() || is_in(roster, contributor); }
+  bool sums(std::uint32_t contributor) const { return backup == nullptr || is_in(backup->roster, contributor); }
   bool has_one_pusher() const { return herring::has_one_pusher(shape.descriptor.collective); }
   std::uint32_t pushers() const {
     if (has_one_pusher()) return 1;
-    return roster.empty() ? shape.contributor_count : static_cast<std::uint32_t>(in.size());
+    return backup == nullptr ? shape.contributor_count : static_cast<std::uint32_t>(backup->in.size());
   }
   std::uint64_t chunk_offset(std::uint32_t chunk) const {
     return shape.shard_offset + std::uint64_t{chunk} * shape.chunk_bytes;

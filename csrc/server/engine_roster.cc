@@ -52,16 +52,16 @@ Status Engine::Impl::take_roster(const wire::Header& header, const wire::Announc
 /// The last participant has just announced.
 void Engine::Impl::after_rostered(Instant now, Op& op) {
   if (op.state != OpState::kGathering) return serve_late(now, op, op.participants.back());
-  if (!op.is_join) {
-    if (op.in_complete == op.in.size()) make_ready(now, op);
+  if (!op.is_join()) {
+    if (op.backup->in_complete == op.backup->in.size()) make_ready(now, op);
     return;
   }
   if (op.everyone_announced()) return decide(now, op);
   const std::uint32_t needed =
       std::max(op.shape.contributor_count, config_.backup_workers + 1) - config_.backup_workers;
-  if (op.contributors_complete < needed || op.waits_for_all) return;
-  if (op.decide_at == Instant::max()) op.decide_at = now + config_.backup_grace;
-  if (are_missing_behind(op)) op.decide_at = now;
+  if (op.contributors_complete < needed || op.backup->waits_for_all) return;
+  if (op.backup->decide_at == Instant::max()) op.backup->decide_at = now + config_.backup_grace;
+  if (are_missing_behind(op)) op.backup->decide_at = now;
   try_to_decide(now, op);
 }
 
@@ -87,7 +87,7 @@ void Engine::Impl::note_came(const Op& op, std::uint32_t contributor) {
 
 /// The operation fails: nobody will come to it any more.
 void Engine::Impl::forget_missing(const Op& op) {
-  if (!op.is_join || op.state != OpState::kKept) return;
+  if (!op.is_join() || op.state != OpState::kKept) return;
   for (std::uint32_t contributor = 0; contributor < op.owners.size(); ++contributor) {
     if (op.owners[contributor].empty()) note_came(op, contributor);
   }
@@ -96,21 +96,21 @@ void Engine::Impl::forget_missing(const Op& op) {
 /// Without everybody: after the grace, and where those who are missing are not owed too much. Else it waits for them:
 /// it does not look again, for who is always late would then hold all up and still never be in.
 void Engine::Impl::try_to_decide(Instant now, Op& op) {
-  if (now < op.decide_at) {
-    set_timer(op, std::min(op.decide_at, op.due()));
+  if (now < op.backup->decide_at) {
+    set_timer(op, std::min(op.backup->decide_at, op.due()));
     return;
   }
   if (take_room(op)) return decide(now, op);
-  op.waits_for_all = true;
+  op.backup->waits_for_all = true;
   set_timer(op, op.due());
 }
 
 void Engine::Impl::decide(Instant now, Op& op) {
   set_timer(op, op.due());
   op.state = OpState::kReady;
-  op.roster.assign(roster_words(op.shape.contributor_count), 0);
-  for (const Participant& participant : op.participants) add_to(op.roster, participant.announce.contributor);
-  op.in = members_of(op.roster);
+  op.backup->roster.assign(roster_words(op.shape.contributor_count), 0);
+  for (const Participant& participant : op.participants) add_to(op.backup->roster, participant.announce.contributor);
+  op.backup->in = members_of(op.backup->roster);
   stats_.dropped += op.absentees();
   note_missing(op);
   note_lateness(op);
@@ -119,11 +119,11 @@ void Engine::Impl::decide(Instant now, Op& op) {
 }
 
 void Engine::Impl::send_roster(Op& op, Participant& participant) {
-  for (std::uint32_t word = 0; word < op.roster.size(); ++word) {
+  for (std::uint32_t word = 0; word < op.backup->roster.size(); ++word) {
     wire::Header header = header_to(op.key, wire::MessageType::kRoster);
     header.tag = participant.tag + word;
     header.chunk = word;
-    header.offset = op.roster[word];
+    header.offset = op.backup->roster[word];
     header.count = participant.late;
     ++participant.results;
     ++op.sends;
@@ -143,7 +143,7 @@ void Engine::Impl::note_late_join(Op& op, Participant& participant) {
 /// One who is not in, and comes when it has been decided or the others' data is being summed.
 void Engine::Impl::serve_late(Instant now, Op& op, Participant& participant) {
   room_changed_ = true;
-  if (op.is_join) {
+  if (op.is_join()) {
     note_late_join(op, participant);
     send_roster(op, participant);
     note_came(op, participant.announce.contributor);
@@ -151,8 +151,8 @@ void Engine::Impl::serve_late(Instant now, Op& op, Participant& participant) {
   } else if (op.chunks == 0) {
     send_result(op, participant, kNone, {});
   } else {
-    for (std::uint32_t chunk = 0; chunk < op.is_kept.size(); ++chunk) {
-      if (op.is_kept[chunk]) send_kept(op, participant, chunk);
+    for (std::uint32_t chunk = 0; chunk < op.backup->is_kept.size(); ++chunk) {
+      if (op.backup->is_kept[chunk]) send_kept(op, participant, chunk);
     }
   }
   if (op.state == OpState::kKept) finish_op(now, op);
@@ -166,7 +166,7 @@ void Engine::Impl::send_kept(Op& op, Participant& participant, std::uint32_t chu
   ++participant.results;
   if (participant.has_everything()) retire(participant);
   ++op.sends;
-  const std::span<const std::byte> payload(op.kept.get() + std::size_t{chunk} * op.shape.chunk_bytes,
+  const std::span<const std::byte> payload(op.backup->kept.get() + std::size_t{chunk} * op.shape.chunk_bytes,
                                            op.run_bytes(chunk, 1));
   stats_.bytes_sent += payload.size();
   send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, kNone, participant.peer, true});
@@ -175,29 +175,29 @@ void Engine::Impl::send_kept(Op& op, Participant& participant, std::uint32_t chu
 
 /// Actions are carried out in order: the copy is made before the result's own memory can be used again.
 void Engine::Impl::keep(Op& op, std::uint32_t number, std::span<const std::byte> output) {
-  std::byte* const place = op.kept.get() + std::size_t{number} * op.shape.chunk_bytes;
-  actions_.emplace_back(CopyAction{output, {place, output.size()}, op.kept});
-  op.is_kept[number] = true;
+  std::byte* const place = op.backup->kept.get() + std::size_t{number} * op.shape.chunk_bytes;
+  actions_.emplace_back(CopyAction{output, {place, output.size()}, op.backup->kept});
+  op.backup->is_kept[number] = true;
 }
 
 /// False where it would be more than may be kept, or than those who are missing may be owed.
 bool Engine::Impl::take_room(Op& op) {
-  std::uint64_t& used = op.is_join ? owed_bytes_ : stats_.kept_bytes;
-  const std::uint64_t bytes = op.is_join ? op.shape.descriptor.op_bytes / config_.lanes : op.shape.shard_bytes;
+  std::uint64_t& used = op.is_join() ? owed_bytes_ : stats_.kept_bytes;
+  const std::uint64_t bytes = op.is_join() ? op.shape.descriptor.op_bytes / config_.lanes : op.shape.shard_bytes;
   const std::uint64_t room = bytes + kRecordBytes;
   if (room > config_.backup_bytes || used > config_.backup_bytes - room) return false;
   used += room;
-  op.room = room;
-  if (op.is_join) return true;
+  op.backup->room = room;
+  if (op.is_join()) return true;
   stats_.kept_peak = std::max(stats_.kept_peak, stats_.kept_bytes);
-  op.kept = std::make_shared_for_overwrite<std::byte[]>(bytes);
-  op.is_kept.resize(op.chunks);
+  op.backup->kept = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  op.backup->is_kept.resize(op.chunks);
   return true;
 }
 
 void Engine::Impl::give_back_room(Op& op) {
-  if (op.room == 0) return;
-  (op.is_join ? owed_bytes_ : stats_.kept_bytes) -= std::exchange(op.room, 0);
+  if (op.backup == nullptr || op.backup->room == 0) return;
+  (op.is_join() ? owed_bytes_ : stats_.kept_bytes) -= std::exchange(op.backup->room, 0);
   room_changed_ = true;
 }
 

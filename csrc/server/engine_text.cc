@@ -100,7 +100,7 @@ std::string Engine::Impl::mismatch_text(const Op& op) const {
 std::string Engine::Impl::late_mismatch_text(const Op& op, const wire::Header& header,
                                              const wire::Announce& announce) const {
   std::string its = call_text(announce, (header.flags & wire::kFlagJoin) != 0);
-  std::string theirs = call_text(op.shape, op.is_join);
+  std::string theirs = call_text(op.shape, op.is_join());
   if (its == theirs) {
     its += details(announce);
     theirs += details(op.shape);
