@@ -68,7 +68,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "How much data of one worker is on its way to all lanes together, in units of HERRING_CHUNK_BYTES. On fast links "
-     "it grows to six times as much.",
+     "it grows to six times as much, with more than two lanes to twelve times.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "

@@ -88,8 +88,10 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
 /// queues, and sums wait for what it holds up.
 void set_windows(Placement& placement, const Config& config) {
   constexpr double kChunksOfLargestLane = 4;
-  constexpr double kMostShares = 6;          // Of what the lane begins with, where chunks go quickly;
-  constexpr std::uint32_t kLeastGrowth = 3;  // also where its share is less than the chunk that it gets.
+  // What the lane begins with, so often, where chunks go quickly. Among many processes a lane waits longer for each of
+  // them than for the network; between two it only reads what has left the caches since.
+  const double most_shares = placement.lanes.size() > 2 ? 12 : 6;
+  constexpr std::uint32_t kLeastGrowth = 3;  // Also where its share is less than the chunk that it gets.
   constexpr std::uint32_t kMinChunkBytes = 32 << 10;
   constexpr std::uint32_t kChunkAlignment = 64;
   placement.chunk_bytes = config.chunk_bytes;
@@ -113,7 +115,7 @@ void set_windows(Placement& placement, const Config& config) {
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
     lane.max_window =
-        std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * kMostShares)));
+        std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
   }
 }
 

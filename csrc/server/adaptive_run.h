@@ -20,7 +20,7 @@ class AdaptiveRun final {
   /// A power of two, at most half of the operation's chunks; 1 until something was measured.
   std::uint32_t size(std::uint32_t chunks) const {
     const double soon = fitting();
-    const double late = std::min(soon * kLongest, static_cast<double>(chunks) / kParts);
+    const double late = std::min(soon * kLongest, static_cast<double>(chunks) / (soon < 1 ? kParts : kFewParts));
     const double most = std::min<double>(most_, chunks / 2);
     return std::bit_floor(static_cast<std::uint32_t>(std::clamp(std::max(soon, late), 1.0, std::max(most, 1.0))));
   }
@@ -39,7 +39,10 @@ class AdaptiveRun final {
   static constexpr double kMemory = 16;  // Completions that are looked at, about.
   static constexpr std::uint32_t kLeastSamples = 8;
   static constexpr double kLongest = 8;
+  // Messages that an operation has at least where they are longer. Fewer where a chunk takes less than `aim`: then what
+  // a message costs is more than what the last one's way through the lane takes.
   static constexpr double kParts = 32;
+  static constexpr double kFewParts = 16;
 
   double fitting() const {
     if (aim_ == Duration::max()) return most_;
