@@ -22,9 +22,9 @@ Status Engine::Impl::RecoverableDelivery::check(const wire::Header& header, cons
   const bool is_moved = (header.flags & wire::kFlagHeld) != 0;
   const bool is_ready = (header.flags & wire::kFlagReady) != 0;
   if ((header.flags & wire::kFlagOneHop) != 0) return wrong("in one hop; this server is not in a worker's process");
-  if (workers_[header.sender].unsettled.size() >= engine_.config_.max_ops_per_worker)
-    return wrong("too many unsettled ones");
-  if (workers_[header.sender].unsettled.contains(header.tag)) return wrong("a tag that is in use");
+  const auto& unsettled = workers_[header.sender].unsettled;
+  if (unsettled.size() >= engine_.config_.max_ops_per_worker) return wrong("too many unsettled ones");
+  if (unsettled.contains(header.tag)) return wrong("a tag that is in use");
   const bool is_eager = (header.flags & wire::kFlagEager) != 0;
   if (!is_moved) return is_eager && !is_ready ? wrong("eager without receives") : Status::ok();
   if (is_ready || is_eager) return wrong("moved, but with receives for what is not granted");
@@ -55,8 +55,8 @@ void Engine::Impl::RecoverableDelivery::handle_ready(Instant now, const wire::He
     return participant.peer.value == header.sender && participant.tag == header.offset && !participant.silent;
   };
   if (op == nullptr || op->state != OpState::kReady) {
-    if (engine_.find_failed(key_of(header), PeerId{header.sender}, header.offset) == nullptr)
-      ++engine_.stats_.messages_rejected;
+    const Op* const failed = engine_.find_failed(key_of(header), PeerId{header.sender}, header.offset);
+    if (failed == nullptr) ++engine_.stats_.messages_rejected;
     return;
   }
   const auto found = std::find_if(op->participants.begin(), op->participants.end(), mine);
@@ -125,8 +125,8 @@ void Engine::Impl::RecoverableDelivery::tell_settled(Instant now, Op& op) {
     WorkerState& worker = workers_[participant.peer.value];
     // Where somebody is not waited for any more, whoever has all need not keep it; whoever has not knows by its
     // deadline.
-    if (engine_.workers_[participant.peer.value].lost || participant.silent || (op.given_up && !participant.receipted))
-      continue;
+    const bool is_lost = engine_.workers_[participant.peer.value].lost;
+    if (is_lost || participant.silent || (op.given_up && !participant.receipted)) continue;
     worker.settled.push_back(participant.tag);
     worker.settled_urgent |= op.urgent;
     settled_due_ = std::min(settled_due_, now + kSettledDelay);
@@ -167,7 +167,7 @@ void Engine::Impl::RecoverableDelivery::on_timer(Instant now, Op& op) {
 
 void Engine::Impl::RecoverableDelivery::forget(const Op& op) {
   for (const Participant& participant : op.participants) {
-    std::unordered_map<std::uint64_t, std::uint64_t>& unsettled = workers_[participant.peer.value].unsettled;
+    auto& unsettled = workers_[participant.peer.value].unsettled;
     const auto known = unsettled.find(participant.tag);
     if (known != unsettled.end() && known->second == op.id) unsettled.erase(known);
   }

@@ -35,8 +35,8 @@ void Engine::Impl::PlainDelivery::take_grant(const wire::Header& header, std::sp
   Op* op = engine_.find_op(header.key());
   LanePart* part = op == nullptr ? nullptr : engine_.find_part(*op, header.sender, header.offset);
   if (part == nullptr) {
-    ++engine_.stats_
-          .messages_rejected;  // Given up meanwhile, most likely: the lane has been told how many pushes to expect.
+    // Given up meanwhile, most likely: the lane has been told how many pushes to expect.
+    ++engine_.stats_.messages_rejected;
     return;
   }
   if (op->has_failed || part->is_closing || part->is_done) return;
