@@ -127,7 +127,7 @@ class CMakeBuild(build_ext):
                 shutil.copy2(source, package / "_torch_src")
 
     def build_torch_binding(self, package: Path) -> None:
-        """Best effort: the first `import herring.torch` builds it as well."""
+        """Best effort: the backend's first use builds it as well."""
         if not (package / "torch" / "_build.py").exists():
             return
         python = [sys.executable, "-IB", "-c"]
@@ -137,9 +137,7 @@ class CMakeBuild(build_ext):
         command = [*python, BUILD_TORCH_BINDING, str(package.parent), str(package / "torch")]
         outcome = subprocess.run(command, check=False)
         if outcome.returncode != 0:
-            self.warn(
-                "the torch binding could not be built now (see above); the first `import herring.torch` tries again"
-            )
+            self.warn("the torch binding could not be built now (see above); the backend's first use tries again")
 
     def get_outputs(self) -> list[str]:
         return []

@@ -13,7 +13,7 @@
 --pythons python3.10 python3.13 ...: all of this for each of these Pythons, one after the other. Each has an environment
 of its own with torch (build/wheels/build-PYTHON, kept). PyPI's torch brings CUDA: 5 GB, and as much to try the wheel.
 --no-torch: a wheel without a torch binding, which needs no torch to be built. Where it is installed, the binding is
-built once, by a compiler, when `herring.torch` is first imported (or by `herring build torch`).
+built once, by a compiler, at the backend's first use (or by `herring build torch`).
 
 Usage: python .ci/wheels.py [--pythons PYTHON ...] [--torch VERSION ... | --no-torch] [--tensorflow VERSION]
     [--aarch64] [--glibc 2.34] [--out dist]

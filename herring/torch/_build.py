@@ -1,7 +1,7 @@
 """Builds the torch binding (bindings/torch) against the torch of the running interpreter, with one compiler run.
 
 c10d promises no ABI between torch releases, so a binding belongs to the torch whose headers built it. It is built when
-Herring is installed where torch already is, else by the first `import herring.torch`, into a cache.
+Herring is installed where torch already is, else at the backend's first use, into a cache.
 
 setup.py loads this file by path, where the package itself cannot be imported yet: it needs the standard library alone.
 """
