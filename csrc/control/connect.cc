@@ -68,7 +68,7 @@ void HubSearch::check_patience() {
 
 std::optional<std::string> HubSearch::other_job() const {
   for (const auto& [port, answer] : answers_) {
-    if (answer.other_job) return refusal(port, answer.text).what();
+    if (answer.other_job) return refusal(port, answer.text).status().message();
   }
   return std::nullopt;
 }

@@ -102,6 +102,7 @@ def test_a_long_running_job_is_left_alone(job, tmp_path):
         sums, error, text, seconds, _ = ends[name]
         assert (sums, error) == ([], "MismatchError"), text
         assert both_are_named(text, ends), text
+        assert not text.startswith("mismatch:"), text  # Errors at the start have no prefix (docs/errors.md).
         assert seconds < 6
 
 
