@@ -23,11 +23,6 @@ bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
 }
 
-std::string peer_name(std::uint32_t workers, PeerId peer) {
-  return peer.value < workers ? "rank " + std::to_string(peer.value)
-                              : "server lane " + std::to_string(peer.value - workers);
-}
-
 /// With tcp each connection is a descriptor, and 1024 is a common limit. It is raised as far as the system lets us;
 /// where that is too little, the connection that finds none says so.
 void raise_file_limit(std::uint64_t connections) {

@@ -89,7 +89,7 @@ Lane::Lane(const LaneOptions& options, std::unique_ptr<transport::Endpoint> endp
     : options_(options),
       endpoint_(std::move(endpoint)),
       slots_(map_slots(*options.memory, options.slots * options.chunk_bytes)),
-      logger_(logger_options(options.config, "lane " + std::to_string(options.self.value))) {}
+      logger_(logger_options(options.config, peer_name(options.workers, options.self))) {}
 
 Lane::~Lane() {
   pump_.reset();
@@ -180,7 +180,7 @@ void Lane::stop() {
 
 void Lane::fail(const std::exception& problem) {
   stop();
-  options_.on_failure("server lane " + std::to_string(options_.self.value) + ": " + problem.what());
+  options_.on_failure(peer_name(options_.workers, options_.self) + ": " + problem.what());
 }
 
 Instant Lane::next_deadline() const { return has_stopped_ ? Instant::max() : engine_->next_deadline(); }

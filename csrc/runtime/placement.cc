@@ -174,6 +174,11 @@ std::optional<std::uint32_t> near_worker(const Config& config, const LanePlace& 
   return lane.owner;
 }
 
+std::string peer_name(std::uint32_t workers, PeerId peer) {
+  return peer.value < workers ? "rank " + std::to_string(peer.value)
+                              : "server lane " + std::to_string(peer.value - workers);
+}
+
 Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers) {
   if (servers.size() != config.servers) {
     throw Error(Code::kInvalidArgument, "HERRING_SERVERS is " + std::to_string(config.servers) + " here, but " +

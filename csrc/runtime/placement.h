@@ -52,6 +52,9 @@ struct Placement {
 /// everybody's do.
 std::optional<std::uint32_t> near_worker(const Config& config, const LanePlace& lane);
 
+/// "rank 1" or "server lane 0": what people read of an endpoint.
+std::string peer_name(std::uint32_t workers, PeerId peer);
+
 /// Throws Error(kInvalidArgument) for settings that contradict the members, and for a job that is too large.
 Placement make_placement(const Config& config, std::span<const Member> workers, std::span<const Member> servers);
 

@@ -304,6 +304,11 @@ TEST(Placement, BadGroupsAreRefusedByName) {
   EXPECT_NE(refused({1}).find("rank 0 is not in the group"), std::string::npos);
 }
 
+TEST(Placement, LanesAreCountedFromZero) {
+  EXPECT_EQ(peer_name(2, PeerId{1}), "rank 1");
+  EXPECT_EQ(peer_name(2, PeerId{2}), "server lane 0");
+}
+
 TEST(Placement, AWrongNumberOfServersIsRefused) {
   Config config;
   config.servers = 3;
