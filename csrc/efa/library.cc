@@ -126,6 +126,9 @@ std::shared_ptr<const Library> Library::open(const std::string& file, std::strin
   if (handle == nullptr) {
     const char* text = dlerror();
     reason = text != nullptr ? text : "dlopen failed";
+    // The caller names the file.
+    const std::string named = file + ": ";
+    if (reason.starts_with(named)) reason.erase(0, named.size());
     return nullptr;
   }
   std::shared_ptr<Library> library(new Library);
