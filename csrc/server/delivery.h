@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/engine_impl.h"
+#include "wire/tag_batch.h"
 
 /// The two ways in which Results are handed out and an operation ends; twin of worker/delivery.h. Nobody but the server
 /// engine includes this.
@@ -122,9 +123,7 @@ class Engine::Impl::RecoverableDelivery final : public Delivery {
   struct WorkerState {
     std::uint64_t next_grant = 0;
     std::unordered_map<std::uint64_t, std::uint64_t> unsettled;  // Tag of an announce -> operation.
-    std::vector<std::uint64_t> settled;                          // Tags to report.
-    bool settled_urgent = false;
-    bool settled_on_way = false;
+    wire::TagBatch settled;
     std::map<std::uint32_t, std::uint64_t> moved;  // By loss: announces below this one were sent before Moved.
   };
 

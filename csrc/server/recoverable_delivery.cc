@@ -6,9 +6,6 @@
 namespace herring::server {
 namespace {
 
-/// Settled that nobody waits for goes so many tags at once, or after so long.
-constexpr std::size_t kSettledBatch = 32;
-constexpr Duration kSettledDelay = std::chrono::milliseconds(10);
 /// Most losses that a job can have; a plan has no more lanes.
 constexpr std::uint32_t kMaxLosses = 65536;
 
@@ -127,26 +124,19 @@ void Engine::Impl::RecoverableDelivery::tell_settled(Instant now, Op& op) {
     // deadline.
     const bool is_lost = engine_.workers_[participant.peer.value].lost;
     if (is_lost || participant.silent || (op.given_up && !participant.receipted)) continue;
-    worker.settled.push_back(participant.tag);
-    worker.settled_urgent |= op.urgent;
-    settled_due_ = std::min(settled_due_, now + kSettledDelay);
+    worker.settled.add(participant.tag);
+    if (op.urgent) worker.settled.hurry();
+    settled_due_ = std::min(settled_due_, now + wire::TagBatch::kDelay);
     flush_settled(participant.peer, false);
   }
 }
 
-/// One Settled to a worker at a time: what comes meanwhile goes with the next.
 void Engine::Impl::RecoverableDelivery::flush_settled(PeerId peer, bool is_due) {
   WorkerState& worker = workers_[peer.value];
-  if (worker.settled_on_way || worker.settled.empty() || engine_.workers_[peer.value].lost) return;
-  if (!is_due && !worker.settled_urgent && worker.settled.size() < kSettledBatch) return;
-  const std::size_t count = std::min(worker.settled.size(), wire::kMaxTagList);
+  if (!worker.settled.is_ready(is_due) || engine_.workers_[peer.value].lost) return;
   wire::Header header = engine_.header_to({}, wire::MessageType::kSettled);
-  header.count = static_cast<std::uint32_t>(count);
-  Send record{0, kNone, peer, false, true};
-  engine_.send(peer, kControlTag, header, wire::encode_list(std::span(worker.settled).first(count)), {}, record);
-  worker.settled.erase(worker.settled.begin(), worker.settled.begin() + static_cast<std::ptrdiff_t>(count));
-  worker.settled_on_way = true;
-  if (worker.settled.empty()) worker.settled_urgent = false;
+  std::vector<std::byte> body = worker.settled.take(header);
+  engine_.send(peer, kControlTag, header, std::move(body), {}, {0, kNone, peer, false, true});
 }
 
 void Engine::Impl::RecoverableDelivery::finish(Instant now, Op& op) {
@@ -174,7 +164,7 @@ void Engine::Impl::RecoverableDelivery::forget(const Op& op) {
 }
 
 void Engine::Impl::RecoverableDelivery::on_sent_settled(PeerId peer) {
-  workers_[peer.value].settled_on_way = false;
+  workers_[peer.value].settled.sent();
   flush_settled(peer, true);
 }
 

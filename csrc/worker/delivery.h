@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "wire/tag_batch.h"
 #include "worker/engine_impl.h"
 
 /// The two ways in which an operation gets its Results and ends. Nobody but the worker engine includes this.
@@ -49,9 +50,9 @@ class Engine::Impl::Delivery {
   /// Whether it brings data.
   virtual bool brings_data(const Op& op, const LanePart& part, std::uint32_t chunk) const = 0;
   virtual void take(const Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) = 0;
-  virtual void release(LanePart& part, Receive& receive) = 0;  ///< The receive is over.
-  virtual void finish(LanePart& part) = 0;                     ///< All of its receives are.
-  virtual void report(const Op& op, LanePart& part) = 0;       ///< All of its Results have come.
+  virtual void release(const LanePart& part, const Receive& receive) = 0;  ///< The receive is over.
+  virtual void finish(LanePart& part) = 0;                                 ///< All of its receives are.
+  virtual void report(const Op& op, LanePart& part) = 0;                   ///< All of its Results have come.
 
   // -- ends
   /// All Results are here. False: not yet for its user, who is told later.
@@ -94,7 +95,7 @@ class Engine::Impl::PlainDelivery final : public Delivery {
   std::span<std::byte> landing(const Op& op, const LanePart& part, const Receive& receive) const override;
   bool brings_data(const Op& op, const LanePart&, std::uint32_t) const override { return op.pulls_data(); }
   void take(const Op&, LanePart&, const Receive&, std::uint64_t) override {}
-  void release(LanePart&, Receive&) override {}
+  void release(const LanePart&, const Receive&) override {}
   void finish(LanePart& part) override;
   void report(const Op&, LanePart&) override {}
   bool may_complete(Op&) override { return true; }
@@ -130,7 +131,7 @@ class Engine::Impl::RecoverableDelivery final : public Delivery {
     return op.pulls_data() && !is_held(part, chunk);
   }
   void take(const Op& op, LanePart& part, const Receive& receive, std::uint64_t bytes) override;
-  void release(LanePart& part, Receive& receive) override;
+  void release(const LanePart& part, const Receive& receive) override;
   void finish(LanePart& part) override;
   void report(const Op& op, LanePart& part) override;
   bool may_complete(Op& op) override;
@@ -158,9 +159,7 @@ class Engine::Impl::RecoverableDelivery final : public Delivery {
     std::uint64_t next_grant = 0;                 // Grants below have come ...
     std::map<std::uint64_t, Grant> early_grants;  // ... and these.
     std::deque<Grant> grants;                     // To be served in this order.
-    std::vector<std::uint64_t> receipts;          // Tags of announces to report.
-    bool receipts_urgent = false;
-    bool receipt_on_way = false;
+    wire::TagBatch receipts;                      // Of announces all of whose Results are here.
     Instant receipts_due = Instant::max();
   };
 

@@ -11,9 +11,6 @@ namespace {
 constexpr std::uint64_t kSlotAlignment = 64;
 /// How far ahead of the oldest missing grant one may arrive; more is not reordering.
 constexpr std::uint64_t kMaxGrantsAhead = 65536;
-/// Receipts that nobody waits for are sent so many at once, or after so long.
-constexpr std::size_t kReceiptBatch = 32;
-constexpr Duration kReceiptDelay = std::chrono::milliseconds(10);
 /// What a retained result counts at least: its records take memory too.
 constexpr std::uint64_t kMinRetained = 1024;
 
@@ -101,10 +98,9 @@ bool Engine::Impl::RecoverableDelivery::waits_for_grant(const Op&, const LanePar
   return part.eager_slot == kNone && !part.held[result];
 }
 
-void Engine::Impl::RecoverableDelivery::release(LanePart& part, Receive& receive) {
-  const std::uint32_t slot = std::exchange(receive.slot, kNone);
-  if (slot == kNone || engine_.lanes_[part.lane].lost) return;
-  lanes_[part.lane].slots.give_back(slot, SlotPool::order_for(receive.run));
+void Engine::Impl::RecoverableDelivery::release(const LanePart& part, const Receive& receive) {
+  if (receive.slot == kNone || engine_.lanes_[part.lane].lost) return;
+  lanes_[part.lane].slots.give_back(receive.slot, SlotPool::order_for(receive.run));
 }
 
 void Engine::Impl::RecoverableDelivery::finish(LanePart& part) {
@@ -119,8 +115,7 @@ void Engine::Impl::RecoverableDelivery::take(const Op& op, LanePart& part, const
     engine_.actions_.emplace_back(CopyAction{landing(op, part, receive), memory, op.retained});
   }
   std::fill_n(part.held.begin() + (receive.chunk - part.owned.first), receive.run, true);
-  Receive over = receive;
-  release(part, over);
+  release(part, receive);
 }
 
 /// Grants are served in the order in which the lane gave them: then the oldest unfinished chunk of the lane has, or
@@ -222,33 +217,27 @@ void Engine::Impl::RecoverableDelivery::send_ready(const Op& op, const LanePart&
 /// Everything that the lane had for this process is here: the lane wants to know.
 void Engine::Impl::RecoverableDelivery::report(const Op& op, LanePart& part) {
   LaneState& lane = lanes_[part.lane];
-  lane.receipts.push_back(part.tag);
+  lane.receipts.add(part.tag);
   // Before what may be retained runs out, so that small operations never wait for the delays.
-  if (!may_retain(op) || engine_.stats_.bytes_retained * 2 > engine_.config_.retain_bytes) lane.receipts_urgent = true;
-  if (lane.receipts_due == Instant::max()) lane.receipts_due = engine_.now_ + kReceiptDelay;
+  if (!may_retain(op) || engine_.stats_.bytes_retained * 2 > engine_.config_.retain_bytes) lane.receipts.hurry();
+  if (lane.receipts_due == Instant::max()) lane.receipts_due = engine_.now_ + wire::TagBatch::kDelay;
   flush_receipts(engine_.now_, part.lane, false);
 }
 
-/// One Receipt at a time: what comes meanwhile goes with the next.
 void Engine::Impl::RecoverableDelivery::flush_receipts(Instant now, std::uint32_t index, bool is_due) {
   LaneState& lane = lanes_[index];
-  if (lane.receipt_on_way || lane.receipts.empty()) {
+  if (lane.receipts.has_to_wait()) {
     lane.receipts_due = Instant::max();
     return;
   }
-  if (!is_due && !lane.receipts_urgent && lane.receipts.size() < kReceiptBatch && now < lane.receipts_due) return;
-  const std::size_t count = std::min(lane.receipts.size(), wire::kMaxTagList);
+  if (!lane.receipts.is_ready(is_due || now >= lane.receipts_due)) return;
   wire::Header header = engine_.header_to({}, wire::MessageType::kReceipt);
-  header.count = static_cast<std::uint32_t>(count);
-  if (lane.receipts_urgent) header.flags = wire::kFlagUrgent;
+  if (lane.receipts.is_urgent()) header.flags = wire::kFlagUrgent;
+  std::vector<std::byte> body = lane.receipts.take(header);
   Send record;
   record.receipt_lane = index;
-  engine_.send(engine_.lanes_[index].peer, kControlTag, header,
-               wire::encode_list(std::span(lane.receipts).first(count)), {}, record);
-  lane.receipts.erase(lane.receipts.begin(), lane.receipts.begin() + static_cast<std::ptrdiff_t>(count));
-  lane.receipt_on_way = true;
+  engine_.send(engine_.lanes_[index].peer, kControlTag, header, std::move(body), {}, record);
   lane.receipts_due = Instant::max();
-  if (lane.receipts.empty()) lane.receipts_urgent = false;
 }
 
 void Engine::Impl::RecoverableDelivery::handle_settled(Instant now, const wire::Header& header,
@@ -301,7 +290,7 @@ bool Engine::Impl::RecoverableDelivery::may_complete(Op& op) {
   if (!may_retain(op)) {
     for (const LanePart& part : op.parts) {
       if (part.is_settled) continue;
-      lanes_[part.lane].receipts_urgent = !lanes_[part.lane].receipts.empty();
+      lanes_[part.lane].receipts.hurry();
       flush_receipts(engine_.now_, part.lane, false);
     }
     return false;
@@ -428,7 +417,7 @@ Instant Engine::Impl::RecoverableDelivery::next_deadline() const {
 }
 
 void Engine::Impl::RecoverableDelivery::on_sent_receipt(Instant now, std::uint32_t lane) {
-  lanes_[lane].receipt_on_way = false;
+  lanes_[lane].receipts.sent();
   flush_receipts(now, lane, true);
 }
 
