@@ -159,9 +159,10 @@ Ticket& Fusion::Impl::slot_of(const std::string& name) {
   return names_.try_emplace(name, 0).first->second;
 }
 
-bool Fusion::Impl::is_in_flight(std::string_view name) const {
+/// 0: the name is free.
+Ticket Fusion::Impl::latest_use(std::string_view name) const {
   const auto found = names_.find(std::string(name));
-  return found != names_.end() && found->second != 0;
+  return found == names_.end() ? 0 : found->second;
 }
 
 Status Fusion::Impl::lend(Record& record) const {
@@ -194,7 +195,7 @@ std::optional<Ticket> Fusion::Impl::queue_outside(Lock& lock, std::string_view n
 
 bool Fusion::Impl::go_outside(std::string_view name) {
   Lock lock(mutex_);
-  if (is_in_flight(name)) return false;
+  if (latest_use(name) != 0) return false;
   engine_.went_outside(name, now());
   wake_driver(lock);
   return true;
@@ -240,8 +241,8 @@ Fusion::State Fusion::Impl::state(Ticket ticket) const {
 
 bool Fusion::Impl::has_pending(std::string_view name) const {
   const std::scoped_lock lock(mutex_);
-  const auto found = names_.find(std::string(name));
-  if (found != names_.end() && found->second != 0 && records_.at(found->second).state == State::kPending) return true;
+  const Ticket latest = latest_use(name);
+  if (latest != 0 && records_.at(latest).state == State::kPending) return true;
   // Their names are free already, for the operations that follow.
   return std::ranges::any_of(going_alone_, [&](Ticket ticket) { return records_.at(ticket).name == name; });
 }
@@ -332,7 +333,7 @@ void Fusion::Impl::on_end(Ticket ticket, std::function<void(State)> callback) {
 
 void Fusion::Impl::went_outside(std::string_view name) {
   Lock lock(mutex_);
-  if (is_in_flight(name)) throw in_flight(name);
+  if (latest_use(name) != 0) throw in_flight(name);
   engine_.went_outside(name, now());
   wake_driver(lock);
 }

@@ -112,7 +112,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   Status closed() const;
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
   Ticket& slot_of(const std::string& name);
-  bool is_in_flight(std::string_view name) const;
+  Ticket latest_use(std::string_view name) const;
   void free_name(Record& record);
   Status lend(Record& record) const;
   std::optional<Placement> admit(const Record& record);

@@ -88,8 +88,8 @@ void add_processes(Placement& placement, const Config& config, std::span<const M
 /// queues, and sums wait for what it holds up.
 void set_windows(Placement& placement, const Config& config) {
   constexpr double kChunksOfLargestLane = 4;
-  // What the lane begins with, so often, where chunks go quickly. Among many processes a lane waits longer for each of
-  // them than for the network; between two it only reads what has left the caches since.
+  // How many times its share a lane's window becomes where chunks go quickly. Among many processes a lane waits longer
+  // for each of them than for the network. Between two, more in flight only leaves the caches.
   const double most_shares = placement.lanes.size() > 2 ? 12 : 6;
   constexpr std::uint32_t kLeastGrowth = 3;  // Also where its share is less than the chunk that it gets.
   constexpr std::uint32_t kMinChunkBytes = 32 << 10;

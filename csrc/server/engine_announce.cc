@@ -336,7 +336,7 @@ bool Engine::Impl::agrees(const Op& op, const wire::Header& header, const wire::
   const bool is_join = (header.flags & wire::kFlagJoin) != 0;
   const bool is_one_hop = (header.flags & wire::kFlagOneHop) != 0;
   if (!same_shape(announce, op.shape) || is_one_hop != op.is_one_hop || is_join != op.is_join()) return false;
-  return is_join || roster == (op.backup == nullptr ? Roster{} : op.backup->roster);
+  return is_join || (op.backup == nullptr ? roster.empty() : roster == op.backup->roster);
 }
 
 Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, const wire::Announce& announce) {

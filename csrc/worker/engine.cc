@@ -247,8 +247,8 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
 void Engine::Impl::post_results(Op& op, std::size_t index) {
   LanePart& part = op.parts[index];
   for (std::uint32_t i = 0; i < part.expected(); ++i) {
-    if (part.owned.count == 0 || !delivery_->waits_for_grant(op, part, i))
-      post(op, {op.id, index, part.owned.first + i, 0});
+    if (part.owned.count > 0 && delivery_->waits_for_grant(op, part, i)) continue;
+    post(op, {op.id, index, part.owned.first + i, 0});
   }
 }
 

@@ -49,6 +49,7 @@ TEST(AdaptiveRun, IsASmallPartOfALargeOperationOrHalfOfASmallOne) {
   Busy lane;
   lane.complete(200, microseconds(400));
   EXPECT_EQ(lane.run.size(kMany), 8u) << "3.2 ms of 400 ms";
+  EXPECT_EQ(lane.run.size(128), 8u);
   EXPECT_EQ(lane.run.size(64), 4u) << "a sixteenth: chunks are fast";
   EXPECT_EQ(lane.run.size(kFew), 2u);
   lane.complete(200, milliseconds(2));
