@@ -134,12 +134,19 @@ def timed_loop(
 ) -> Turn:
     """timed(), and at the end the check. `source` and `result` are the same array for an operation in place."""
     turn = timed(plan, lambda i: pattern.fill(source, plan.salt + i), barrier, operate)
-    if plan.iterations > 0:
-        last = plan.salt + plan.iterations - 1
-        turn.wrong = pattern.count_wrong(result, last)
-        if result is not source:
-            # An operation that is not in place must leave its input alone.
-            untouched = np.empty_like(source)
-            pattern.fill(untouched, last)
-            turn.wrong += int(np.count_nonzero(untouched != source))
+    turn.wrong = count_wrong(pattern, source, result, plan, in_place=result is source)
     return turn
+
+
+def count_wrong(pattern: Pattern, source: Array, result: Array, plan: Plan, *, in_place: bool) -> int:
+    """Wrong elements after the last iteration of a plan."""
+    if plan.iterations == 0:
+        return 0
+    last = plan.salt + plan.iterations - 1
+    wrong = pattern.count_wrong(result, last)
+    if not in_place:
+        # An operation that is not in place must leave its input alone.
+        untouched = np.empty_like(source)
+        pattern.fill(untouched, last)
+        wrong += int(np.count_nonzero(untouched != source))
+    return wrong

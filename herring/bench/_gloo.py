@@ -16,13 +16,17 @@ from herring.bench._contender import Case, Plan, Turn, timed_loop
 from herring.bench._herring import PrivateMemory
 from herring.bench._pattern import Array, Pattern
 
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 _ADDRESS_BYTES = 128
 _DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 _OPS = ("sum", "min", "max", "product", "band", "bor", "bxor")
+OPS_OF_TORCH = {
+    "sum": "SUM", "average": "AVG", "min": "MIN", "max": "MAX", "product": "PRODUCT", "band": "BAND", "bor": "BOR",
+    "bxor": "BXOR",
+}  # fmt: skip
 
 
-def _agree_on_store(dist: Any) -> Any:
+def agree_on_store(dist: Any) -> Any:
     """A TCPStore of the peer's own, on a port that rank 0 found free and the others learn through Herring."""
     session = process.current()
     text = np.zeros(_ADDRESS_BYTES, np.uint8)
@@ -31,14 +35,14 @@ def _agree_on_store(dist: Any) -> Any:
         is_local = herring.local_size() == herring.size()
         host = published_address(is_local, session.config.interface, os.environ.get("MASTER_ADDR"))
         store = dist.TCPStore(
-            host, 0, herring.size(), is_master=True, timeout=timedelta(seconds=_TIMEOUT_S), wait_for_workers=False
+            host, 0, herring.size(), is_master=True, timeout=timedelta(seconds=TIMEOUT_S), wait_for_workers=False
         )
         encoded = f"{host} {store.port}".encode()
         text[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     herring.broadcast_(text)
     if store is None:
         host, port = bytes(text).rstrip(b"\0").decode().split()
-        store = dist.TCPStore(host, int(port), herring.size(), is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+        store = dist.TCPStore(host, int(port), herring.size(), is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
     return store
 
 
@@ -65,12 +69,12 @@ class GlooContender:
         dist: Any = torch.distributed
         self._torch, self._dist = torch, dist
         self._private = private
-        self._store = _agree_on_store(dist)
+        self._store = agree_on_store(dist)
         self._group: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("bench", self._store),
             herring.rank(),
             herring.size(),
-            timedelta(seconds=_TIMEOUT_S),
+            timedelta(seconds=TIMEOUT_S),
         )
         self._options = dist.AllreduceOptions()
         self._pattern: Pattern | None = None
@@ -86,8 +90,7 @@ class GlooContender:
         """See Contender."""
         self._arrays = self._private.take(case)
         self._pattern = Pattern(case.dtype, case.op, herring.rank(), herring.size(), case.count)
-        names = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-        self._options.reduceOp = getattr(self._dist.ReduceOp, names.get(case.op, case.op.upper()))
+        self._options.reduceOp = getattr(self._dist.ReduceOp, OPS_OF_TORCH[case.op])
 
     def turn(self, plan: Plan) -> Turn:
         """See Contender."""

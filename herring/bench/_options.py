@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from herring._errors import InvalidArgumentError
 from herring.bench._units import MAX_BYTES, MIN_BYTES, geometric_sizes, parse_rate, parse_size
 
-PEERS = ("gloo", "mpi", "mpich", "tcp")
+PEERS = ("gloo", "mpi", "mpich", "nccl", "tcp")
+DEVICE_PEERS = ("gloo", "nccl")
+DEVICES = ("cpu", "cuda")
 MEMORIES = ("arena", "private")
 # Of herring.bench._pattern, repeated here because parsing must not need numpy.
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -44,6 +46,7 @@ class Options:
     dtype: str
     op: str
     in_place: tuple[bool, ...]
+    device: str
     memories: tuple[str, ...]
     peers: tuple[str, ...]
     mpi_arguments: tuple[str, ...]
@@ -70,18 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-place", default="yes", choices=["yes", "no", "both"], help="the result replaces the input (default yes)"
     )
     what.add_argument(
+        "--device",
+        default="cpu",
+        choices=DEVICES,
+        help="cuda: tensors on GPUs, through torch.distributed; needs torch and a GPU on each host (default cpu)",
+    )
+    what.add_argument(
         "--buffers",
-        default=",".join(MEMORIES),
         metavar="LIST",
         help="arena: Herring's memory (herring.empty), which is not copied; private: ordinary memory (default "
-        "arena,private)",
+        "arena,private; not with --device cuda)",
     )
     what.add_argument(
         "--peers",
         default="",
         metavar="LIST",
         help="also measure these, in the same run: gloo, mpi (Open MPI), mpich, tcp (plain TCP streams that move the "
-        "bytes of a ring and sum nothing, as a bound)",
+        "bytes of a ring and sum nothing, as a bound); with --device cuda: gloo, nccl",
     )
     what.add_argument(
         "--mpi-args", default="", metavar="TEXT", help="more arguments for the MPI launcher, such as '--mca pml ob1'"
@@ -147,6 +155,17 @@ def _list(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
     return names
 
 
+def _memories(text: str | None, device: str) -> tuple[str, ...]:
+    if device != "cpu":
+        if text is not None:
+            raise InvalidArgumentError(f"--buffers {text}: with --device {device} all tensors are on GPUs; leave it out")
+        return ()
+    memories = _list(",".join(MEMORIES) if text is None else text, MEMORIES, "--buffers")
+    if not memories:
+        raise InvalidArgumentError("--buffers: name arena, private or both")
+    return memories
+
+
 def read_options(args: argparse.Namespace) -> Options:
     """Checks what argparse does not. Raises InvalidArgumentError that names the option."""
     if args.sizes is not None:
@@ -164,9 +183,12 @@ def read_options(args: argparse.Namespace) -> Options:
         raise InvalidArgumentError(f"--server-hosts {args.server_hosts}: it must be a number of hosts, 0 or more")
     if args.dtype.startswith("float") and args.op in ("band", "bor", "bxor"):
         raise InvalidArgumentError(f"--op {args.op} is for integers, not {args.dtype}")
-    memories = _list(args.buffers, MEMORIES, "--buffers")
-    if not memories:
-        raise InvalidArgumentError("--buffers: name arena, private or both")
+    peers = _list(args.peers, PEERS, "--peers")
+    for peer in peers:
+        if args.device == "cuda" and peer not in DEVICE_PEERS:
+            raise InvalidArgumentError(f"--peers {peer}: with --device cuda only {' and '.join(DEVICE_PEERS)} work")
+    if args.device == "cpu" and "nccl" in peers:
+        raise InvalidArgumentError("--peers nccl: NCCL reduces tensors on GPUs: add --device cuda")
     assert MIN_BYTES <= min(sizes) <= max(sizes) <= MAX_BYTES
     return Options(
         sizes=tuple(sizes),
@@ -177,8 +199,9 @@ def read_options(args: argparse.Namespace) -> Options:
         dtype=args.dtype,
         op=args.op,
         in_place={"yes": (True,), "no": (False,), "both": (False, True)}[args.in_place],
-        memories=memories,
-        peers=_list(args.peers, PEERS, "--peers"),
+        device=args.device,
+        memories=_memories(args.buffers, args.device),
+        peers=peers,
         mpi_arguments=tuple(shlex.split(args.mpi_args)),
         rate=None if args.rate is None else parse_rate(args.rate),
         server_hosts=args.server_hosts,

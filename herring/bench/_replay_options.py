@@ -24,6 +24,7 @@ _UNHEEDED = {
     "turn": 0,
     "lead_in": None,
     "mpi_args": "",
+    "device": "cpu",
     "profile": False,
 }
 _REPLAY_ONLY = {"model": None, "backward_ms": None, "backward_for": None, "scale": 1.0, "bucket": None}

@@ -18,6 +18,7 @@ from herring._start_line import counted
 from herring.bench import _report
 from herring.bench._bounds import Links, emulated_cluster
 from herring.bench._contender import Case, Contender
+from herring.bench._device import DeviceContender, DeviceGroups
 from herring.bench._gloo import GlooContender
 from herring.bench._herring import HerringContender, PrivateMemory
 from herring.bench._measure import Row, Schedule, measure_all
@@ -82,6 +83,9 @@ def find_links(options: Options) -> Links:
 
 
 def _contenders(options: Options) -> list[Contender]:
+    if options.device != "cpu":
+        groups = DeviceGroups(options.peers)
+        return [DeviceContender(name, groups) for name in ("herring", *options.peers)]
     private = PrivateMemory()
     found: list[Contender] = [HerringContender(memory, private) for memory in options.memories]
     try:

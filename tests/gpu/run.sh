@@ -44,17 +44,21 @@ for tool in contract speed; do
 done
 # The same suite that the doubles pass, and the kernels against their twins, on the driver itself.
 [ ! -x "$tools/contract" ] || step contract 60 "$tools/contract"
-# The tests of tensors on an accelerator, with a GPU in the place of the fake: about 6 s each, so both files at a time where
+# The tests of tensors on an accelerator, with a GPU in the place of the fake: about 6 s each, so several at a time where
 # pytest-xdist is there.
 together=()
-! $PYTHON -c 'import xdist' 2>/dev/null || together=(-n 2 --dist loadfile)
+! $PYTHON -c 'import xdist' 2>/dev/null || together=(-n "$(($(nproc) > 12 ? 6 : 2))")
 step cases 300 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider "${together[@]}" \
   tests/torch/test_torch_accelerator.py tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
 [ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"
 step bench 150 $PYTHON tests/gpu/bench.py
+step bench_door 90 $PYTHON -m torch.distributed.run --nproc-per-node 2 -m herring._cli bench allreduce --device cuda --peers gloo \
+  --sizes 8B,64KB,1MB,25MB,256MB
+step fusion 90 $PYTHON tests/gpu/fusion.py
 step undisturbed 90 $PYTHON tests/gpu/undisturbed.py
 step training 150 $PYTHON tests/gpu/training.py
+! $PYTHON -c 'import torchvision' 2>/dev/null || step training_resnet50 150 $PYTHON tests/gpu/training.py --model resnet50
 cat "$OUT/summary.txt"
 exit $failed

@@ -363,3 +363,29 @@ def training_in_parts() -> None:
                 torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
             else:
                 assert there.cpu().equal(here), "other bits than on the CPU"
+
+
+def benchmark() -> None:
+    """What `herring bench --device` measures, its check of results with it."""
+    from herring.bench._contender import Case
+    from herring.bench._device import DeviceContender, DeviceGroups
+    from herring.bench._measure import Schedule, measure_all
+
+    load()
+    herring.init()
+    groups = DeviceGroups((), torch.device(DEVICE, 0))
+    ours = DeviceContender("herring", groups)
+    cases = [Case(size, "float32", op, in_place) for size in (64, 300_000) for op in ("sum", "average") for in_place in (True, False)]  # fmt: skip
+    rows = measure_all(cases, [ours], Schedule(iterations=3, warmup=1, lead_in=0), lambda _: None, lambda _: None)
+    assert [(len(row.times_s), row.wrong, row.memory) for row in rows] == [(3, 0, "cuda")] * 8, rows
+    right = groups.all_reduce
+
+    def wrong(who: str, tensor: torch.Tensor, op: str) -> None:
+        right(who, tensor, op)
+        tensor[5] = 99.0
+
+    groups.all_reduce = wrong  # type: ignore[method-assign]
+    rows = measure_all(cases[:1], [ours], Schedule(iterations=3, warmup=1, lead_in=0), lambda _: None, lambda _: None)
+    assert rows[0].wrong > 0, "a wrong element was not seen"
+    ours.close()
+    herring.shutdown()

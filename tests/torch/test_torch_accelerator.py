@@ -97,6 +97,10 @@ def test_a_group_ends_while_copies_are_under_way() -> None:
     run_ranks(2, "cases_accelerator:a_group_ends_while_copies_are_under_way", timeout=120)
 
 
+def test_the_benchmark_measures_tensors_there() -> None:
+    run_ranks(2, "cases_accelerator:benchmark", timeout=120)
+
+
 def test_the_backend_serves_both_devices_and_changes_nobodys_default() -> None:
     import herring.torch  # noqa: F401
 

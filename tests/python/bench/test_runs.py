@@ -202,12 +202,24 @@ def test_what_a_peer_cannot_do_is_left_out_and_said():
     assert "# left out: gloo has no average" in output
 
 
+@needs_torch
+@pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="there is a driver")
+def test_no_gpu_is_a_sentence():
+    code, _, errors = call([*HERRINGRUN, *BENCH, "allreduce", "--sizes", "64KB", "--device", "cuda"])
+    assert code == 1
+    assert "--device cuda: torch" in errors and "sees no GPU" in errors and "herring doctor" in errors
+    assert "Traceback" not in errors
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
         (["--sizes", "3"], "size '3'"),
         (["--iters", "0"], "--iters 0"),
-        (["--peers", "gloo,nccl"], "'nccl' is not one of"),
+        (["--peers", "gloo,ucc"], "'ucc' is not one of"),
+        (["--peers", "gloo,nccl"], "add --device cuda"),
+        (["--device", "cuda", "--peers", "mpi"], "only gloo and nccl"),
+        (["--device", "cuda", "--buffers", "arena"], "--buffers arena"),
         (["--buffers", ""], "--buffers"),
         (["--op", "band"], "for integers"),
         (["--rate", "500mbps"], "rate '500mbps'"),
