@@ -171,6 +171,7 @@ class GpuFacts(TypedDict):
     capability: str
     multiprocessors: int
     copy_engines: int
+    peers: list[int]
 
 class CudaSurvey(TypedDict):
     problem: str
@@ -340,6 +341,8 @@ class Fusion:
     def finish(self, ticket: int, timeout: float, /) -> Any:
         """wait(), then it is forgotten: its output. False: it went alone. None: it is not in flight. Raises how it
         ended, where not well; then drop() it."""
+    def ended_well(self, tickets: Sequence[int]) -> list[bool]:
+        """Which of them have ended with their sum in place, and are in flight: for who is not their owner."""
     def drop(self, ticket: int) -> str | None:
         """Forgets one that has failed; its name."""
     def on_end(self, ticket: int, callback: Callable[[bool], object]) -> None:

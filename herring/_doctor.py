@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -11,40 +10,22 @@ import resource
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from herring import _core
+from herring import _core, _doctor_gpu
 from herring._errors import HerringError
 from herring._fabric import fabric_search
+from herring._finding import LOAD_TIMEOUT_S, Finding, package, run_apart
 from herring._job import read_settings
-from herring._own_python import own_command
 from herring._version import __version__
 
 __all__ = ["run"]
 
 CHOSEN = "CHOSEN: "
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-LOAD_TIMEOUT_S = 60
 # Loads MPI and starts nothing: Open MPI without mpirun leaves a file in /dev/shm where it was started.
 LOAD_MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 LOAD_TORCH = "from herring.torch import _binding; _binding.load()"
-
-
-@dataclass
-class Finding:
-    """One line of the report. `state` is "ok", "absent" (fine, with a consequence) or "problem"."""
-
-    subject: str
-    state: str
-    text: str
-
-
-def _package(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _memory() -> list[Finding]:
@@ -168,51 +149,8 @@ def _efa(fabric: list[Finding]) -> Finding:
     return Finding("EFA / RDMA", "absent", f"{named}; none of libfabric's providers above uses them{over_tcp}")
 
 
-def _run_apart(code: str) -> subprocess.CompletedProcess[str]:
-    """Runs it in another process. Raises TimeoutExpired."""
-    command = own_command(sys.executable, code)
-    return subprocess.run(command, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S, check=False)
-
-
-def _cuda() -> list[Finding]:
-    """What the driver says of itself, without a context on a GPU. Nothing here has been seen to copy or compute."""
-    with contextlib.suppress(HerringError):  # Settings that are wrong are a finding of their own.
-        if read_settings({}).cuda == "off":
-            return [Finding("CUDA", "absent", "not asked: HERRING_CUDA=off")]
-    code = "import json; from herring import _core; print(json.dumps(_core.survey_cuda()))"
-    # A process of its own: a driver that hangs must not hang this one, and what forks later must not have it loaded.
-    try:
-        done = _run_apart(code)
-    except subprocess.TimeoutExpired:
-        return [Finding("CUDA", "problem", f"the driver did not answer in {LOAD_TIMEOUT_S} s (libcuda.so.1)")]
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        return [Finding("CUDA", "problem", f"asking the driver failed: {last[0]}")]
-    return _cuda_findings(json.loads(done.stdout), NVIDIA_DRIVER.exists())
-
-
-def _cuda_findings(survey: _core.CudaSurvey, has_module: bool) -> list[Finding]:
-    if survey["problem"]:
-        text = survey["problem"].removeprefix("cuda: ")
-        state = "problem" if has_module else "absent"
-        note = "the kernel module is loaded, but: " if has_module else ""
-        return [Finding("CUDA", state, f"{note}{text}. Tensors on the CPU need none")]
-    found = [Finding("CUDA", "absent", f"driver for CUDA {survey['version']} at {survey['library']}; not tried")]
-    for gpu in survey["gpus"]:
-        engines = gpu["copy_engines"]
-        copies = "copies both ways at once" if engines > 1 else f"{engines} copy engine: one way at a time"
-        memory = f"{gpu['memory_bytes'] / 2**30:.0f} GiB"
-        text = f"{gpu['name']}, {memory}, compute {gpu['capability']}, PCI {gpu['pci_bus_id']}; {copies}; not tried"
-        found.append(Finding(f"  GPU {gpu['number']}", "absent", text))
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    pinned = "no limit" if locked == resource.RLIM_INFINITY else f"at most {locked / 2**20:,.0f} MiB (ulimit -l)"
-    found.append(Finding("  pinned memory", "absent", f"{pinned}; not tried"))
-    path = "collectives on GPU tensors go through pinned host memory; tried on one GPU only, see docs/gpu.md"
-    return [*found, Finding("  path", "absent", path)]
-
-
 def _torch() -> Finding:
-    version = _package("torch")
+    version = package("torch")
     if version is None:
         return Finding("torch", "absent", "not installed: numpy and DLPack arrays work, herring.torch does not")
     try:
@@ -232,7 +170,7 @@ def _torch() -> Finding:
 def _why_not(code: str) -> str:
     """What goes wrong when a process runs this; empty for nothing. A process of its own: what is loaded stays there."""
     try:
-        done = _run_apart(code)
+        done = run_apart(code)
     except subprocess.TimeoutExpired:
         return f"it took over {LOAD_TIMEOUT_S} s"
     if done.returncode == 0:
@@ -241,7 +179,7 @@ def _why_not(code: str) -> str:
 
 
 def _tensorflow() -> Finding:
-    version = _package("tensorflow") or _package("tensorflow-cpu")
+    version = package("tensorflow") or package("tensorflow-cpu")
     if version is None:
         return Finding("TensorFlow", "absent", "not installed: herring.tensorflow does not work")
     why = _why_not("from herring.tensorflow._ops import library; library()")
@@ -251,7 +189,7 @@ def _tensorflow() -> Finding:
 
 
 def _mpi() -> Finding:
-    mpi4py = _package("mpi4py")
+    mpi4py = package("mpi4py")
     # A virtual environment that is not activated has its mpirun beside its python.
     launcher = shutil.which("mpirun") or shutil.which("mpirun", path=str(Path(sys.executable).parent))
     text = f"mpi4py {mpi4py or 'not installed'}; mpirun {'at ' + launcher if launcher else 'not found'}"
@@ -291,7 +229,7 @@ def run(as_json: bool) -> int:
         *_memory(),
         *fabric,
         _efa(fabric),
-        *_cuda(),
+        *_doctor_gpu.findings(),
         _torch(),
         _tensorflow(),
         _mpi(),

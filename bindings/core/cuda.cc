@@ -21,6 +21,7 @@ py::dict survey(const std::string& library) {
     entry["capability"] = std::to_string(gpu.major) + "." + std::to_string(gpu.minor);
     entry["multiprocessors"] = gpu.multiprocessors;
     entry["copy_engines"] = gpu.copy_engines;
+    entry["peers"] = gpu.peers;
     gpus.append(entry);
   }
   py::dict result;

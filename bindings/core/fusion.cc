@@ -238,6 +238,17 @@ PyObject* finish_method(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   });
 }
 
+/// Which of them have ended with their sum in place, for one who is not their owner.
+std::vector<bool> ended_well(const PyFusion& self, const std::vector<Ticket>& tickets) {
+  const std::shared_ptr<Fusion> fusion = self.owned.get();
+  std::vector<bool> well;
+  for (const Ticket ticket : tickets) {
+    const auto [state, status] = fusion->outcome(ticket);
+    well.push_back(self.owners->contains(ticket) && state == Fusion::State::kDone && status.is_ok());
+  }
+  return well;
+}
+
 /// The name of one that has failed, which is forgotten.
 py::object drop(const PyFusion& self, Ticket ticket) {
   const auto owner = self.owners->extract(ticket);
@@ -298,6 +309,7 @@ void bind_fusion(py::module_& module) {
       .def("poll", [](const PyFusion& self,
                       Ticket ticket) { return self.owned.get()->poll(ticket) != Fusion::State::kPending; })
       .def("wait", &wait)
+      .def("ended_well", &ended_well, py::arg("tickets"))
       .def("drop", &drop)
       .def("in_flight", &in_flight)
       .def("has_pending",

@@ -1,7 +1,6 @@
 #include "device.h"
 
 #include <ATen/Functions.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <ranges>
 #include <utility>
 
 #include "core/thread.h"
@@ -42,23 +42,8 @@ bool is_capturing(const Guard& guard, const c10::Stream& stream) {
   }
 }
 
-/// The thread's device, for as long as it lives: whoever asks about another GPU's events gets a context there. Where a
-/// failed device refuses even that, what is asked next says so.
-class OnDevice final {
- public:
-  explicit OnDevice(c10::Device device) noexcept {
-    try {
-      guard_.reset_device(device);
-    } catch (...) {
-      // The caller's next question fails.
-    }
-  }
+}  // namespace
 
- private:
-  c10::OptionalDeviceGuard guard_;
-};
-
-/// After a failure: those that were submitted before it use memory that is about to be given back.
 void end_copies(const c10::Stream& stream) noexcept {
   try {
     stream.synchronize();
@@ -66,8 +51,6 @@ void end_copies(const c10::Stream& stream) noexcept {
     // The device does nothing any more.
   }
 }
-
-}  // namespace
 
 std::optional<c10::Device> accelerator_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
@@ -94,19 +77,23 @@ CopyStreams CopyStreams::of(c10::Device device) {
   return streams;
 }
 
+c10::Stream current_stream(c10::Device device, const std::string& call) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream current = guard.getStream(device);
+  TORCH_CHECK(
+      !is_capturing(guard, current), call,
+      ": the current stream is being captured into a graph, which Herring's collectives cannot be part of: they "
+      "go through the host. Call them outside of the capture");
+  return current;
+}
+
 Mirror::Mirror(c10::Device device, std::string call, std::shared_ptr<HostMemory> memory)
     : device_(device),
       call_(std::move(call)),
       memory_(std::move(memory)),
       streams_(CopyStreams::of(device)),
       ready_(device.type()) {
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  const c10::Stream current = guard.getStream(device);
-  TORCH_CHECK(
-      !is_capturing(guard, current), call_,
-      ": the current stream is being captured into a graph, which Herring's collectives cannot be part of: they "
-      "go through the host. Call them outside of the capture");
-  ready_.record(current);
+  ready_.record(current_stream(device, call_));
   ready_.block(streams_.out);
 }
 
@@ -124,18 +111,22 @@ at::Tensor Mirror::host_like(const at::Tensor& tensor) const {
 }
 
 at::Tensor Mirror::host_memory(at::IntArrayRef sizes, at::ScalarType type) const {
+  return host_memory_of(*memory_, sizes, type, device_);
+}
+
+at::Tensor host_memory_of(HostMemory& memory, at::IntArrayRef sizes, at::ScalarType type, c10::Device device) {
   const at::TensorOptions options = at::TensorOptions().dtype(type).device(at::kCPU);
   const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
-  if (std::shared_ptr<std::byte> memory = memory_->take(bytes, device_)) {
-    void* const start = memory.get();
+  if (std::shared_ptr<std::byte> pages = memory.take(bytes, device)) {
+    void* const start = pages.get();
     return at::from_blob(
-        start, sizes, [held = std::move(memory)](void*) {}, options);
+        start, sizes, [held = std::move(pages)](void*) {}, options);
   }
-  if (!device_.is_cuda()) return at::empty(sizes, options);
+  if (!device.is_cuda()) return at::empty(sizes, options);
   try {
     return at::empty(sizes, options.pinned_memory(true));
   } catch (const c10::Error&) {
-    TORCH_WARN_ONCE("herring: the system cannot pin more memory, so copies from and to ", device_,
+    TORCH_WARN_ONCE("herring: the system cannot pin more memory, so copies from and to ", device,
                     " are slower; raise the limit (ulimit -l)");
     return at::empty(sizes, options);
   }
@@ -174,20 +165,40 @@ std::vector<at::Tensor> Mirror::write(const std::vector<at::Tensor>& tensors) {
   return host;
 }
 
-std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> host;
-  for (const at::Tensor& tensor : tensors) host.push_back(update(tensor));
+std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& tensors) { return update(tensors, tensors); }
+
+std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& targets) {
+  std::vector<at::Tensor> host(sources.size());
+  std::vector<std::pair<std::size_t, std::size_t>> packed;  // Which pack, and which of its tensors; in order.
+  std::vector<std::size_t> which;
+  const auto goes_along = [&](std::size_t i) { return Pack::takes(sources[i]) && Pack::takes(targets[i]); };
+  const bool are_several = std::ranges::count_if(std::views::iota(std::size_t{0}, sources.size()), goes_along) > 1;
+  const std::size_t first = packs_.size();
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (are_several && goes_along(i)) {
+      check(sources[i]);
+      check(targets[i]);
+      if (packs_.size() == first || !packs_.back().has_room(sources[i])) packs_.emplace_back(device_);
+      packed.emplace_back(packs_.size() - 1, packs_.back().add(sources[i], targets[i]));
+      which.push_back(i);
+    } else {
+      host[i] = read(sources[i]);
+      write_from(targets[i], host[i]);
+    }
+  }
+  for (std::size_t pack = first; pack < packs_.size(); ++pack) {
+    packs_[pack].lay(host_memory({static_cast<std::int64_t>(packs_[pack].bytes())}, at::kByte));
+  }
+  for (std::size_t i = 0; i < which.size(); ++i) host[which[i]] = packs_[packed[i].first].host(packed[i].second);
   return host;
 }
 
 void Mirror::seal() {
-  if (reads_.empty()) return;
+  if (reads_.empty() && packs_.empty()) return;
   const c10::StreamGuard on_stream(streams_.out);
   try {
-    for (const Pair& pair : reads_) {
-      pair.host.copy_(pair.device, true);
-      bytes_read_ += pair.host.nbytes();
-    }
+    for (const Pair& pair : reads_) pair.host.copy_(pair.device, true);
+    for (Pack& pack : packs_) pack.copy_out(streams_.out);
     read_.emplace(device_.type());
     read_->record(streams_.out);
   } catch (...) {
@@ -197,12 +208,13 @@ void Mirror::seal() {
 }
 
 void Mirror::write_back() {
-  if (writes_.empty()) return;
+  if (writes_.empty() && packs_.empty()) return;
   // Where something was read, this is known to be over.
-  if (reads_.empty()) ready_.block(streams_.back);
+  if (reads_.empty() && packs_.empty()) ready_.block(streams_.back);
   const c10::StreamGuard on_stream(streams_.back);
   try {
     for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
+    for (Pack& pack : packs_) pack.copy_back(streams_.back);
     note_written();
   } catch (...) {
     end_copies(streams_.back);
@@ -369,14 +381,17 @@ int StagedWork::sourceRank() const {
 }
 
 Stager::~Stager() {
+  const GilRelease no_gil;
+  stop();
+}
+
+void Stager::stop() {
   {
     const std::lock_guard lock(mutex_);
     is_stopping_ = true;
   }
   changed_.notify_all();
-  if (!thread_.joinable()) return;
-  const GilRelease no_gil;
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Stager::add(std::shared_ptr<Staged> call) {
@@ -453,7 +468,9 @@ void Stager::run() {
       continue;
     }
     const Duration nap = std::min<Duration>((now - last_move) / 4, kLongNap);
-    if (nap < kShortNap) {
+    if (nap < kShortNap && first && !first->is_urgent()) {
+      changed_.wait_for(lock, kShortNap);
+    } else if (nap < kShortNap) {
       lock.unlock();
       std::this_thread::yield();
       lock.lock();

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "host_memory.h"
+#include "pack.h"
 
 /// Tensors on an accelerator: how their bytes come to the host and go back, in the order that streams have. Through
 /// c10's device guards alone, so that one binding serves torch with and without CUDA.
@@ -36,6 +38,30 @@ struct CopyStreams {
   static CopyStreams of(c10::Device device);
 };
 
+/// The thread's device, for as long as it lives: whoever asks about another GPU's events gets a context there. Where a
+/// failed device refuses even that, what is asked next says so.
+class OnDevice final {
+ public:
+  explicit OnDevice(c10::Device device) noexcept {
+    try {
+      guard_.reset_device(device);
+    } catch (...) {
+      // The caller's next question fails.
+    }
+  }
+
+ private:
+  c10::OptionalDeviceGuard guard_;
+};
+
+/// After a failure: copies that were submitted before it use memory that is about to be given back.
+void end_copies(const c10::Stream& stream) noexcept;
+
+/// The thread's current stream there. Throws where it is being captured into a graph; `call` stands in the message.
+c10::Stream current_stream(c10::Device device, const std::string& call);
+/// Host memory that copies from and to the device are fast with, where it can be had.
+at::Tensor host_memory_of(HostMemory& memory, at::IntArrayRef sizes, at::ScalarType type, c10::Device device);
+
 /// A call on device tensors, while it is put together: which host tensor stands for which device tensor. All copies,
 /// out and back, come after what the caller's current stream has now.
 class Mirror final {
@@ -52,6 +78,9 @@ class Mirror final {
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> write(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> update(const std::vector<at::Tensor>& tensors);
+  /// Host copies of what `sources` hold, which `targets` (each of its source's size and type) are to hold in the end.
+  /// Small ones move together.
+  std::vector<at::Tensor> update(const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& targets);
   /// `tensor` is to hold what `host`, of its shape and type, holds in the end.
   void write_from(const at::Tensor& tensor, const at::Tensor& host);
   /// Memory that copies from and to the device are fast with, where it can be had.
@@ -72,7 +101,6 @@ class Mirror final {
 
   c10::Device device() const { return device_; }
   const CopyStreams& streams() const { return streams_; }
-  std::size_t bytes_read() const { return bytes_read_; }
 
  private:
   struct Pair {
@@ -89,9 +117,9 @@ class Mirror final {
   c10::Event ready_;  ///< What the caller's stream had at the call.
   std::vector<Pair> reads_;
   std::vector<Pair> writes_;
+  std::vector<Pack> packs_;  ///< Read and written.
   std::optional<c10::Event> read_;
   std::optional<c10::Event> written_;
-  std::size_t bytes_read_ = 0;
 };
 
 class PartedCopies;
@@ -108,6 +136,9 @@ class Staged {
   virtual bool try_start(std::chrono::steady_clock::time_point now) = 0;
   /// Looks at what goes on after the start; true where anything happened.
   virtual bool turn([[maybe_unused]] std::chrono::steady_clock::time_point now) { return false; }
+  /// Somebody waits for it just now: the stager looks at it again and again. That keeps the driver busy, which the
+  /// threads of the program call too.
+  virtual bool is_urgent() const { return true; }
   /// It need not be kept alive any longer.
   virtual bool is_over() = 0;
 };
@@ -170,6 +201,11 @@ class Stager final {
   void keep(std::shared_ptr<Staged> call);
   /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
   void wait_until_started();
+  /// Ends the thread; copies that are under way end first, or are left with their memory after a while. Idempotent. The
+  /// thread takes the interpreter's lock: so before that ends, and without it.
+  void stop();
+  /// Something is to be looked at before the nap ends.
+  void wake() { changed_.notify_all(); }
 
  private:
   void run();

@@ -8,6 +8,64 @@
 
 namespace herring::torch_binding {
 
+bool Arrival::is_there() const {
+  const std::lock_guard lock(mutex_);
+  return is_there_;
+}
+
+bool Arrival::wait(std::chrono::duration<double> limit) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, limit, [this] { return is_there_; });
+}
+
+void Arrival::on_there(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_there_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+std::optional<Arrival::Failure> Arrival::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Arrival::come(std::optional<Failure> failure) {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    is_there_ = true;
+    failure_ = std::move(failure);
+    callbacks.swap(callbacks_);
+  }
+  changed_.notify_all();
+  for (const auto& callback : callbacks) callback();
+}
+
+template <class IsRead>
+bool Arrival::try_come(c10::Device device, std::chrono::steady_clock::time_point now,
+                       std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout,
+                       IsRead is_read) {
+  std::optional<Failure> failure;
+  const OnDevice on_device(device);
+  try {
+    if (!is_read()) {
+      if (now < deadline) return false;
+      failure = Failure{c10::str("the tensors were not ready on ", device, " within ", timeout.count(),
+                                 " ms: a kernel that writes them has not ended"),
+                        true};
+    }
+  } catch (const std::exception& error) {
+    failure = Failure{c10::str("the copy from ", device, " failed: ", error.what()), false};
+  }
+  come(std::move(failure));
+  return true;
+}
+
 Handed::Handed(const std::shared_ptr<Stager>& stager, std::shared_ptr<HostMemory> memory, c10::Device device,
                const std::string& call, std::chrono::milliseconds timeout)
     : stager_(stager),
@@ -22,56 +80,9 @@ void Handed::start() {
   stager->add(shared_from_this());
 }
 
-bool Handed::is_read() const {
-  const std::lock_guard lock(mutex_);
-  return is_read_;
-}
-
-bool Handed::wait(std::chrono::duration<double> limit) const {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, limit, [this] { return is_read_; });
-}
-
-void Handed::on_read(std::function<void()> callback) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!is_read_) {
-      callbacks_.push_back(std::move(callback));
-      return;
-    }
-  }
-  callback();
-}
-
-std::optional<Handed::Failure> Handed::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
-}
-
 bool Handed::try_start(std::chrono::steady_clock::time_point now) {
-  std::optional<Failure> failure;
-  const OnDevice on_device(mirror_.device());
-  try {
-    if (!mirror_.is_read()) {
-      if (now < deadline_) return false;
-      failure = Failure{c10::str("the tensors were not ready on ", mirror_.device(), " within ", timeout_.count(),
-                                 " ms: a kernel that writes them has not ended"),
-                        true};
-    }
-  } catch (const std::exception& error) {
-    failure = Failure{c10::str("the copy from ", mirror_.device(), " failed: ", error.what()), false};
-  }
   // After a time-out an unfinished copy still writes to host memory: the stager holds this until is_over().
-  std::vector<std::function<void()>> callbacks;
-  {
-    const std::lock_guard lock(mutex_);
-    is_read_ = true;
-    failure_ = std::move(failure);
-    callbacks.swap(callbacks_);
-  }
-  changed_.notify_all();
-  for (const auto& callback : callbacks) callback();
-  return true;
+  return arrival_.try_come(mirror_.device(), now, deadline_, timeout_, [this] { return mirror_.is_read(); });
 }
 
 void Handed::write_back() {

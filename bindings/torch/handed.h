@@ -8,6 +8,36 @@
 
 namespace herring::torch_binding {
 
+/// That copies to the host have come, or have failed: for a caller who waits, and for one who is called. Any thread.
+class Arrival final {
+ public:
+  struct Failure {
+    std::string text;
+    bool is_timeout = false;
+  };
+
+  bool is_there() const;
+  /// The same; false where it is not so within that time.
+  bool wait(std::chrono::duration<double> limit) const;
+  /// Calls it once that is so: at once where it is.
+  void on_there(std::function<void()> callback);
+  /// Why it has failed; nothing where it has not.
+  std::optional<Failure> failure() const;
+  void come(std::optional<Failure> failure);
+
+  /// Looks at copies with that end and comes with them; false where they are under way.
+  template <class IsRead>
+  bool try_come(c10::Device device, std::chrono::steady_clock::time_point now,
+                std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout, IsRead is_read);
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool is_there_ = false;                         ///< Guarded by mutex_.
+  std::optional<Failure> failure_;                ///< Guarded by mutex_.
+  std::vector<std::function<void()>> callbacks_;  ///< Guarded by mutex_.
+};
+
 /// Copies of a call on device tensors, handed to a caller (Python) that carries out the operation on the host tensors
 /// by itself: he puts it together, start()s it, waits, and calls write_back() in the end. Safe from any thread; the
 /// calls before start() come from one.
@@ -20,6 +50,9 @@ class Handed final : public Staged, public std::enable_shared_from_this<Handed> 
   // Which host tensor stands for which device tensor.
   at::Tensor read(const at::Tensor& tensor) { return mirror_.read(tensor); }
   at::Tensor write(const at::Tensor& tensor) { return mirror_.write(tensor); }
+  std::vector<at::Tensor> update(const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& targets) {
+    return mirror_.update(sources, targets);
+  }
   void write_from(const at::Tensor& tensor, const at::Tensor& host) { mirror_.write_from(tensor, host); }
   at::Tensor host_memory(const std::vector<std::int64_t>& sizes, at::ScalarType type) const {
     return mirror_.host_memory(sizes, type);
@@ -27,17 +60,7 @@ class Handed final : public Staged, public std::enable_shared_from_this<Handed> 
 
   void start();
   /// The host tensors hold what was read, or it has failed.
-  bool is_read() const;
-  /// The same; false where it is not so within that time.
-  bool wait(std::chrono::duration<double> limit) const;
-  /// Calls it once that is so: on any thread, at once where it is.
-  void on_read(std::function<void()> callback);
-  /// Why it has failed, and whether it was the time; nothing where it has not.
-  struct Failure {
-    std::string text;
-    bool is_timeout = false;
-  };
-  std::optional<Failure> failure() const;
+  Arrival& arrival() { return arrival_; }
 
   /// The operation is over: puts the copies back on their stream.
   void write_back();
@@ -61,14 +84,11 @@ class Handed final : public Staged, public std::enable_shared_from_this<Handed> 
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
   Mirror mirror_;
+  Arrival arrival_;
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool is_read_ = false;                          ///< Guarded by mutex_.
-  std::optional<Failure> failure_;                ///< Guarded by mutex_.
-  std::vector<std::function<void()>> callbacks_;  ///< Guarded by mutex_.
-  bool has_left_ = false;                         ///< Copies back are in their stream. Guarded by mutex_.
-  std::vector<at::Tensor> placed_from_;           ///< Host tensors of place(). Guarded by mutex_.
-  std::optional<c10::Event> placed_;              ///< Guarded by mutex_.
+  bool has_left_ = false;                ///< Copies back are in their stream. Guarded by mutex_.
+  std::vector<at::Tensor> placed_from_;  ///< Host tensors of place(). Guarded by mutex_.
+  std::optional<c10::Event> placed_;     ///< Guarded by mutex_.
 };
 
 /// What a thread's current stream has at one moment, for another thread's to wait for.

@@ -5,12 +5,14 @@
 #include <torch/version.h>
 
 #include "backend.cc"
+#include "batch.cc"
 #include "composed.cc"
 #include "device.cc"
 #include "handed.cc"
 #include "host_memory.cc"
 #include "messages.cc"
 #include "monitored.cc"
+#include "pack.cc"
 #include "parted.cc"
 #include "sparse.cc"
 #include "staged.cc"
@@ -94,19 +96,48 @@ std::shared_ptr<Handed> hand(const std::shared_ptr<Stager>& stager, std::shared_
   return std::make_shared<Handed>(stager, std::move(memory), device, call, timeout);
 }
 
+std::shared_ptr<Batch> make_batch(const std::shared_ptr<Stager>& stager, std::shared_ptr<HostMemory> memory,
+                                  at::Device device, const std::string& call, double timeout_s) {
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_s * 1e3));
+  return std::make_shared<Batch>(stager, std::move(memory), device, call, timeout);
+}
+
+/// What Handed and Batch say of their copies to the host.
+template <class Type>
+void define_arrival(Type& type) {
+  using Self = typename Type::type;
+  type.def("is_read", [](Self& self) { return self.arrival().is_there(); })
+      .def(
+          "wait",
+          [](Self& self, double limit_s) { return self.arrival().wait(std::chrono::duration<double>(limit_s)); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("on_read", [](Self& self, py::function then) { self.arrival().on_there(on_any_thread(std::move(then))); })
+      .def("failure", [](Self& self) -> std::optional<std::pair<std::string, bool>> {
+        const auto failure = self.arrival().failure();
+        if (!failure) return std::nullopt;
+        return std::pair(failure->text, failure->is_timeout);
+      });
+}
+
 /// For herring.horovod.torch, whose operations are put together in Python. Torch's errors become Python's.
 void define_handed(py::module_& m) {
   using torch::wrap_pybind_function;
   using torch::wrap_pybind_function_no_gil;
   py::class_<Stager, std::shared_ptr<Stager>>(m, "Stager")
       .def(py::init(&make_stager))
-      .def("wait_until_started", &Stager::wait_until_started, py::call_guard<py::gil_scoped_release>());
+      .def("wait_until_started", &Stager::wait_until_started, py::call_guard<py::gil_scoped_release>())
+      .def("stop", &Stager::stop, py::call_guard<py::gil_scoped_release>());
   py::class_<HostMemory, std::shared_ptr<HostMemory>>(m, "HostMemory")
       .def(py::init(&make_host_memory), py::arg("runtime_capsule"));
-  py::class_<Handed, std::shared_ptr<Handed>>(m, "Handed")
+  py::class_<Handed, std::shared_ptr<Handed>> handed(m, "Handed");
+  define_arrival(handed);
+  handed
       .def("read",
            wrap_pybind_function_no_gil([](Handed& self, const at::Tensor& tensor) { return self.read(tensor); }))
       .def("write", wrap_pybind_function([](Handed& self, const at::Tensor& tensor) { return self.write(tensor); }))
+      .def("update", wrap_pybind_function_no_gil(
+                         [](Handed& self, const std::vector<at::Tensor>& sources,
+                            const std::vector<at::Tensor>& targets) { return self.update(sources, targets); }))
       .def("write_from", wrap_pybind_function([](Handed& self, const at::Tensor& tensor, const at::Tensor& host) {
              self.write_from(tensor, host);
            }))
@@ -114,22 +145,25 @@ void define_handed(py::module_& m) {
              return self.host_memory(sizes, like.scalar_type());
            }))
       .def("start", wrap_pybind_function_no_gil([](Handed& self) { self.start(); }))
-      .def("is_read", &Handed::is_read)
-      .def(
-          "wait", [](Handed& self, double limit_s) { return self.wait(std::chrono::duration<double>(limit_s)); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("on_read", [](Handed& self, py::function then) { self.on_read(on_any_thread(std::move(then))); })
-      .def("failure",
-           [](Handed& self) -> std::optional<std::pair<std::string, bool>> {
-             const auto failure = self.failure();
-             if (!failure) return std::nullopt;
-             return std::pair(failure->text, failure->is_timeout);
-           })
       .def("write_back", wrap_pybind_function_no_gil([](Handed& self) { self.write_back(); }))
       .def("is_written", wrap_pybind_function([](Handed& self) { return self.is_written(); }))
       .def("block_current_stream", wrap_pybind_function([](Handed& self) { self.block_current_stream(); }))
       .def("place", wrap_pybind_function_no_gil([](Handed& self, const at::Tensor& host) { return self.place(host); }));
   m.def("hand", wrap_pybind_function(&hand));
+  py::class_<Batch, std::shared_ptr<Batch>> batch(m, "Batch");
+  define_arrival(batch);
+  batch
+      .def("add", wrap_pybind_function([](Batch& self, const at::Tensor& source, const at::Tensor& target) {
+             return self.add(source, target);
+           }))
+      .def("close", wrap_pybind_function_no_gil([](Batch& self) { self.close(); }))
+      .def("hosts", wrap_pybind_function([](Batch& self) { return self.hosts(); }))
+      .def("write_back",
+           wrap_pybind_function_no_gil([](Batch& self, std::vector<std::size_t> which) { self.write_back(which); }))
+      .def("is_written", wrap_pybind_function([](Batch& self, std::size_t index) { return self.is_written(index); }))
+      .def("block_current_stream",
+           wrap_pybind_function([](Batch& self, std::size_t index) { self.block_current_stream(index); }));
+  m.def("batch", wrap_pybind_function(&make_batch));
   py::class_<Moment, std::shared_ptr<Moment>>(m, "Moment").def("block_current_stream", &Moment::block_current_stream);
   m.def("moment", wrap_pybind_function([](at::Device device) { return std::make_shared<Moment>(device); }));
 }

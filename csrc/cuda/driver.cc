@@ -115,6 +115,14 @@ GpuFacts Driver::facts(int number) const {
   facts.minor = attribute(kAttributeMinor);
   facts.multiprocessors = attribute(kAttributeMultiprocessors);
   facts.copy_engines = attribute(kAttributeAsyncEngines);
+  for (int other = 0; other < device_count_; ++other) {
+    if (other == number) continue;
+    DeviceNumber peer = 0;
+    int can = 0;
+    check(api_.device_get(&peer, other), "cuDeviceGet").or_throw();
+    check(api_.device_can_access_peer(&can, device, peer), "cuDeviceCanAccessPeer").or_throw();
+    if (can != 0) facts.peers.push_back(other);
+  }
   return facts;
 }
 

@@ -23,6 +23,7 @@ struct GpuFacts {
   int minor = 0;
   int multiprocessors = 0;
   int copy_engines = 0;  ///< 2 or more: copies both ways at once.
+  std::vector<int> peers;  ///< The GPUs of this process whose memory it can reach.
 };
 
 class Driver final {

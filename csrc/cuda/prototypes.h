@@ -69,6 +69,7 @@ inline constexpr int kAttributeMinor = 76;
   X(device_get_attribute, cuDeviceGetAttribute, Result(int*, int, DeviceNumber))                        \
   X(device_get_pci_bus_id, cuDeviceGetPCIBusId, Result(char*, int, DeviceNumber))                       \
   X(device_total_mem, cuDeviceTotalMem_v2, Result(std::size_t*, DeviceNumber))                          \
+  X(device_can_access_peer, cuDeviceCanAccessPeer, Result(int*, DeviceNumber, DeviceNumber))            \
   X(primary_ctx_retain, cuDevicePrimaryCtxRetain, Result(Context*, DeviceNumber))                       \
   X(primary_ctx_release, cuDevicePrimaryCtxRelease_v2, Result(DeviceNumber))                            \
   X(ctx_push_current, cuCtxPushCurrent_v2, Result(Context))                                             \

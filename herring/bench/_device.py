@@ -1,4 +1,4 @@
-"""--device cuda: all_reduce of tensors on GPUs through torch.distributed, as a script calls it: Herring, gloo and NCCL."""
+"""--device cuda: all_reduce of tensors on GPUs through torch.distributed, on Herring, gloo and NCCL."""
 
 from __future__ import annotations
 

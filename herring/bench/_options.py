@@ -158,7 +158,9 @@ def _list(text: str, allowed: tuple[str, ...], option: str) -> tuple[str, ...]:
 def _memories(text: str | None, device: str) -> tuple[str, ...]:
     if device != "cpu":
         if text is not None:
-            raise InvalidArgumentError(f"--buffers {text}: with --device {device} all tensors are on GPUs; leave it out")
+            raise InvalidArgumentError(
+                f"--buffers {text}: with --device {device} all tensors are on GPUs; leave it out"
+            )
         return ()
     memories = _list(",".join(MEMORIES) if text is None else text, MEMORIES, "--buffers")
     if not memories:

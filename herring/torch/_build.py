@@ -27,7 +27,10 @@ _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
 # What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
-HEADERS = ("collectives/message_plan.h", "cuda/open.h", "runtime/communicator.h", "runtime/device_parts.h")
+HEADERS = (
+    "collectives/message_plan.h", "cuda/kernels/tables.h", "cuda/kernels/twins.h", "cuda/open.h",
+    "runtime/communicator.h", "runtime/device_parts.h",
+)  # fmt: skip
 
 
 class BuildError(RuntimeError):

@@ -43,6 +43,14 @@ TEST(CudaDriver, OpensAndSaysWhatIsThere) {
   EXPECT_EQ(facts.multiprocessors, 132);
 }
 
+TEST(CudaDriver, SaysWhichGpusReachEachOther) {
+  const auto driver = Driver::open(library("fake_cuda_three"));
+  EXPECT_EQ(driver->facts(0).peers, std::vector<int>{1});
+  EXPECT_EQ(driver->facts(1).peers, std::vector<int>{0});
+  EXPECT_TRUE(driver->facts(2).peers.empty());
+  EXPECT_TRUE(Driver::open(library("fake_cuda"))->facts(0).peers.empty());
+}
+
 TEST(CudaDriver, EachReasonWhyThereIsNoneIsASentence) {
   const std::string none = refusal("/nowhere/libcuda.so.1");
   EXPECT_TRUE(has(none, "no driver on this machine")) << none;

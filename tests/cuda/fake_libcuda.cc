@@ -2,6 +2,7 @@
 // compiles, called for every thread in turn. Built several times, each with something missing:
 //   FAKE_CUDA_VERSION   what cuDriverGetVersion says (12040)
 //   FAKE_CUDA_INIT      what cuInit gives (0)
+//   FAKE_CUDA_GPUS      how many there are (1); the first two reach each other's memory
 //   FAKE_CUDA_LACKS     without cuMemHostRegister_v2
 #include <cstdlib>
 #include <map>
@@ -15,6 +16,9 @@
 
 #ifndef FAKE_CUDA_VERSION
 #define FAKE_CUDA_VERSION 12040
+#endif
+#ifndef FAKE_CUDA_GPUS
+#define FAKE_CUDA_GPUS 1
 #endif
 #ifndef FAKE_CUDA_INIT
 #define FAKE_CUDA_INIT 0
@@ -136,13 +140,13 @@ Result cuGetErrorString(Result error, const char** text) {
   return kSuccess;
 }
 Result cuDeviceGetCount(int* count) {
-  *count = 1;
+  *count = FAKE_CUDA_GPUS;
   return fake().is_initialized ? kSuccess : kNotInitialized;
 }
 Result cuDeviceGet(DeviceNumber* device, int number) {
   ENTER(false);
   *device = number;
-  return number == 0 ? kSuccess : kInvalidDevice;
+  return number >= 0 && number < FAKE_CUDA_GPUS ? kSuccess : kInvalidDevice;
 }
 Result cuDeviceGetName(char* name, int size, DeviceNumber) {
   std::strncpy(name, "Fake GPU", static_cast<std::size_t>(size));
@@ -154,6 +158,10 @@ Result cuDeviceGetPCIBusId(char* text, int size, DeviceNumber) {
 }
 Result cuDeviceGetAttribute(int* value, int which, DeviceNumber) {
   *value = which == kAttributeMajor ? 9 : which == kAttributeAsyncEngines ? 2 : which == kAttributeMinor ? 0 : 132;
+  return kSuccess;
+}
+Result cuDeviceCanAccessPeer(int* can, DeviceNumber device, DeviceNumber peer) {
+  *can = device < 2 && peer < 2 ? 1 : 0;
   return kSuccess;
 }
 Result cuDeviceTotalMem_v2(std::size_t* bytes, DeviceNumber) {

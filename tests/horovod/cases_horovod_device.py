@@ -179,6 +179,125 @@ def case_small_tensors_by_name_travel_together() -> None:
             assert tensor.cpu().unique().tolist() == [sum(range(hvd.size())) + hvd.size() * index]
 
 
+def _copies() -> int:
+    return 0 if IS_REAL else _gpu().fake_copies()
+
+
+def _mixed(count: int, turn: int) -> list[torch.Tensor]:
+    """Of sizes that are no multiples of anything."""
+    dtypes = (torch.float32, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bfloat16)
+    return [
+        data(hvd.rank() + turn, (3 * index % 7 + 1, 37 * index % 101 + 1), dtypes[index % len(dtypes)])
+        for index in range(count)
+    ]
+
+
+def case_small_tensors_by_name_are_copied_together() -> None:
+    _gpu()
+    count = 60
+    for turn in range(4):
+        here, there = _mixed(count, turn), [_there(each) for each in _mixed(count, turn)]
+        before = _copies()
+        handles = []
+        for index in range(count):
+            # Not the same as the CPU's: these tensors are in flight at the same time.
+            call = hvd.allreduce_async_ if index % 2 else hvd.allreduce_async
+            handles.append(call(there[index], name=f"gpu.{index}", op=hvd.Sum, prescale_factor=2.0))
+        got = [hvd.synchronize(handle) for handle in handles]
+        copies = _copies() - before
+        assert copies < count, f"{copies} copies of {count} tensors"
+        wanted = [
+            hvd.synchronize(hvd.allreduce_async(each, name=f"cpu.{index}", op=hvd.Sum, prescale_factor=2.0))
+            for index, each in enumerate(here)
+        ]
+        for index in range(count):
+            assert (got[index] is there[index]) == bool(index % 2)
+            _same(got[index], wanted[index], (turn, index))
+
+
+def case_small_tensors_of_a_group_are_copied_together() -> None:
+    _gpu()
+    columns = data(hvd.rank(), (6, 10), torch.float32)
+    for turn in range(3):
+        here = [*_mixed(40, turn), data(hvd.rank(), (400_000,), torch.float32), columns[:, ::2], torch.empty(0)]
+        there = [_there(each) for each in here[:40]]
+        there += [_there(here[40]), _there(columns)[:, ::2], _there(here[42])]
+        before = _copies()
+        got = hvd.grouped_allreduce(there, name="group", op=hvd.Sum)
+        copies = _copies() - before
+        assert copies < 15, f"{copies} copies"
+        for index, wanted in enumerate(hvd.grouped_allreduce(here, name="group on the CPU", op=hvd.Sum)):
+            _same(got[index], wanted, (turn, index))
+        hvd.grouped_allreduce_(there[:40], name="group in place", op=hvd.Sum)
+        for index in range(40):
+            _same(there[index], got[index].cpu(), (turn, index, "in place"))
+
+
+def case_a_result_waits_for_no_other_one_of_its_copies() -> None:
+    """What was copied together need not be ready on all ranks together."""
+    for turn in range(5):
+        first, second = (_there(torch.full((10,), float(hvd.rank() + turn))) for _ in range(2))
+        handles = [hvd.allreduce_async_(first, name="first", op=hvd.Sum)]
+        if hvd.rank() == 0:
+            handles.append(hvd.allreduce_async_(second, name="second", op=hvd.Sum))
+        hvd.synchronize(handles[0])
+        hvd.barrier()
+        if hvd.rank() != 0:
+            handles.append(hvd.allreduce_async_(second, name="second", op=hvd.Sum))
+        hvd.synchronize(handles[1])
+        for tensor in (first, second):
+            assert tensor.cpu().unique().tolist() == [sum(range(hvd.size())) + hvd.size() * turn]
+
+
+def case_others_get_what_this_rank_does_not_wait_for() -> None:
+    for turn in range(5):
+        tensor = _there(torch.full((10,), float(turn)))
+        handle = hvd.allreduce_async_(tensor, name="quiet", op=hvd.Sum)
+        if hvd.rank() == 0:
+            hvd.broadcast(torch.ones(3), 1, name="the others are done")
+        hvd.synchronize(handle)
+        if hvd.rank() != 0:
+            hvd.broadcast(torch.ones(3), 1, name="the others are done")
+        assert tensor.cpu().unique().tolist() == [hvd.size() * turn]
+
+
+def case_small_tensors_of_several_streams() -> None:
+    for step in range(5):
+        handles = {}
+        for index in range(12):
+            if index % 3 == 0:
+                _new_stream()
+            tensor = _there(torch.zeros(3_000, dtype=torch.uint8))
+            _late(tensor, 1 + index + step)
+            handles[index] = hvd.allreduce_async_(tensor, name=f"stream.{index}", op=hvd.Sum)
+        _new_stream()
+        for index in reversed(range(12)):
+            result = hvd.synchronize(handles[index])
+            assert (result + 1).cpu().unique().tolist() == [hvd.size() * (1 + index + step) + 1]
+
+
+def case_a_name_is_free_when_somebody_has_seen_its_end() -> None:
+    tensor = _there(torch.ones(4))
+    handle = hvd.allreduce_async_(tensor, name="twice", op=hvd.Sum)
+    with expect_error(ValueError, "allreduce.twice", "in flight already"):
+        hvd.allreduce_async(_there(torch.ones(4)), name="twice", op=hvd.Sum)
+    hvd.synchronize(handle)
+    assert (
+        hvd.synchronize(hvd.allreduce_async_(tensor, name="twice", op=hvd.Sum)).cpu().tolist()
+        == [hvd.size() ** 2.0] * 4
+    )
+
+
+def case_what_ranks_disagree_about_is_told_by_name() -> None:
+    tensor = _there(torch.full((4 + hvd.rank(),), 3.0))
+    fine = _there(torch.ones(4))
+    handles = [hvd.allreduce_async_(tensor, name="uneven", op=hvd.Sum)]
+    handles.append(hvd.allreduce_async_(fine, name="even", op=hvd.Sum))
+    with expect_error(hvd.HorovodInternalError, "uneven", "float32[4]", "float32[5]"):
+        hvd.synchronize(handles[0])
+    assert hvd.synchronize(handles[1]).cpu().tolist() == [float(hvd.size())] * 4
+
+
 def case_one_rank_sends_it_alone() -> None:
     """A name that travels with others here and alone there."""
     for turn in range(3):

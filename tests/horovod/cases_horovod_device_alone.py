@@ -22,6 +22,7 @@ def case_a_kernel_that_never_ends_is_a_time_out() -> None:
     for handle in handles:
         hvd.synchronize(handle)
     hvd.allgather(tensor)
+    hvd.synchronize(hvd.allreduce_async(tensor, name="stalled"))
     gpu.fake_stall(1)
     named = hvd.allreduce_async(tensor, name="stalled")
     for call in (hvd.allreduce, hvd.allgather):

@@ -10,7 +10,7 @@ import sys
 import pytest
 from surroundings import is_installed
 
-from herring import _doctor
+from herring import _doctor, _doctor_gpu
 
 
 def doctor(env, code=0):
@@ -55,8 +55,8 @@ def test_a_driver_that_is_not_to_be_used_is_not_asked(clean_env):
 
 def test_a_gpu_is_not_called_ok_either():
     gpu = {"number": 0, "name": "NVIDIA H100", "pci_bus_id": "0000:0F:00.0", "memory_bytes": 80 << 30,
-           "capability": "9.0", "multiprocessors": 132, "copy_engines": 1}  # fmt: skip
-    found = _doctor._cuda_findings(
+           "capability": "9.0", "multiprocessors": 132, "copy_engines": 1, "peers": []}  # fmt: skip
+    found = _doctor_gpu.of_survey(
         {"problem": "", "library": "/lib/libcuda.so.1", "version": "12.4", "gpus": [gpu]}, True
     )
     assert {each.state for each in found} == {"absent"}, "seen is not tried"
@@ -64,12 +64,53 @@ def test_a_gpu_is_not_called_ok_either():
     assert "CUDA: driver for CUDA 12.4 at /lib/libcuda.so.1; not tried" in text
     assert "GPU 0: NVIDIA H100, 80 GiB, compute 9.0, PCI 0000:0F:00.0; 1 copy engine: one way at a time" in text
     assert "pinned memory: " in text
+    assert "between GPUs" not in text, "there is one"
+
+
+def test_how_gpus_are_connected_is_said(monkeypatch, tmp_path):
+    def gpu(number, peers):
+        return {"number": number, "name": "NVIDIA H100", "pci_bus_id": f"0000:0{number}:AB.0", "memory_bytes": 1 << 30,
+                "capability": "9.0", "multiprocessors": 132, "copy_engines": 3, "peers": peers}  # fmt: skip
+
+    def said(*gpus):
+        survey = {"problem": "", "library": "/lib/libcuda.so.1", "version": "12.4", "gpus": list(gpus)}
+        return {each.subject.strip(): each.text for each in _doctor_gpu.of_survey(survey, True)}
+
+    for number, (width, speed) in enumerate([("16", "32.0 GT/s PCIe"), ("0", "Unknown")]):
+        device = tmp_path / f"0000:0{number}:ab.0"
+        device.mkdir()
+        (device / "current_link_width").write_text(width + "\n")
+        (device / "current_link_speed").write_text(speed + "\n")
+    monkeypatch.setattr(_doctor_gpu, "PCI_DEVICES", tmp_path)
+    lines = said(gpu(0, [1]), gpu(1, [0]), gpu(2, []))
+    assert "PCI 0000:00:AB.0 (x16, 32.0 GT/s); copies both ways" in lines["GPU 0"]
+    assert "PCI 0000:01:AB.0; copies" in lines["GPU 1"]
+    assert "PCI 0000:02:AB.0; copies" in lines["GPU 2"], "the system does not say"
+    assert lines["between GPUs"] == "cannot read each other's memory: 0 and 2, 1 and 2"
+    assert "each can read the others' memory" in said(gpu(0, [1]), gpu(1, [0]))["between GPUs"]
+
+
+def test_nccl_and_its_plugin_are_found(monkeypatch, tmp_path):
+    monkeypatch.setattr(_doctor_gpu, "package", lambda name: "2.27.7" if name == "nvidia-nccl-cu13" else None)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path}")
+    monkeypatch.delenv("NCCL_NET_PLUGIN", raising=False)
+    assert "nvidia-nccl-cu13 2.27.7; network plugin aws-ofi-nccl not found" in _doctor_gpu._nccl()
+    (tmp_path / "libnccl-net-ofi.so").touch()
+    assert f"network plugin at {tmp_path}/libnccl-net-ofi.so" in _doctor_gpu._nccl()
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "mine")
+    assert "network plugin mine not found" in _doctor_gpu._nccl()
+    (tmp_path / "libnccl-net-mine.so").touch()
+    assert f"network plugin at {tmp_path}/libnccl-net-mine.so" in _doctor_gpu._nccl()
+    monkeypatch.setenv("NCCL_NET_PLUGIN", "none")
+    assert "NCCL_NET_PLUGIN=none" in _doctor_gpu._nccl()
+    monkeypatch.setattr(_doctor_gpu, "package", lambda name: None)
+    assert "no package of it" in _doctor_gpu._nccl()
 
 
 def test_a_driver_that_does_not_work_is_a_problem_only_where_its_module_is_loaded():
     survey = {"problem": "cuda: cuInit failed with X (100): the driver sees no GPU", "library": "", "version": "",
               "gpus": []}  # fmt: skip
-    loaded, none = _doctor._cuda_findings(survey, True)[0], _doctor._cuda_findings(survey, False)[0]
+    loaded, none = _doctor_gpu.of_survey(survey, True)[0], _doctor_gpu.of_survey(survey, False)[0]
     assert (loaded.state, none.state) == ("problem", "absent")
     assert loaded.text.startswith("the kernel module is loaded, but: cuInit failed")
 
@@ -171,7 +212,7 @@ def test_a_binding_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
 def test_looking_for_mpi_starts_none():
     """Open MPI, started without mpirun, leaves a file in /dev/shm."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    done = _doctor._run_apart(f"{_doctor.LOAD_MPI}; print(MPI.Is_initialized())")
+    done = _doctor.run_apart(f"{_doctor.LOAD_MPI}; print(MPI.Is_initialized())")
     assert done.stdout.strip() == "False", done.stderr
 
 
@@ -179,7 +220,7 @@ def test_an_mpi4py_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('cannot load libmpi.so.40')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(_doctor, "_package", lambda name: "4.1")
+    monkeypatch.setattr(_doctor, "package", lambda name: "4.1")
     monkeypatch.setattr(_doctor.shutil, "which", lambda *_, **__: "/usr/bin/mpirun")
     finding = _doctor._mpi()
     assert finding.state == "absent"

@@ -109,7 +109,7 @@ pytestmark = [pytest.mark.root, pytest.mark.skipif(bool(why_not()), reason=why_n
 def run(
     tmp_path: Path, servers: int, broken: str, what: str = "sums", workers: int = 2, **settings: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """What the workers said, by rank, and everything that was printed; `longest` and `seconds` from the link's end on."""
+    """What the workers said, by rank, and all that was printed. `longest`, `seconds`: from the link's end on."""
     (tmp_path / "broken_at").unlink(missing_ok=True)
     script = tmp_path / "worker.py"
     script.write_text(WORKER)

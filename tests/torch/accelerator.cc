@@ -212,7 +212,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   {
     LOCKED;
     stream = current();
-    ++world().copies;
+    world().copies += static_cast<std::int64_t>(from.is_cpu() != to.is_cpu());
     const bool is_plain = from.is_contiguous() && to.is_contiguous() && from.scalar_type() == to.scalar_type() &&
                           from.sizes() == to.sizes();
     if (is_plain && from.numel() > 0) {
@@ -276,6 +276,7 @@ void fake_stall(int on) {
   on != 0 ? world().gpu.stall(current()) : world().gpu.unstall(current());
 }
 void fake_capture(int on) { world().is_capturing = on != 0; }
+/// Copies from the host and to it so far.
 std::int64_t fake_copies() {
   LOCKED;
   return world().copies;

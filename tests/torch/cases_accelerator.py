@@ -375,7 +375,12 @@ def benchmark() -> None:
     herring.init()
     groups = DeviceGroups((), torch.device(DEVICE, 0))
     ours = DeviceContender("herring", groups)
-    cases = [Case(size, "float32", op, in_place) for size in (64, 300_000) for op in ("sum", "average") for in_place in (True, False)]  # fmt: skip
+    cases = [
+        Case(size, "float32", op, in_place)
+        for size in (64, 300_000)
+        for op in ("sum", "average")
+        for in_place in (True, False)
+    ]
     rows = measure_all(cases, [ours], Schedule(iterations=3, warmup=1, lead_in=0), lambda _: None, lambda _: None)
     assert [(len(row.times_s), row.wrong, row.memory) for row in rows] == [(3, 0, "cuda")] * 8, rows
     right = groups.all_reduce

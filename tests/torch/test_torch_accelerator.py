@@ -109,6 +109,8 @@ def test_the_backend_serves_both_devices_and_changes_nobodys_default() -> None:
 
 
 def test_herring_on_the_cpu_beside_nccl_is_still_said_so() -> None:
+    import herring.torch  # noqa: F401
+
     config = dist.BackendConfig(dist.Backend("cpu:herring,cuda:nccl"))
     assert config.get_device_backend_map() == {"cpu": "herring", "cuda": "nccl"}
     both = dist.BackendConfig(dist.Backend("herring")).get_device_backend_map()

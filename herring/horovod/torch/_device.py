@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from herring import _core
 from herring._composed import Call, dtype_name
-from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError, TransportError
+from herring._errors import HerringTimeoutError, InvalidArgumentError, TransportError
 from herring._operation import Operation, Steps
 from herring.horovod._engine.engine import Engine, home
-from herring.horovod._engine.fusion import Fusions
-from herring.horovod.common.exceptions import HorovodInternalError
 
 # What torch calls the devices that have streams and memory of their own (the second: of plug-ins, and of the tests).
 _KINDS = ("cuda", "privateuseone")
@@ -38,8 +37,11 @@ class _Door:
         self._lock = threading.Lock()
         self._binding: Any = None
         self._stager: Any = None
+        self._pid = 0
         self._engine: Engine | None = None
         self._memory: Any = None
+        # After the session's own exit handler, which was registered later: its threads call into Python until then.
+        atexit.register(self._stop)
 
     @property
     def binding(self) -> Any:
@@ -49,20 +51,34 @@ class _Door:
                 from herring.torch._binding import load
 
                 binding = load()
-                self._stager = binding.Stager()
+                self._stager, self._pid = binding.Stager(), os.getpid()
                 self._binding = binding
             return self._binding
 
     def hand(self, engine: Engine, device: torch.device, call: str) -> Any:
         """Copies for a call, to be put together; after what the current stream has now."""
         binding = self.binding
+        memory = self._memory_of(engine)
+        return binding.hand(self._stager, memory, device, call, engine.session.config.timeout_s)
+
+    def batch(self, engine: Engine, device: torch.device, call: str) -> Any:
+        """A batch of copies (bindings/torch/batch.h)."""
+        binding = self.binding
+        memory = self._memory_of(engine)
+        return binding.batch(self._stager, memory, device, call, engine.session.config.timeout_s)
+
+    def _memory_of(self, engine: Engine) -> Any:
         with self._lock:
             if self._engine is not engine:
-                self._engine, self._memory = engine, binding.HostMemory(engine.runtime.capsule())
+                self._engine, self._memory = engine, self._binding.HostMemory(engine.runtime.capsule())
                 engine.late = self._stager.wait_until_started
                 engine.closing.append(self._forget)
-            memory = self._memory
-        return binding.hand(self._stager, memory, device, call, engine.session.config.timeout_s)
+            return self._memory
+
+    def _stop(self) -> None:
+        """Python ends; a forked child has no such thread."""
+        if self._stager is not None and os.getpid() == self._pid:
+            self._stager.stop()
 
     def _forget(self) -> None:
         """The engine goes, and its memory when the last copy is done."""
@@ -70,12 +86,12 @@ class _Door:
             self._engine = self._memory = None
 
 
-_door = _Door()
+door = _Door()
 
 
 def moment(device: torch.device) -> Any:
     """What the current stream has now. Its block_current_stream() makes another stream go on after that."""
-    return _door.binding.moment(device)
+    return door.binding.moment(device)
 
 
 class Stage:
@@ -95,7 +111,7 @@ class Stage:
                 "HERRING_CUDA=auto"
             )
         self._what = what
-        self._copies = _door.hand(engine, device, what)
+        self._copies = door.hand(engine, device, what)
         self._writes = False
 
     # -- which tensors; before start() ----------------------------------------------------------------------------
@@ -104,6 +120,12 @@ class Stage:
         """A host tensor, which will be what `tensor` is now."""
         self._check(tensor)
         return self._copies.read(tensor.detach())  # type: ignore[no-any-return]
+
+    def update(self, tensors: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Host tensors, which will be what `tensors` are now, and which `targets` will be in the end."""
+        for each in (*tensors, *targets):
+            self._check(each)
+        return self._copies.update(list(tensors), list(targets))  # type: ignore[no-any-return]
 
     def write(self, tensor: torch.Tensor) -> torch.Tensor:
         """A host tensor, which `tensor` will be in the end."""
@@ -153,53 +175,6 @@ class Stage:
         self._copies.start()
         return OnDevice(home.current().start(kind, name, set_id, steps, waits=waits, **options), self, finish)
 
-    def start_travel(
-        self,
-        fusion: _core.Fusion,
-        name: str,
-        set_id: int,
-        submit: Callable[[], int],
-        start_alone: Callable[[], Operation],
-        target: torch.Tensor,
-    ) -> OnDevice:
-        """A small allreduce, which travels with others once it has been copied: `submit` gives its ticket, or 0 where
-        it has to go alone. `target` is the result."""
-        engine = home.current()
-        place = (engine, set_id, name)
-        if place in _names:
-            raise InvalidArgumentError(
-                f"an operation named allreduce.{name} is in flight already (duplicate name); synchronize it first, or "
-                "choose another name"
-            )
-
-        def steps() -> Steps:
-            yield [self]
-            ticket = submit()
-            if ticket:
-                engine.fusions.watch(fusion, ticket, name)
-                yield [_Travels(engine.fusions, fusion, ticket)]
-                engine.fusions.finish(ticket)
-            else:
-                alone = start_alone()
-                yield [_Alone(alone)]
-                alone.wait()
-            self._write_back()
-            return target
-
-        def explain(error: HerringError) -> Exception:
-            if isinstance(error, InvalidArgumentError):
-                return error
-            failure = HorovodInternalError(f"allreduce.{name}: {error}")
-            failure.__cause__ = error
-            return failure
-
-        self._copies.start()
-        operation = Operation(f"allreduce {name!r}", steps(), engine.fusions.longest_s, explain)
-        _names.add(place)
-        operation.on_seen(lambda: _names.discard(place))
-        operation.begin(watched=True)
-        return OnDevice(operation, self)
-
     def _write_back(self) -> None:
         self._copies.write_back()
         self._writes = True
@@ -235,10 +210,6 @@ class Stage:
         self._copies.on_read(callback)
 
 
-# Small tensors by name that somebody has not seen the end of: engine, process set and name.
-_names: set[tuple[object, int | None, str]] = set()
-
-
 class OnDevice:
     """An operation on tensors of a GPU, as Operation is one on the host."""
 
@@ -260,41 +231,3 @@ class OnDevice:
         if stage is not None:
             self._result = stage.show(result, self._finish)
         return self._result
-
-
-class _Alone:
-    """An operation as a step of another one."""
-
-    def __init__(self, operation: Any) -> None:
-        self._operation = operation
-
-    def done(self) -> bool:
-        return self._operation.is_done()  # type: ignore[no-any-return]
-
-    def wait(self, timeout: float, *, blocks: bool = False) -> bool:
-        return self._operation.wait_for(timeout)  # type: ignore[no-any-return]
-
-    def check(self) -> None:
-        """It is asked by its own wait()."""
-
-    def on_done(self, callback: Callable[[], object]) -> None:
-        self._operation.on_done(callback)
-
-
-class _Travels:
-    """A tensor that travels with others as a step of an operation."""
-
-    def __init__(self, fusions: Fusions, fusion: _core.Fusion, ticket: int) -> None:
-        self._fusions, self._fusion, self._ticket = fusions, fusion, ticket
-
-    def done(self) -> bool:
-        return self._fusions.is_done(self._fusion, self._ticket)
-
-    def wait(self, timeout: float, *, blocks: bool = False) -> bool:
-        return self._fusions.wait_for(self._fusion, self._ticket, timeout)
-
-    def check(self) -> None:
-        """It is asked by finish()."""
-
-    def on_done(self, callback: Callable[[], object]) -> None:
-        self._fusions.on_end(self._fusion, self._ticket, callback)

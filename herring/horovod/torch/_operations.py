@@ -14,12 +14,14 @@ from herring import _core
 from herring._composed import Call
 from herring._errors import InvalidArgumentError
 from herring._operation import Operation, Steps
-from herring.horovod._engine.engine import GLOBAL_SET, Members, home
+from herring.horovod._engine.engine import GLOBAL_SET, Engine, Members, home
 from herring.horovod._engine.fusion import FIRST_TICKET
 from herring.horovod._engine.process_sets import ProcessSet, members_of
 from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, Product, Sum
 from herring.horovod.common.exceptions import HorovodInternalError
-from herring.horovod.torch._device import OnDevice, Stage, is_on_device
+from herring.horovod.torch import _batches
+from herring.horovod.torch._batches import InBatch, Reduction
+from herring.horovod.torch._device import OnDevice, Stage, is_on_device, is_served
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -40,7 +42,7 @@ def _reader() -> _core.TensorReader | None:
 
 _READER = _reader()
 
-Started = Operation | OnDevice
+Started = Operation | OnDevice | InBatch
 
 
 class Handles:
@@ -194,9 +196,7 @@ def _all_reduce_on_device(
         _check_adasum(members, tensors)
     targets = [each.detach().new_empty(each.shape) for each in tensors] if outputs is None else list(outputs)
     stage = Stage(tensors[0], "allreduce")
-    hosts = [stage.read(each) for each in tensors]
-    for target, host in zip(targets, hosts, strict=True):
-        stage.write_from(target, host)
+    hosts = stage.update(tensors, targets)
 
     def steps(call: Call) -> Steps:
         yield from _reduction(members, hosts, hosts, hosts, op, prescale_factor, postscale_factor)(call)
@@ -221,19 +221,23 @@ def all_reduce_async(
     fusion = engine.fusions.by_set.get(process_set.process_set_id)
     if fusion is not None and name is not None and op in _OP_NUMBERS:
         engine.fusions.start_alone = _start_alone
-        number, ticket = _OP_NUMBERS[op], None
-        if _READER is not None and output is not None:
-            ticket = fusion.submit_tensor(_READER, tensor, output, name, number, prescale_factor, postscale_factor)
-        if ticket is None:
-            ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor)
-        if ticket:
-            if engine.timeline is not None:
-                engine.fusions.watch(fusion, ticket, name)
-            return ticket
-        if is_on_device([tensor]) and _travels(tensor, engine.fusions.tensor_bytes):
-            return handles.add(
-                _travel_from_device(fusion, tensor, output, name, op, prescale_factor, postscale_factor, process_set)
+        number = _OP_NUMBERS[op]
+        if is_on_device((tensor,)):
+            there = _travel_from_device(
+                engine, fusion, tensor, output, name, number, prescale_factor, postscale_factor, process_set
             )
+            if there is not None:
+                return handles.add(there)
+        else:
+            ticket = None
+            if _READER is not None and output is not None:
+                ticket = fusion.submit_tensor(_READER, tensor, output, name, number, prescale_factor, postscale_factor)
+            if ticket is None:
+                ticket = _travel(fusion, tensor, output, name, number, prescale_factor, postscale_factor)
+            if ticket:
+                if engine.timeline is not None:
+                    engine.fusions.watch(fusion, ticket, name)
+                return ticket
     outputs = None if output is None else [output]
     started = all_reduce([tensor], outputs, name, op, prescale_factor, postscale_factor, process_set)
     return handles.add(started, is_one=True)
@@ -261,11 +265,8 @@ def _travel(
     )
 
 
-def _travels(tensor: torch.Tensor, most_bytes: int) -> bool:
-    return tensor.dtype in _DTYPE_NUMBERS and tensor.layout is torch.strided and tensor.nbytes <= most_bytes
-
-
 def _travel_from_device(
+    engine: Engine,
     fusion: _core.Fusion,
     tensor: torch.Tensor,
     output: torch.Tensor | None,
@@ -274,19 +275,16 @@ def _travel_from_device(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-) -> OnDevice:
-    """The same, once it is in host memory."""
+) -> InBatch | None:
+    """The same, once it is in host memory; None where it cannot travel."""
+    dtype = _DTYPE_NUMBERS.get(tensor.dtype)
+    if dtype is None or tensor.nbytes > engine.fusions.tensor_bytes or not is_served(tensor):
+        return None
     target = tensor.detach().new_empty(tensor.shape) if output is None else output
-    stage = Stage(tensor, "allreduce")
-    host = stage.read(tensor)
-    stage.write_from(target, host)
-    members = members_of(process_set)
-    return stage.start_travel(
-        fusion, name, members.set_id,
-        lambda: _travel(fusion, host, host, name, _OP_NUMBERS[op], prescale, postscale),
-        lambda: _all_reduce([host], [host], name, op, prescale, postscale, members),
-        target,
-    )  # fmt: skip
+    if not _batches.can_move(tensor, target):
+        return None
+    reduction = Reduction(name, dtype, op, tensor.shape, prescale, postscale)
+    return _batches.add(engine, fusion, members_of(process_set).set_id, tensor, target, reduction)
 
 
 def _start_alone(
