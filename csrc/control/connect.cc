@@ -177,14 +177,18 @@ Error HubSearch::failure(Duration tried) const {
     found += (found.empty() ? "" : "; ") + std::string("port ") + std::to_string(port) + ": " + it->second.text;
   }
   const std::string who = to_string(options_.self);
+  const std::string check =
+      "Check that worker 0 runs, that host and port are right, and that no firewall is in between";
+  if (found.empty()) {
+    return Error(Code::kTimeout, who + " had no time left to look for the hub at " + options_.host +
+                                     ": all of the time to join had passed before (HERRING_JOIN_TIMEOUT_S). " + check);
+  }
   const std::string where = " at " + options_.host + " for " + seconds_text(tried) + " (" + found + "). ";
   if (is_hub) {
     return Error(Code::kTimeout, who + " found no hub that could take it" + where +
                                      "If an earlier job still runs there, end it or choose another port (HERRING_HUB)");
   }
-  return Error(Code::kTimeout, who + " found no hub" + where +
-                                   "Check that worker 0 runs, that host and port are right, and that no firewall is in "
-                                   "between");
+  return Error(Code::kTimeout, who + " found no hub" + where + check);
 }
 
 }  // namespace herring::control

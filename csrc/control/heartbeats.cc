@@ -3,12 +3,23 @@
 #include <algorithm>
 
 namespace herring::control {
+namespace {
+
+/// For each that is watched: pings and answers take a tenth of a core at most, where dead_after allows.
+constexpr Duration kLeastIntervalOfOne = std::chrono::microseconds(200);
+
+}  // namespace
+
+Duration Heartbeats::interval() const {
+  const Duration wanted = kLeastIntervalOfOne * static_cast<Duration::rep>(heard_.size());
+  return std::max(heartbeat_, std::min(wanted, dead_after_ / 3));
+}
 
 void Heartbeats::watch(ConnectionId connection, Instant now) {
   if (heard_.empty()) {
     // The first one starts the clock: nobody was watched until now.
     last_tick_ = now;
-    next_ping_ = now + heartbeat_;
+    next_ping_ = now + interval();
     next_silence_ = Instant::max();
   }
   heard_[connection] = now;
@@ -43,7 +54,7 @@ Heartbeats::Due Heartbeats::tick(Instant now) {
     std::sort(due.silent.begin(), due.silent.end());
   }
   due.ping = now >= next_ping_;
-  if (due.ping) next_ping_ = now + heartbeat_;
+  if (due.ping) next_ping_ = now + interval();
   return due;
 }
 

@@ -154,7 +154,9 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_JOIN_TIMEOUT_S", Type::kSeconds, &Config::join_timeout_s,
      "How long to wait for all processes of the job at start.", 0.001, kMaxSeconds},
     {"HERRING_HEARTBEAT_S", Type::kSeconds, &Config::heartbeat_s,
-     "Time between two heartbeats of a process. Less than HERRING_DEAD_AFTER_S.", 0.001, 3600},
+     "Time between two heartbeats of a process. Less than HERRING_DEAD_AFTER_S. Longer in jobs of more than 5,000 "
+     "processes, up to a third of HERRING_DEAD_AFTER_S.",
+     0.001, 3600},
     {"HERRING_DEAD_AFTER_S", Type::kSeconds, &Config::dead_after_s,
      "A process that sends no heartbeat for this long counts as lost. More than HERRING_HEARTBEAT_S.", 0.005, 86'400},
     {"HERRING_DEADLOCK_AFTER_S", Type::kSeconds, &Config::deadlock_after_s,

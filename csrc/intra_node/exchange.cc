@@ -323,7 +323,7 @@ std::string mismatch_text(const Exchange& exchange) {
   for (std::uint32_t i = 0; i < exchange.size(); ++i) {
     const bool mine = i == exchange.me;
     if (!mine && !exchange.of(i).ready) {
-      said.push_back("has not called it yet");
+      said.push_back("has not called it yet, or has given up already");
       continue;
     }
     said.push_back(to_string(mine ? exchange.operation.descriptor : exchange.of(i).descriptor));

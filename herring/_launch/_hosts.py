@@ -104,13 +104,13 @@ def _merged(hosts: Sequence[Host]) -> list[Host]:
     return [Host(address, count) for address, count in slots.items()]
 
 
-def allot(hosts: Sequence[Host], count: int, what: str) -> list[int]:
+def allot(hosts: Sequence[Host], count: int, what: str, advice: str) -> list[int]:
     """The host of each of `count` processes: a host is filled before the next one. Raises InvalidArgumentError, naming
-    `what`, where there are too few slots."""
+    `what` and with `advice`, where there are too few slots."""
     total = sum(host.slots for host in hosts)
     if count > total:
         listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8]) + (", ..." if len(hosts) > 8 else "")
-        raise InvalidArgumentError(f"{what}: the hosts have {total} slots ({listed}); name more hosts or more slots")
+        raise InvalidArgumentError(f"{what}: the hosts have {total} slots ({listed}); {advice}")
     places = [index for index, host in enumerate(hosts) for _ in range(host.slots)]
     return places[:count]
 

@@ -17,6 +17,9 @@ from herring._rendezvous import own_address
 
 __all__ = ["Where", "is_this_machine", "where"]
 
+_MORE_HOSTS = "name more hosts or more slots"
+_MORE_TASKS = "ask Slurm for more tasks (--ntasks), or pass --slots-per-host N"
+
 
 @dataclass(frozen=True)
 class Where:
@@ -50,6 +53,7 @@ def where(args: argparse.Namespace, environment: Mapping[str, str] | None = None
     workers = _named(args.hosts, "-H", args.hostfile, "--hostfile", args.slots_per_host or 1)
     servers = _named(args.server_hosts, "--server-hosts", args.server_hostfile, "--server-hostfile", 1)
     allocation = None if args.rsh else allocation_of(environment or {}, args.slots_per_host, args.num_proc)
+    is_allotted = workers is None and allocation is not None
     if workers is None and allocation is not None:
         workers, servers = _of_allocation(allocation, servers)
     if workers is None:
@@ -58,13 +62,14 @@ def where(args: argparse.Namespace, environment: Mapping[str, str] | None = None
         return None
     total = sum(host.slots for host in workers)
     count = total if args.num_proc is None else args.num_proc
-    places = allot(workers, count, f"-np {count}")
+    places = allot(workers, count, f"-np {count}", _MORE_TASKS if is_allotted else _MORE_HOSTS)
     used = [host for index, host in enumerate(workers) if index in places]
     if servers is None:
         serving = [index % len(used) for index in range(args.servers)]
         return _checked(Where(used, places, serving, _by_srun(used, allocation)), args)
     most = sum(host.slots for host in servers)
-    hosts, serving = _joined(used, servers, allot(servers, args.servers or most, f"--servers {args.servers}"))
+    serving_at = allot(servers, args.servers or most, f"--servers {args.servers}", _MORE_HOSTS)
+    hosts, serving = _joined(used, servers, serving_at)
     return _checked(Where(hosts, places, serving, _by_srun(hosts, allocation)), args)
 
 

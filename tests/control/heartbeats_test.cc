@@ -83,6 +83,32 @@ TEST_F(HeartbeatsTest, AWaitForTheFirstOneIsNoStall) {
   EXPECT_EQ(heartbeats_.next_wakeup(), now_ + 1s);
 }
 
+TEST_F(HeartbeatsTest, ManyArePingedLessOftenAndLostAsFast) {
+  std::vector<ConnectionId> everybody;
+  for (ConnectionId id = 1; id <= 7500; ++id) {
+    heartbeats_.watch(id, now_);
+    everybody.push_back(id);
+  }
+  EXPECT_TRUE(pass(60s, everybody).empty());
+  EXPECT_NEAR(pings_, 40, 1) << "one in 1.5 s";
+  everybody.pop_back();
+  EXPECT_TRUE(pass(4s, everybody).empty());
+  EXPECT_EQ(pass(2500ms, everybody), (std::vector<ConnectionId>{7500}));
+  for (ConnectionId id = 1; id <= 6000; ++id) heartbeats_.forget(id);
+  pings_ = 0;
+  pass(60s, everybody);
+  EXPECT_NEAR(pings_, 60, 1) << "as the setting says";
+}
+
+TEST_F(HeartbeatsTest, HoweverManyTheyArePingedBeforeTheyAreLost) {
+  for (ConnectionId id = 1; id <= 100'000; ++id) heartbeats_.watch(id, now_);
+  EXPECT_TRUE(pass(4900ms, {}).empty());
+  EXPECT_EQ(pings_, 3);
+  Heartbeats slow{4s, 5s};
+  for (ConnectionId id = 1; id <= 100'000; ++id) slow.watch(id, now_);
+  EXPECT_EQ(slow.next_wakeup(), now_ + 4s) << "not faster than the setting";
+}
+
 TEST_F(HeartbeatsTest, SignsOfLifeOfStrangersAreNothing) {
   heartbeats_.heard(9, now_);
   EXPECT_EQ(heartbeats_.next_wakeup(), Instant::max());

@@ -106,6 +106,13 @@ TEST(Hub, NoHubSaysWhereItLooked) {
   EXPECT_NE(status.message().find("Check that worker 0 runs"), std::string::npos) << status.message();
 }
 
+TEST(Hub, NoTimeLeftToLookIsSaidToo) {
+  const Status status = thrown_by([&] { HubClient(member_options(free_port(), Role::kWorker, 1, 2), in(-1s)); });
+  EXPECT_EQ(status.code(), Code::kTimeout);
+  EXPECT_NE(status.message().find("had no time left to look for the hub"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("HERRING_JOIN_TIMEOUT_S"), std::string::npos) << status.message();
+}
+
 TEST(Hub, RefusesOtherSizesAndTakenRanks) {
   Hub hub(hub_options(2));
   const Status sizes = thrown_by([&] { HubClient(member_options(hub.port(), Role::kWorker, 1, 4), in(10s)); });

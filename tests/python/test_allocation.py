@@ -51,8 +51,10 @@ def test_workers_are_the_jobs_tasks():
     assert found(BATCH, "-np", "2").workers == [0, 0]
     assert found(BATCH, "--slots-per-host", "2").workers == [0, 0, 1, 1, 2, 2]
     assert found(BATCH, "-np", "2", "--slots-per-host", "1").workers == [0, 1]
-    with pytest.raises(HerringError, match=r"-np 6: the hosts have 5 slots \(w0:3, w1:1, w2:1\)"):
+    with pytest.raises(HerringError, match=r"-np 6: the hosts have 5 slots \(w0:3, w1:1, w2:1\); ask Slurm for more"):
         found(BATCH, "-np", "6")
+    with pytest.raises(HerringError, match=r"-np 6: the hosts have 2 slots \(w1:2\); name more hosts"):
+        found(BATCH, "-np", "6", "-H", "w1:2")
 
 
 def test_one_node_takes_any_number():

@@ -67,9 +67,9 @@ def test_what_is_wrong_in_a_hostfile_is_named_by_its_line(line):
 
 def test_hosts_are_filled_in_order():
     hosts = [Host("a", 2), Host("b", 3)]
-    assert allot(hosts, 3, "-np 3") == [0, 0, 1]
+    assert allot(hosts, 3, "-np 3", "") == [0, 0, 1]
     with pytest.raises(HerringError, match=r"-np 6: the hosts have 5 slots \(a:2, b:3\)"):
-        allot(hosts, 6, "-np 6")
+        allot(hosts, 6, "-np 6", "name more hosts")
 
 
 def test_cross_ranks_are_horovods():
