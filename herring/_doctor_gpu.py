@@ -69,7 +69,7 @@ def _gpu(gpu: _core.GpuFacts) -> Finding:
 
 
 def _pci_link(bus_id: str) -> str:
-    """ " (x16, 32.0 GT/s)", slower for an idle GPU; empty where the system does not say, as in some virtual machines."""
+    """ " (x16, 32.0 GT/s)", slower while idle; empty where the system does not say, as in some virtual machines."""
     device = PCI_DEVICES / bus_id.lower()
     try:
         width = (device / "current_link_width").read_text().strip()
