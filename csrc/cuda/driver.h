@@ -22,7 +22,7 @@ struct GpuFacts {
   int major = 0;  ///< Compute capability.
   int minor = 0;
   int multiprocessors = 0;
-  int copy_engines = 0;  ///< 2 or more: copies both ways at once.
+  int copy_engines = 0;    ///< 2 or more: copies both ways at once.
   std::vector<int> peers;  ///< The GPUs of this process whose memory it can reach.
 };
 
