@@ -63,16 +63,20 @@ class Batch:
             if _open.get(self._key) is self:
                 del _open[self._key]
         failure = self._copies.failure()
-        hosts = [] if failure else self._copies.hosts()
-        for index, each in enumerate(reductions):
+        try:
             if failure:
-                self._ends.append(HorovodInternalError(f"allreduce.{each.name}: {failure[0]}"))
-                continue
+                self._ends += [HorovodInternalError(f"allreduce.{each.name}: {failure[0]}") for each in reductions]
+            else:
+                self._start_all(reductions)
+        finally:
+            self._has_begun.set()
+
+    def _start_all(self, reductions: list[Reduction]) -> None:
+        for what, host in zip(reductions, self._copies.hosts(), strict=True):
             try:
-                self._ends.append(self._start(each, hosts[index]))
+                self._ends.append(self._start(what, host))
             except Exception as error:  # Belongs to whoever waits.
-                self._ends.append(_explained(each.name, error))
-        self._has_begun.set()
+                self._ends.append(_explained(what.name, error))
 
     def _start(self, what: Reduction, host: torch.Tensor) -> int | Operation:
         fusions, address = self._engine.fusions, host.data_ptr()
@@ -91,6 +95,8 @@ class Batch:
         self._copies.close()
         if not self._has_begun.is_set():
             return False
+        if index >= len(self._ends):
+            return True  # finish() says why.
         end = self._ends[index]
         if isinstance(end, Exception):
             return True
@@ -107,7 +113,7 @@ class Batch:
     def finish(self, index: int) -> None:
         """Waits for its end; the current stream goes on when the target is as it will be. Raises why it is not."""
         self._copies.close()
-        if not self._has_begun.wait(self._engine.fusions.longest_s):
+        if not self._has_begun.wait(self._engine.fusions.longest_s) or index >= len(self._ends):
             raise InternalError("a copy did not end at its deadline: this is a bug in Herring, please report it")
         end = self._ends[index]
         if isinstance(end, Exception):
