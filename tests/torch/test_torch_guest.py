@@ -156,7 +156,7 @@ def broken_copy(folder: Path, *damages: str) -> None:
             (package / "_torch_src" / "module.cc").write_text("#error out of luck\n")
             shutil.copytree(PACKAGE.parent / "csrc" / "core", package / "include" / "core", dirs_exist_ok=True)
             for header in _build.HEADERS:
-                (package / "include" / header).parent.mkdir(exist_ok=True)
+                (package / "include" / header).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(PACKAGE.parent / "csrc" / header, package / "include" / header)
 
 

@@ -91,24 +91,23 @@ class Batch:
         return ticket
 
     def poll(self, index: int) -> bool:
-        """Whether it has ended, well or not, and the target is as it will be."""
+        """Whether it has ended, well or not, and the target is as it will be; where it had to go by itself, finish()
+        copies that."""
         self._copies.close()
         if not self._has_begun.is_set():
             return False
-        if index >= len(self._ends):
-            return True  # finish() says why.
-        end = self._ends[index]
-        if isinstance(end, Exception):
-            return True
+        # Where there is none, finish() says why.
+        end = self._ends[index] if index < len(self._ends) else None
         if isinstance(end, Operation):
-            if not end.is_done():
+            return end.is_done()
+        if isinstance(end, int):
+            if not self._engine.fusions.is_done(self._fusion, end):
                 return False
-        elif not self._engine.fusions.is_done(self._fusion, end):
-            return False
-        elif not self._ended_well([index]):
-            return True
-        self._write_back(index)
-        return bool(self._copies.is_written(index))
+            if not self._ended_well([index]):
+                return True
+            self._write_back(index)
+            return bool(self._copies.is_written(index))
+        return True
 
     def finish(self, index: int) -> None:
         """Waits for its end; the current stream goes on when the target is as it will be. Raises why it is not."""
