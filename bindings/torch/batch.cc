@@ -110,11 +110,7 @@ void Batch::write_back(std::span<const std::size_t> which) {
     }
     for (const std::size_t index : which) written_by_[index] = written_.size() - 1;
   }
-  if (const std::shared_ptr<Stager> stager = stager_.lock()) {
-    stager->keep(shared_from_this());
-  } else {
-    end_copies(streams_.back);
-  }
+  Stager::keep(stager_, shared_from_this(), streams_.back);
 }
 
 bool Batch::is_written(std::size_t index) const {

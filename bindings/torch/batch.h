@@ -25,8 +25,8 @@ class Batch final : public Staged, public std::enable_shared_from_this<Batch> {
         std::chrono::milliseconds timeout);
 
   /// Its index; nothing where this one takes no more, or not from the caller's current stream. What `source` is when
-  /// that stream has come so far is read; `target` (which may be `source`) is of its type and size. Both are as
-  /// Pack::takes(). Throws where the stream is being captured into a graph.
+  /// that stream has come so far is read. `target` may be `source`; both are as Pack::takes() wants them. Throws where
+  /// the stream is being captured into a graph.
   std::optional<std::size_t> add(const at::Tensor& source, const at::Tensor& target);
   /// Takes no more.
   void close();

@@ -142,12 +142,6 @@ at::Tensor Mirror::write(const at::Tensor& tensor) {
   return writes_.back().host;
 }
 
-at::Tensor Mirror::update(const at::Tensor& tensor) {
-  at::Tensor host = read(tensor);
-  writes_.push_back({reads_.back().device, host});
-  return host;
-}
-
 void Mirror::write_from(const at::Tensor& tensor, const at::Tensor& host) {
   check(tensor);
   writes_.push_back({tensor.detach(), host});
@@ -168,19 +162,21 @@ std::vector<at::Tensor> Mirror::write(const std::vector<at::Tensor>& tensors) {
 std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& tensors) { return update(tensors, tensors); }
 
 std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& targets) {
+  struct Packed {
+    std::size_t tensor;
+    std::size_t pack;
+    std::size_t index;  ///< There.
+  };
+  std::vector<Packed> packed;
   std::vector<at::Tensor> host(sources.size());
-  std::vector<std::pair<std::size_t, std::size_t>> packed;  // Which pack, and which of its tensors; in order.
-  std::vector<std::size_t> which;
-  const auto goes_along = [&](std::size_t i) { return Pack::takes(sources[i]) && Pack::takes(targets[i]); };
+  const auto goes_along = [&](std::size_t i) { return Pack::takes(sources[i], targets[i]); };
   const bool are_several = std::ranges::count_if(std::views::iota(std::size_t{0}, sources.size()), goes_along) > 1;
   const std::size_t first = packs_.size();
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (are_several && goes_along(i)) {
       check(sources[i]);
-      check(targets[i]);
       if (packs_.size() == first || !packs_.back().has_room(sources[i])) packs_.emplace_back(device_);
-      packed.emplace_back(packs_.size() - 1, packs_.back().add(sources[i], targets[i]));
-      which.push_back(i);
+      packed.push_back({i, packs_.size() - 1, packs_.back().add(sources[i], targets[i])});
     } else {
       host[i] = read(sources[i]);
       write_from(targets[i], host[i]);
@@ -189,12 +185,12 @@ std::vector<at::Tensor> Mirror::update(const std::vector<at::Tensor>& sources, c
   for (std::size_t pack = first; pack < packs_.size(); ++pack) {
     packs_[pack].lay(host_memory({static_cast<std::int64_t>(packs_[pack].bytes())}, at::kByte));
   }
-  for (std::size_t i = 0; i < which.size(); ++i) host[which[i]] = packs_[packed[i].first].host(packed[i].second);
+  for (const auto& [tensor, pack, index] : packed) host[tensor] = packs_[pack].host(index);
   return host;
 }
 
 void Mirror::seal() {
-  if (reads_.empty() && packs_.empty()) return;
+  if (!has_reads()) return;
   const c10::StreamGuard on_stream(streams_.out);
   try {
     for (const Pair& pair : reads_) pair.host.copy_(pair.device, true);
@@ -210,7 +206,7 @@ void Mirror::seal() {
 void Mirror::write_back() {
   if (writes_.empty() && packs_.empty()) return;
   // Where something was read, this is known to be over.
-  if (reads_.empty() && packs_.empty()) ready_.block(streams_.back);
+  if (!has_reads()) ready_.block(streams_.back);
   const c10::StreamGuard on_stream(streams_.back);
   try {
     for (const Pair& pair : writes_) pair.device.copy_(pair.host, true);
@@ -418,7 +414,15 @@ void Stager::add(c10::intrusive_ptr<StagedWork> work) {
   add(std::make_shared<Held>(std::move(work)));
 }
 
-void Stager::keep(std::shared_ptr<Staged> call) {
+void Stager::keep(const std::weak_ptr<Stager>& stager, std::shared_ptr<Staged> call, const c10::Stream& stream) {
+  if (const std::shared_ptr<Stager> self = stager.lock()) {
+    self->hold(std::move(call));
+  } else {
+    end_copies(stream);
+  }
+}
+
+void Stager::hold(std::shared_ptr<Staged> call) {
   {
     const std::lock_guard lock(mutex_);
     kept_.push_back(std::move(call));

@@ -73,10 +73,9 @@ class Mirror final {
   at::Tensor read(const at::Tensor& tensor);
   /// Host memory for what `tensor` is to hold.
   at::Tensor write(const at::Tensor& tensor);
-  /// Both.
-  at::Tensor update(const at::Tensor& tensor);
   std::vector<at::Tensor> read(const std::vector<at::Tensor>& tensors);
   std::vector<at::Tensor> write(const std::vector<at::Tensor>& tensors);
+  /// Both.
   std::vector<at::Tensor> update(const std::vector<at::Tensor>& tensors);
   /// Host copies of what `sources` hold, which `targets` (each of its source's size and type) are to hold in the end.
   /// Small ones move together.
@@ -107,6 +106,7 @@ class Mirror final {
     at::Tensor device;
     at::Tensor host;
   };
+  bool has_reads() const { return !reads_.empty() || !packs_.empty(); }
   void check(const at::Tensor& tensor) const;
   at::Tensor host_like(const at::Tensor& tensor) const;
 
@@ -197,8 +197,9 @@ class Stager final {
 
   void add(std::shared_ptr<Staged> call);
   void add(c10::intrusive_ptr<StagedWork> work);
-  /// Holds it until it is over; what is to be started has been.
-  void keep(std::shared_ptr<Staged> call);
+  /// Holds it until it is over; what is to be started has been. Where there is no stager any more, returns when what
+  /// the stream has just now is done.
+  static void keep(const std::weak_ptr<Stager>& stager, std::shared_ptr<Staged> call, const c10::Stream& stream);
   /// Until everything that was added has been started: what is called on CPU tensors comes after it on all ranks.
   void wait_until_started();
   /// Ends the thread; copies that are under way end first, or are left with their memory after a while. Idempotent. The
@@ -208,6 +209,7 @@ class Stager final {
   void wake() { changed_.notify_all(); }
 
  private:
+  void hold(std::shared_ptr<Staged> call);
   void run();
   /// Copies that are still under way keep their memory, if for ever.
   static void see_off(std::vector<std::shared_ptr<Staged>> started);

@@ -91,7 +91,7 @@ void Handed::write_back() {
     mirror_.write_back();
     has_left_ = true;
   }
-  keep(mirror_.streams().back);
+  Stager::keep(stager_, shared_from_this(), mirror_.streams().back);
 }
 
 bool Handed::is_written() const {
@@ -108,16 +108,9 @@ at::Tensor Handed::place(const at::Tensor& host) {
     placed_.emplace(mirror_.device().type());
     placed_->record(c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
   }
-  keep(c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
+  Stager::keep(stager_, shared_from_this(),
+               c10::impl::VirtualGuardImpl(mirror_.device().type()).getStream(mirror_.device()));
   return tensor;
-}
-
-void Handed::keep(const c10::Stream& stream) {
-  if (const std::shared_ptr<Stager> stager = stager_.lock()) {
-    stager->keep(shared_from_this());
-  } else {
-    end_copies(stream);
-  }
 }
 
 bool Handed::is_over() {

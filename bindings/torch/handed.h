@@ -75,10 +75,6 @@ class Handed final : public Staged, public std::enable_shared_from_this<Handed> 
   bool is_over() override;
 
  private:
-  /// For as long as the copies that are on the stream just now take, or (where there is no stager any more) until they
-  /// are done.
-  void keep(const c10::Stream& stream);
-
   /// Not owned: its own thread, which holds this, must not be the last to let it go.
   const std::weak_ptr<Stager> stager_;
   const std::chrono::milliseconds timeout_;

@@ -164,6 +164,7 @@ void define_handed(py::module_& m) {
       .def("block_current_stream",
            wrap_pybind_function([](Batch& self, std::size_t index) { self.block_current_stream(index); }));
   m.def("batch", wrap_pybind_function(&make_batch));
+  m.def("takes", wrap_pybind_function(&Pack::takes));
   py::class_<Moment, std::shared_ptr<Moment>>(m, "Moment").def("block_current_stream", &Moment::block_current_stream);
   m.def("moment", wrap_pybind_function([](at::Device device) { return std::make_shared<Moment>(device); }));
 }

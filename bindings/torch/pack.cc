@@ -70,6 +70,11 @@ class Kernels final {
   bool is_usable_ = true;
 };
 
+bool can_move(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_contiguous() && tensor.numel() > 0 &&
+         tensor.nbytes() <= Pack::kMostTensorBytes && !tensor.is_neg() && !tensor.is_conj();
+}
+
 /// A tensor as another one is, in the memory of `bucket` from byte `begin` on.
 at::Tensor place_in(const at::Tensor& bucket, std::size_t begin, const at::Tensor& like) {
   const auto offset = bucket.storage_offset() + static_cast<std::int64_t>(begin);
@@ -79,14 +84,16 @@ at::Tensor place_in(const at::Tensor& bucket, std::size_t begin, const at::Tenso
 
 }  // namespace
 
-bool Pack::takes(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_contiguous() && tensor.numel() > 0 &&
-         tensor.nbytes() <= kMostTensorBytes && !tensor.is_neg() && !tensor.is_conj();
+bool Pack::takes(const at::Tensor& source, const at::Tensor& target) {
+  if (!can_move(source)) return false;
+  if (target.is_same(source)) return true;
+  return can_move(target) && target.device() == source.device() && target.scalar_type() == source.scalar_type() &&
+         target.sizes() == source.sizes();
 }
 
 std::size_t Pack::add(const at::Tensor& source, const at::Tensor& target) {
-  pieces_.push_back({source.detach(), target.is_same(source) ? at::Tensor() : target.detach(), at::Tensor(), bytes_});
-  if (!pieces_.back().target.defined()) pieces_.back().target = pieces_.back().source;
+  const at::Tensor read = source.detach();
+  pieces_.push_back({read, target.is_same(source) ? read : target.detach(), at::Tensor(), bytes_});
   bytes_ += aligned(source.nbytes());
   return pieces_.size() - 1;
 }

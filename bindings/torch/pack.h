@@ -20,15 +20,13 @@ class Pack final {
 
   explicit Pack(c10::Device device) : device_(device) {}
 
-  /// Dense, contiguous, small, not empty.
-  static bool takes(const at::Tensor& tensor);
+  /// Both are on one device, of one type and shape, dense, contiguous, small, not empty.
+  static bool takes(const at::Tensor& source, const at::Tensor& target);
   /// A pack has at most kMostBytes of tensors.
   bool has_room(const at::Tensor& tensor) const { return bytes_ + tensor.nbytes() <= kMostBytes; }
-  /// What `source` holds is to be read, and what comes of it to be written to `target`, of its type and size. Its
-  /// index.
+  /// What `source` holds is to be read, and what comes of it to be written to `target`. Its index.
   std::size_t add(const at::Tensor& source, const at::Tensor& target);
   std::size_t size() const { return pieces_.size(); }
-  bool empty() const { return pieces_.empty(); }
   /// Of host memory that all of them need.
   std::size_t bytes() const { return bytes_; }
 

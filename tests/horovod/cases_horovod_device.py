@@ -462,6 +462,8 @@ def case_bad_calls_are_sentences() -> None:
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,)).to("meta")
     with expect_error(ValueError, "sparse tensors work on the CPU", "sparse_as_dense=True"):
         hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)
+    with expect_error(ValueError, "the tensor is on meta"):
+        hvd.allreduce_async(sparse, name="sparse by name", op=hvd.Sum)
     for call in (hvd.allreduce, hvd.allgather, lambda t: hvd.allreduce_async(t, name="captured")):
         _gpu().fake_capture(1)
         with expect_error(RuntimeError, "being captured into a graph", "outside of the capture"):

@@ -16,9 +16,6 @@ from herring.horovod._engine.engine import Engine
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch._device import door
 
-# Past this a bucket on the device costs more than it saves (Pack::kMostTensorBytes).
-MOST_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
@@ -164,22 +161,6 @@ class InBatch:
         return self._target
 
 
-def can_move(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether they are dense, contiguous, of one type and shape, on one GPU, not empty and at most MOST_BYTES."""
-    if source.layout is not torch.strided or not source.is_contiguous() or not 0 < source.nbytes <= MOST_BYTES:
-        return False
-    if target is source:
-        return not source.is_neg()
-    return (
-        target.device == source.device
-        and target.dtype is source.dtype
-        and target.shape == source.shape
-        and target.layout is torch.strided
-        and target.is_contiguous()
-        and not (source.is_neg() or target.is_neg())
-    )
-
-
 _lock = threading.Lock()
 # Where the next tensor may go, by process set and GPU. Guarded by _lock.
 _open: dict[tuple[Engine, int, torch.device], Batch] = {}
@@ -196,7 +177,7 @@ def add(
     target: torch.Tensor,
     reduction: Reduction,
 ) -> InBatch:
-    """Starts it. Both tensors are as can_move() wants them.
+    """Starts it. Both tensors are as door.takes() wants them.
 
     Raises InvalidArgumentError where the name is in flight, RuntimeError while a graph is captured.
     """

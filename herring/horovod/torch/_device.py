@@ -67,6 +67,10 @@ class _Door:
         memory = self._memory_of(engine)
         return binding.batch(self._stager, memory, device, call, engine.session.config.timeout_s)
 
+    def takes(self, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether they can go in a batch: dense, contiguous, of one type and shape, at most 1 MB (Pack::takes)."""
+        return self.binding.takes(source, target)  # type: ignore[no-any-return]
+
     def _memory_of(self, engine: Engine) -> Any:
         with self._lock:
             if self._engine is not engine:

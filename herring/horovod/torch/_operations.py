@@ -21,7 +21,7 @@ from herring.horovod._engine.reduce_ops import OPS, Adasum, Average, Max, Min, P
 from herring.horovod.common.exceptions import HorovodInternalError
 from herring.horovod.torch import _batches
 from herring.horovod.torch._batches import InBatch, Reduction
-from herring.horovod.torch._device import OnDevice, Stage, is_on_device, is_served
+from herring.horovod.torch._device import OnDevice, Stage, door, is_on_device, is_served
 
 # As in csrc/core/types.h: numbers on the wire, never used again.
 _DTYPE_NUMBERS = {
@@ -278,10 +278,10 @@ def _travel_from_device(
 ) -> InBatch | None:
     """The same, once it is in host memory; None where it cannot travel."""
     dtype = _DTYPE_NUMBERS.get(tensor.dtype)
-    if dtype is None or tensor.nbytes > engine.fusions.tensor_bytes or not is_served(tensor):
+    if dtype is None or not is_served(tensor) or tensor.layout is not torch.strided:
         return None
     target = tensor.detach().new_empty(tensor.shape) if output is None else output
-    if not _batches.can_move(tensor, target):
+    if tensor.nbytes > engine.fusions.tensor_bytes or not door.takes(tensor, target):
         return None
     reduction = Reduction(name, dtype, op, tensor.shape, prescale, postscale)
     return _batches.add(engine, fusion, members_of(process_set).set_id, tensor, target, reduction)
