@@ -115,15 +115,23 @@ GpuFacts Driver::facts(int number) const {
   facts.minor = attribute(kAttributeMinor);
   facts.multiprocessors = attribute(kAttributeMultiprocessors);
   facts.copy_engines = attribute(kAttributeAsyncEngines);
+  return facts;
+}
+
+std::vector<int> Driver::peers_of(int number) const {
+  check_process().or_throw();
+  DeviceNumber device = 0;
+  check(api_.device_get(&device, number), "cuDeviceGet").or_throw();
+  std::vector<int> peers;
   for (int other = 0; other < device_count_; ++other) {
     if (other == number) continue;
     DeviceNumber peer = 0;
     int can = 0;
     check(api_.device_get(&peer, other), "cuDeviceGet").or_throw();
     check(api_.device_can_access_peer(&can, device, peer), "cuDeviceCanAccessPeer").or_throw();
-    if (can != 0) facts.peers.push_back(other);
+    if (can != 0) peers.push_back(other);
   }
-  return facts;
+  return peers;
 }
 
 Status Driver::check(Result result, const char* call) const {
@@ -153,7 +161,10 @@ Survey survey(const std::string& library) {
     const std::shared_ptr<Driver> driver = Driver::open(library);
     found.library = driver->path();
     found.version = driver->version_text();
-    for (int i = 0; i < driver->device_count(); ++i) found.gpus.push_back(driver->facts(i));
+    for (int i = 0; i < driver->device_count(); ++i) {
+      found.gpus.push_back(driver->facts(i));
+      found.gpus.back().peers = driver->peers_of(i);
+    }
   } catch (const Error& error) {
     found.problem = error.status().message();
   }

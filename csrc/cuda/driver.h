@@ -23,7 +23,7 @@ struct GpuFacts {
   int minor = 0;
   int multiprocessors = 0;
   int copy_engines = 0;    ///< 2 or more: copies both ways at once.
-  std::vector<int> peers;  ///< The GPUs of this process whose memory it can reach.
+  std::vector<int> peers;  ///< The GPUs of this process whose memory it can reach; a survey fills it in.
 };
 
 class Driver final {
@@ -45,6 +45,8 @@ class Driver final {
   const std::string& path() const { return path_; }
   int device_count() const { return device_count_; }
   GpuFacts facts(int number) const;
+  /// The GPUs of this process whose memory this one can reach.
+  std::vector<int> peers_of(int number) const;
 
   /// Ok where `result` is success; else a Status that names the call, the error and its text.
   Status check(Result result, const char* call) const;

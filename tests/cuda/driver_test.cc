@@ -45,10 +45,11 @@ TEST(CudaDriver, OpensAndSaysWhatIsThere) {
 
 TEST(CudaDriver, SaysWhichGpusReachEachOther) {
   const auto driver = Driver::open(library("fake_cuda_three"));
-  EXPECT_EQ(driver->facts(0).peers, std::vector<int>{1});
-  EXPECT_EQ(driver->facts(1).peers, std::vector<int>{0});
-  EXPECT_TRUE(driver->facts(2).peers.empty());
-  EXPECT_TRUE(Driver::open(library("fake_cuda"))->facts(0).peers.empty());
+  EXPECT_EQ(driver->peers_of(0), std::vector<int>{1});
+  EXPECT_EQ(driver->peers_of(1), std::vector<int>{0});
+  EXPECT_TRUE(driver->peers_of(2).empty());
+  EXPECT_TRUE(Driver::open(library("fake_cuda"))->peers_of(0).empty());
+  EXPECT_EQ(survey(library("fake_cuda_three")).gpus[1].peers, std::vector<int>{0});
 }
 
 TEST(CudaDriver, EachReasonWhyThereIsNoneIsASentence) {
