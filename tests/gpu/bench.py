@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 
 import ranks
@@ -19,19 +16,7 @@ import torch
 import torch.distributed as dist
 
 SIZES_MB = (1, 25, 256)
-
-
-def timed(call: Callable[[], object], count: int) -> float:
-    """Median milliseconds."""
-    taken = []
-    for _ in range(count + 3):
-        torch.cuda.synchronize()
-        dist.barrier()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken[3:])
+WARM_UP = 3
 
 
 def copies(pinned: torch.Tensor, there: torch.Tensor) -> None:
@@ -44,10 +29,10 @@ def body(rank: int) -> None:
     for size in SIZES_MB:
         count = 5 if size > 100 else 20
         host, there = torch.ones(size << 18), torch.ones(size << 18, device="cuda")
-        row = {"cuda_ms": timed(partial(dist.all_reduce, there), count)}
+        row = {"cuda_ms": ranks.median_ms(partial(dist.all_reduce, there), dist.barrier, count, WARM_UP)}
         if backend == "herring":
-            row["cpu_ms"] = timed(partial(dist.all_reduce, host), count)
-            row["copies_ms"] = timed(partial(copies, host.pin_memory(), there), count)
+            row["cpu_ms"] = ranks.median_ms(partial(dist.all_reduce, host), dist.barrier, count, WARM_UP)
+            row["copies_ms"] = ranks.median_ms(partial(copies, host.pin_memory(), there), dist.barrier, count, WARM_UP)
             row["bound_ms"] = row["cpu_ms"] + row["copies_ms"]
         if rank == 0:
             rounded = {key: round(value, 3) for key, value in row.items()}

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import statistics
-import time
-from collections.abc import Callable
 
 import ranks
 import torch
@@ -26,19 +23,6 @@ RESNET50 = (
     + [2048000, 1000]
 )
 SETS = {"1000 x 4 KB": [1024] * 1000, "200 x 64 KB": [16384] * 200, "as ResNet-50": RESNET50}
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Median milliseconds."""
-    taken = []
-    for _ in range(COUNT + WARM_UP):
-        torch.cuda.synchronize()
-        hvd.barrier()
-        begun = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - begun) * 1e3)
-    return statistics.median(taken[WARM_UP:])
 
 
 def by_name(tensors: list[torch.Tensor]) -> None:
@@ -66,7 +50,7 @@ def body(rank: int) -> None:
                 "tensors": name,
                 "MB": round(sum(sizes) / 2**18, 2),
                 "way": way.__name__,
-                "ms": round(timed(functools.partial(way, tensors)), 3),
+                "ms": round(ranks.median_ms(functools.partial(way, tensors), hvd.barrier, COUNT, WARM_UP), 3),
             }
             if rank == 0:
                 print(json.dumps(row), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -51,3 +52,17 @@ def run(
     codes = tuple(rank.wait() for rank in ranks)
     print("exit codes", codes)
     sys.exit(0 if codes == expect else 1)
+
+
+def median_ms(call: Callable[[], object], barrier: Callable[[], object], count: int, warm_up: int) -> float:
+    """Of `count` calls after `warm_up` that are not timed: milliseconds from the barrier until the GPU has nothing to
+    do."""
+    taken = []
+    for _ in range(warm_up + count):
+        torch.cuda.synchronize()
+        barrier()
+        begun = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        taken.append((time.perf_counter() - begun) * 1e3)
+    return statistics.median(taken[warm_up:])

@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 import ranks
 import torch
@@ -32,19 +29,6 @@ def make_model(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     return torch.nn.Sequential(*layers).cuda(), torch.randn(64, 1024, device="cuda")
 
 
-def median_step(step: Callable[[], None], barrier: Callable[[], object]) -> float:
-    """Milliseconds."""
-    taken = []
-    for _ in range(WARM_UP + STEPS):
-        torch.cuda.synchronize()
-        barrier()
-        begun = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        taken.append((time.perf_counter() - begun) * 1e3)
-    return statistics.median(taken[WARM_UP:])
-
-
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     optimizer.zero_grad()
     model(batch).square().mean().backward()
@@ -55,10 +39,10 @@ def ddp(rank: int) -> None:
     name = os.environ["GPU_TEST_MODEL"]
     model, batch = make_model(name)
     bare = torch.optim.SGD(model.parameters(), lr=1e-4)
-    alone = median_step(lambda: train(model, bare, batch), dist.barrier)
+    alone = ranks.median_ms(lambda: train(model, bare, batch), dist.barrier, STEPS, WARM_UP)
     wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
-    together = median_step(lambda: train(wrapped, optimizer, batch), dist.barrier)
+    together = ranks.median_ms(lambda: train(wrapped, optimizer, batch), dist.barrier, STEPS, WARM_UP)
     report(rank, f"DDP on {os.environ['GPU_TEST_BACKEND']}", name, alone, together)
 
 
@@ -69,12 +53,12 @@ def horovod(rank: int) -> None:
     name = os.environ["GPU_TEST_MODEL"]
     model, batch = make_model(name)
     bare = torch.optim.SGD(model.parameters(), lr=1e-4)
-    alone = median_step(lambda: train(model, bare, batch), hvd.barrier)
+    alone = ranks.median_ms(lambda: train(model, bare, batch), hvd.barrier, STEPS, WARM_UP)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1e-4), named_parameters=model.named_parameters()
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    together = median_step(lambda: train(model, optimizer, batch), hvd.barrier)
+    together = ranks.median_ms(lambda: train(model, optimizer, batch), hvd.barrier, STEPS, WARM_UP)
     report(rank, "Horovod's optimizer on herring", name, alone, together)
 
 
