@@ -32,6 +32,8 @@ std::string TensorDevice::description() const { return tensor_.device().str(); }
 StreamHandle TensorDevice::create_stream() { return kOut; }
 StreamHandle TensorDevice::adopt_stream(ForeignStream) { return kOut; }
 Status TensorDevice::allocate(std::size_t, DeviceSpan&) { return not_here(); }
+Status TensorDevice::allocate_shared(std::size_t, DeviceSpan&, int&) { return not_here(); }
+Status TensorDevice::import_shared(int, std::size_t, DeviceSpan&) { return not_here(); }
 Status TensorDevice::release(DeviceSpan) { return not_here(); }
 Status TensorDevice::pin(std::span<std::byte>) { return not_here(); }
 Status TensorDevice::unpin(std::span<std::byte>) { return not_here(); }

@@ -27,6 +27,8 @@ class TensorDevice final : public Device {
   StreamHandle create_stream() override;
   StreamHandle adopt_stream(ForeignStream stream) override;
   Status allocate(std::size_t bytes, DeviceSpan& memory) override;
+  Status allocate_shared(std::size_t bytes, DeviceSpan& memory, int& descriptor) override;
+  Status import_shared(int descriptor, std::size_t bytes, DeviceSpan& memory) override;
   Status release(DeviceSpan memory) override;
   Status pin(std::span<std::byte> memory) override;
   Status unpin(std::span<std::byte> memory) override;

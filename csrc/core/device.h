@@ -77,7 +77,13 @@ class Device {
 
   /// kUnavailable where there is not so much memory; the Device stays usable.
   virtual Status allocate(std::size_t bytes, DeviceSpan& memory) = 0;
-  /// What allocate() gave, when no work that uses it is left. May wait for the device: not for the hot path.
+  /// Memory that other processes can have too, and the descriptor that they import it by, which is the caller's to
+  /// close. The bytes are there until all who have it have released it: a process that dies takes nothing from others.
+  /// Set-up. kUnavailable where there is not so much memory, or none of this kind.
+  virtual Status allocate_shared(std::size_t bytes, DeviceSpan& memory, int& descriptor) = 0;
+  /// What another process's allocate_shared(bytes) gave. kUnavailable where this device cannot reach that memory.
+  virtual Status import_shared(int descriptor, std::size_t bytes, DeviceSpan& memory) = 0;
+  /// What one of the above gave, when no work that uses it is left. May wait for the device: not for the hot path.
   virtual Status release(DeviceSpan memory) = 0;
   /// Makes host memory reachable for the copy engines, for all devices of the process. Whole pages, not pinned yet.
   /// kUnavailable where the system refuses (its limit, its kind of memory); the memory still works, only slower.

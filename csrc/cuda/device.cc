@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cuda/current.h"
 #include "cuda/kernels/ptx.h"
 #include "cuda/kernels/tables.h"
 #include "cuda/open.h"
@@ -12,35 +13,6 @@ namespace {
 Stream stream_of(StreamHandle handle) { return reinterpret_cast<Stream>(handle.value); }
 
 }  // namespace
-
-/// The device's context for as long as it lives. Whatever this thread asks of the driver meanwhile does not disturb
-/// another thread's capture of a graph.
-class CudaDevice::Current final {
- public:
-  explicit Current(const CudaDevice& device) : api_(device.driver_->api()) {
-    result_ = api_.ctx_push_current(device.context_);
-    if (result_ == kSuccess) static_cast<void>(api_.exchange_capture_mode(&mode_));
-  }
-  ~Current() {
-    if (result_ != kSuccess) return;
-    static_cast<void>(api_.exchange_capture_mode(&mode_));
-    Context popped = nullptr;
-    static_cast<void>(api_.ctx_pop_current(&popped));
-  }
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
-
-  /// What `call` gives, in the context; what pushing gave where that failed.
-  template <class Call>
-  Result operator()(Call call) const {
-    return result_ == kSuccess ? call(api_) : result_;
-  }
-
- private:
-  const Api& api_;
-  Result result_ = kSuccess;
-  int mode_ = kCaptureModeRelaxed;
-};
 
 CudaDevice::CudaDevice(std::shared_ptr<Driver> driver, DeviceId id) : driver_(std::move(driver)), id_(id) {
   if (const Status status = driver_->check_process(); !status.is_ok()) throw Error(status);
@@ -70,6 +42,7 @@ CudaDevice::~CudaDevice() {
       return kSuccess;
     });
   }
+  for (const auto& [address, bytes] : shared_) static_cast<void>(release_shared(address, bytes));
   static_cast<void>(driver_->api().primary_ctx_release(device_));
 }
 
@@ -114,6 +87,11 @@ Status CudaDevice::allocate(std::size_t bytes, DeviceSpan& memory) {
 
 Status CudaDevice::release(DeviceSpan memory) {
   if (Status status = ready(); !status.is_ok()) return status;
+  if (const auto found = shared_.find(memory.address); found != shared_.end()) {
+    const std::size_t bytes = found->second;
+    shared_.erase(found);
+    return release_shared(memory.address, bytes);
+  }
   const Current in(*this);
   return to_status(in([&](const Api& api) { return api.mem_free(memory.address); }), "cuMemFree");
 }
@@ -220,8 +198,9 @@ Status CudaDevice::launch(StreamHandle stream, KernelId kernel, std::span<const 
   // The driver copies the block of parameters before the call returns.
   void* block[] = {const_cast<std::byte*>(parameters.data())};
   const Function function = kernels_[static_cast<std::size_t>(kernel)];
+  const std::uint32_t threads = kernel == KernelId::kSum ? kSumThreads : kThreads;
   return to_status(in([&](const Api& api) {
-                     return api.launch_kernel(function, blocks, 1, 1, kThreads, 1, 1, 0, stream_of(stream), block,
+                     return api.launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, stream_of(stream), block,
                                               nullptr);
                    }),
                    "cuLaunchKernel", kKernelNames[static_cast<std::size_t>(kernel)]);

@@ -29,6 +29,8 @@ class CudaDevice final : public Device {
   StreamHandle create_stream() override;
   StreamHandle adopt_stream(ForeignStream stream) override { return {stream.value}; }
   Status allocate(std::size_t bytes, DeviceSpan& memory) override;
+  Status allocate_shared(std::size_t bytes, DeviceSpan& memory, int& descriptor) override;
+  Status import_shared(int descriptor, std::size_t bytes, DeviceSpan& memory) override;
   Status release(DeviceSpan memory) override;
   Status pin(std::span<std::byte> memory) override;
   Status unpin(std::span<std::byte> memory) override;
@@ -57,6 +59,12 @@ class CudaDevice final : public Device {
   /// The call's Status; an error that the context does not survive becomes health().
   Status to_status(Result result, const char* call, const std::string& what = {});
   Status load_kernels();
+  Status or_unavailable(const Status& status) const;
+  /// To whole granules, as such memory comes.
+  Status round_up(std::size_t& bytes);
+  /// Of whole granules. The handle is the caller's to give back: what is mapped stays.
+  Status map_shared(MemoryHandle handle, std::size_t bytes, DevicePointer& address);
+  Status release_shared(DevicePointer address, std::size_t bytes);
 
   const std::shared_ptr<Driver> driver_;
   const DeviceId id_;
@@ -69,6 +77,7 @@ class CudaDevice final : public Device {
   std::map<StreamHandle, std::deque<Mark>> marks_;  ///< Of each stream, the oldest first.
   std::size_t tickets_ = 0;
   std::uint64_t last_ticket_ = 0;
+  std::map<DevicePointer, std::size_t> shared_;  ///< Mapped memory that other processes have too: whole granules.
   Module module_ = nullptr;
   std::array<Function, kKernels> kernels_{};
 };

@@ -23,6 +23,14 @@ static_assert(sizeof(CUdeviceptr) == sizeof(DevicePointer));
 HERRING_CUDA_FUNCTIONS(HERRING_CUDA_CHECK)
 #undef HERRING_CUDA_CHECK
 
+static_assert(sizeof(CUmemGenericAllocationHandle) == sizeof(MemoryHandle));
+static_assert(sizeof(CUmemAllocationProp) == sizeof(MemoryKind) && sizeof(CUmemAccessDesc) == sizeof(MemoryAccess));
+static_assert(offsetof(CUmemAllocationProp, location) == offsetof(MemoryKind, location));
+static_assert(offsetof(CUmemAllocationProp, requestedHandleTypes) == offsetof(MemoryKind, handle_types));
+static_assert(CU_MEM_ALLOCATION_TYPE_PINNED == kMemoryPinned && CU_MEM_LOCATION_TYPE_DEVICE == kLocationDevice);
+static_assert(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR == kHandleDescriptor);
+static_assert(CU_MEM_ACCESS_FLAGS_PROT_READWRITE == kAccessReadWrite);
+static_assert(CU_MEM_ALLOC_GRANULARITY_MINIMUM == kGranularityMinimum);
 static_assert(CUDA_ERROR_INVALID_VALUE == kInvalidValue && CUDA_ERROR_OUT_OF_MEMORY == kOutOfMemory);
 static_assert(CUDA_ERROR_NOT_INITIALIZED == kNotInitialized && CUDA_ERROR_DEINITIALIZED == kDeinitialized);
 static_assert(CUDA_ERROR_DEVICE_UNAVAILABLE == kDeviceUnavailable && CUDA_ERROR_NO_DEVICE == kNoDevice);

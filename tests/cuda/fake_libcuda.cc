@@ -4,6 +4,10 @@
 //   FAKE_CUDA_INIT      what cuInit gives (0)
 //   FAKE_CUDA_GPUS      how many there are (1); the first two reach each other's memory
 //   FAKE_CUDA_LACKS     without cuMemHostRegister_v2
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -30,6 +34,7 @@ using namespace herring::cuda;
 using herring::testing::FakeGpu;
 
 constexpr std::size_t kLimit = 64 << 20;
+constexpr std::size_t kGranule = 2 << 20;
 constexpr Result kIllegalState = 401;
 constexpr Result kNotFound = 500;
 
@@ -46,6 +51,10 @@ struct Fake {
   bool is_initialized = false;
   int contexts = 0;  ///< How often the primary context was retained.
   std::map<std::thread::id, int> pushed;
+  std::map<MemoryHandle, std::pair<int, std::size_t>> memory;  ///< Descriptor and bytes.
+  std::map<DevicePointer, std::size_t> reserved;
+  std::map<DevicePointer, MemoryHandle> mapped;  ///< Without a right to use it so far, too.
+  MemoryHandle last_memory = 0;
   std::vector<std::string> misuse;
 };
 
@@ -255,6 +264,81 @@ Result cuMemAlloc_v2(DevicePointer* address, std::size_t bytes) {
 Result cuMemFree_v2(DevicePointer address) {
   ENTER();
   return fake().gpu.release(address) ? kSuccess : kInvalidValue;
+}
+
+Result cuMemGetAllocationGranularity(std::size_t* bytes, const MemoryKind* kind, int) {
+  ENTER();
+  if (kind->type != kMemoryPinned || kind->handle_types != kHandleDescriptor) return kInvalidValue;
+  *bytes = kGranule;
+  return kSuccess;
+}
+Result cuMemCreate(MemoryHandle* handle, std::size_t bytes, const MemoryKind*, unsigned long long) {
+  ENTER();
+  if (bytes == 0 || bytes % kGranule != 0) return kInvalidValue;
+  if (fake().gpu.allocated_bytes() + bytes > kLimit) return kOutOfMemory;
+  *handle = ++fake().last_memory;
+  fake().memory[*handle] = {FakeGpu::create_file(bytes), bytes};
+  return kSuccess;
+}
+Result cuMemRelease(MemoryHandle handle) {
+  ENTER();
+  const auto found = fake().memory.find(handle);
+  if (found == fake().memory.end()) return kInvalidValue;
+  close(found->second.first);
+  fake().memory.erase(found);
+  return kSuccess;
+}
+Result cuMemAddressReserve(DevicePointer* address, std::size_t bytes, std::size_t, DevicePointer, unsigned long long) {
+  ENTER();
+  void* const place = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *address = id(place);
+  fake().reserved[*address] = bytes;
+  return place == MAP_FAILED ? kOutOfMemory : kSuccess;
+}
+Result cuMemAddressFree(DevicePointer address, std::size_t bytes) {
+  ENTER();
+  const auto found = fake().reserved.find(address);
+  if (found == fake().reserved.end() || found->second != bytes) return kInvalidValue;
+  if (fake().mapped.contains(address)) fake().misuse.push_back("an address was freed that memory is mapped at");
+  munmap(reinterpret_cast<void*>(address), bytes);
+  fake().reserved.erase(found);
+  return kSuccess;
+}
+Result cuMemMap(DevicePointer address, std::size_t bytes, std::size_t, MemoryHandle handle, unsigned long long) {
+  ENTER();
+  if (!fake().reserved.contains(address) || !fake().memory.contains(handle)) return kInvalidValue;
+  if (fake().memory[handle].second != bytes) return kInvalidValue;
+  fake().mapped[address] = handle;
+  return kSuccess;
+}
+Result cuMemSetAccess(DevicePointer address, std::size_t bytes, const MemoryAccess* access, std::size_t count) {
+  ENTER();
+  if (!fake().mapped.contains(address) || count != 1 || access->flags != kAccessReadWrite) return kInvalidValue;
+  fake().gpu.map(fake().memory[fake().mapped[address]].first, bytes, address);
+  return kSuccess;
+}
+Result cuMemUnmap(DevicePointer address, std::size_t bytes) {
+  ENTER();
+  if (fake().mapped.erase(address) == 0) return kInvalidValue;
+  fake().gpu.release(address);  // Where nobody was given a right to it, there is nothing.
+  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  return kSuccess;
+}
+Result cuMemExportToShareableHandle(void* out, MemoryHandle handle, int type, unsigned long long) {
+  ENTER();
+  if (type != kHandleDescriptor || !fake().memory.contains(handle)) return kInvalidValue;
+  *static_cast<int*>(out) = dup(fake().memory[handle].first);
+  return kSuccess;
+}
+Result cuMemImportFromShareableHandle(MemoryHandle* handle, void* number, int type) {
+  ENTER();
+  const int file = static_cast<int>(reinterpret_cast<std::intptr_t>(number));
+  struct stat facts {};
+  if (type != kHandleDescriptor) return kInvalidValue;
+  if (fstat(file, &facts) != 0 || !S_ISREG(facts.st_mode)) return kUnknown;  // As the driver.
+  *handle = ++fake().last_memory;
+  fake().memory[*handle] = {dup(file), static_cast<std::size_t>(facts.st_size)};
+  return kSuccess;
 }
 #ifndef FAKE_CUDA_LACKS
 Result cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned flags) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -244,6 +245,40 @@ TEST_P(DeviceContract, TooMuchMemoryIsAStatus) {
   const DeviceSpan small = allocate(4096);
   put(small, std::vector<std::byte>(4096, std::byte{7}));
   ok(device().release(small));
+}
+
+TEST_P(DeviceContract, SharedMemoryIsTheSameForAllWhoImportIt) {
+  DeviceSpan own, imported;
+  int descriptor = -1;
+  ok(device().allocate_shared(3 * kMiB + 5, own, descriptor));
+  ASSERT_GE(descriptor, 0);
+  ASSERT_EQ(own.bytes, 3 * kMiB + 5);
+  ok(device().import_shared(descriptor, own.bytes, imported));
+  close(descriptor);
+  ASSERT_NE(own.address, imported.address);
+  ASSERT_EQ(imported.bytes, own.bytes);
+  const std::vector<std::byte> sent = pattern(kMiB + 3, 21);
+  put(own.subspan(2 * kMiB + 2, sent.size()), sent);
+  EXPECT_EQ(get(imported.subspan(2 * kMiB + 2, sent.size())), sent);
+  // Who made it goes first.
+  ok(device().release(own));
+  EXPECT_EQ(get(imported.subspan(2 * kMiB + 2, sent.size())), sent);
+  ok(device().release(imported));
+  EXPECT_FALSE(device().release(imported).is_ok());
+}
+
+TEST_P(DeviceContract, WhatIsNoSharedMemoryIsRefused) {
+  DeviceSpan memory;
+  int descriptor = -1;
+  EXPECT_EQ(device().allocate_shared(world_->too_much_memory(), memory, descriptor).code(), Code::kUnavailable);
+  EXPECT_EQ(descriptor, -1);
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const Status status = device().import_shared(pipe[0], kMiB, memory);
+  EXPECT_EQ(status.code(), Code::kUnavailable) << status.to_string();
+  for (const int end : pipe) close(end);
+  EXPECT_TRUE(device().health().is_ok());
+  ok(device().release(allocate(4096)));
 }
 
 TEST_P(DeviceContract, PinnedIsToldFromPlainAndDeviceMemory) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -32,6 +34,24 @@ class FakeDevice final : public Device {
       return {Code::kUnavailable, description() + ": no " + std::to_string(bytes) + " bytes of device memory"};
     }
     memory = {address, bytes};
+    return Status::ok();
+  }
+  Status allocate_shared(std::size_t bytes, DeviceSpan& memory, int& descriptor) override {
+    if (!check()) return health_;
+    if (gpu_.allocated_bytes() + bytes > gpu_.memory_bytes()) {
+      return {Code::kUnavailable, description() + ": no " + std::to_string(bytes) + " bytes of device memory"};
+    }
+    descriptor = FakeGpu::create_file(whole_pages(bytes));
+    memory = {gpu_.map(descriptor, whole_pages(bytes)), bytes};
+    return Status::ok();
+  }
+  Status import_shared(int descriptor, std::size_t bytes, DeviceSpan& memory) override {
+    if (!check()) return health_;
+    struct stat file {};
+    if (fstat(descriptor, &file) != 0 || file.st_size != static_cast<off_t>(whole_pages(bytes))) {
+      return {Code::kUnavailable, description() + ": not the memory that was shared"};
+    }
+    memory = {gpu_.map(descriptor, whole_pages(bytes)), bytes};
     return Status::ok();
   }
   Status release(DeviceSpan memory) override {
@@ -116,6 +136,9 @@ class FakeDevice final : public Device {
   }
 
  private:
+  static std::size_t whole_pages(std::size_t bytes) {
+    return (bytes + FakeGpu::page() - 1) / FakeGpu::page() * FakeGpu::page();
+  }
   bool check() {
     if (gpu_.is_broken() && health_.is_ok()) {
       health_ = {Code::kTransport, description() + ": the device failed (illegal address); restart the process"};

@@ -47,17 +47,30 @@ class FakeGpu final {
   std::uint64_t allocate(std::size_t bytes) {
     const std::size_t size = std::max<std::size_t>((bytes + kPage - 1) / kPage, 1) * kPage;
     if (allocated_ + size > options_.memory_bytes) return 0;
-    const int file = memfd_create("herring-fake-gpu", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) throw std::runtime_error("fake gpu: no memfd");
-    void* const shown = mmap(nullptr, size, PROT_NONE, MAP_SHARED, file, 0);
-    void* const alias = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int file = create_file(size);
+    const std::uint64_t address = map(file, size);
     close(file);
-    if (shown == MAP_FAILED || alias == MAP_FAILED) throw std::runtime_error("fake gpu: no mapping");
-    const auto address = reinterpret_cast<std::uint64_t>(shown);
-    blocks_[address] = {static_cast<std::byte*>(alias), size};
-    allocated_ += size;
     return address;
   }
+
+  /// Memory that is not mapped yet, by a descriptor of the caller's, who may hand it to another process.
+  static int create_file(std::size_t bytes) {
+    const int file = memfd_create("herring-fake-gpu", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) throw std::runtime_error("fake gpu: no memfd");
+    return file;
+  }
+  /// Maps such memory: at `place`, where it is given and within a mapping of the caller's.
+  std::uint64_t map(int file, std::size_t bytes, std::uint64_t place = 0) {
+    void* const wanted = reinterpret_cast<void*>(place);
+    void* const shown = mmap(wanted, bytes, PROT_NONE, MAP_SHARED | (place != 0 ? MAP_FIXED : 0), file, 0);
+    void* const alias = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shown == MAP_FAILED || alias == MAP_FAILED) throw std::runtime_error("fake gpu: no mapping");
+    const auto address = reinterpret_cast<std::uint64_t>(shown);
+    blocks_[address] = {static_cast<std::byte*>(alias), bytes};
+    allocated_ += bytes;
+    return address;
+  }
+  static constexpr std::size_t page() { return kPage; }
 
   bool release(std::uint64_t address) {
     const auto found = blocks_.find(address);
@@ -111,6 +124,7 @@ class FakeGpu final {
   }
   std::size_t pinned_bytes() const { return pinned_bytes_; }
   std::size_t allocated_bytes() const { return allocated_; }
+  std::size_t memory_bytes() const { return options_.memory_bytes; }
 
   // --- Streams and events ---
 
