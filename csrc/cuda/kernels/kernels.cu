@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(herring::cuda::kThreads)
   herring::cuda::body::pack(parameters, here());
 }
 
-extern "C" __global__ void __launch_bounds__(herring::cuda::kThreads)
+extern "C" __global__ void __launch_bounds__(herring::cuda::kSumThreads)
     herring_sum(const __grid_constant__ herring::cuda::SumParameters parameters) {
   herring::cuda::body::sum(parameters, here());
 }

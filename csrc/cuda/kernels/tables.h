@@ -59,7 +59,9 @@ struct SumParameters {
   std::uint32_t reserved = 0;
 };
 
-inline constexpr std::uint32_t kThreads = 256;  ///< Of a block, for all kernels.
+inline constexpr std::uint32_t kThreads = 256;  ///< Of a block of kPack and kUnpack.
+/// Of a block of kSum, which is to have few blocks: as many loads as possible under way in each.
+inline constexpr std::uint32_t kSumThreads = 1024;
 
 static_assert(sizeof(Tile) == 24 && sizeof(PackParameters) == 40 && sizeof(SumParameters) == 96);
 
