@@ -35,6 +35,7 @@ EVERYTHING = {
     "tcp",
     "efa",
     "staging",
+    "cuda",
     "server",
     "worker",
     "point_to_point",

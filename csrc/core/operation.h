@@ -25,8 +25,20 @@ struct OpKey {
 inline constexpr std::uint32_t kFirstFrameworkGroup = 1u << 30;
 /// What small tensors of a group travel in together is a group too, by this much above it.
 inline constexpr std::uint32_t kFirstFusedGroup = 1u << 23;
-/// The group that a caller knows: itself, or the one whose small tensors travel in it. Both have the same members.
+/// A framework's group whose ranks reduce on their devices has groups of its own, `which` by which: within hosts, and
+/// between them. So many, for so many of the framework's groups.
+inline constexpr std::uint32_t kFirstPeerGroup = 1u << 31;
+inline constexpr std::uint32_t kPeerGroupBits = 14;
+constexpr bool has_peer_groups(GroupId group) {
+  return group.value >= kFirstFrameworkGroup && group.value - kFirstFrameworkGroup < 1u << (31 - kPeerGroupBits);
+}
+constexpr GroupId peer_group(GroupId group, std::uint32_t which) {
+  return {kFirstPeerGroup + ((group.value - kFirstFrameworkGroup) << kPeerGroupBits) + which};
+}
+/// The group that a caller knows: itself, or the one that it is made for. Both have the same members.
 constexpr GroupId callers_group(GroupId group) {
+  if (group.value >= kFirstPeerGroup)
+    return {kFirstFrameworkGroup + ((group.value - kFirstPeerGroup) >> kPeerGroupBits)};
   const bool is_fused = group.value >= kFirstFusedGroup && group.value < kFirstFrameworkGroup;
   return is_fused ? GroupId{group.value - kFirstFusedGroup} : group;
 }

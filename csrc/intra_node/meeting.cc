@@ -76,7 +76,7 @@ bool is_our_user(const FileDescriptor& socket) {
   return getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && credentials.uid == geteuid();
 }
 
-bool send_hello(const FileDescriptor& socket, const Hello& hello, const SharedDescriptors& own) {
+bool send_hello(const FileDescriptor& socket, const Hello& hello, const SharedDescriptors& own, std::size_t count) {
   const int fds[kDescriptors] = {own.arena.get(), own.control.get(), own.doorbell.get()};
   Hello copy = hello;
   iovec part{&copy, sizeof(copy)};
@@ -85,19 +85,19 @@ bool send_hello(const FileDescriptor& socket, const Hello& hello, const SharedDe
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  message.msg_controllen = CMSG_SPACE(count * sizeof(int));
   cmsghdr* header = CMSG_FIRSTHDR(&message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(fds));
-  std::memcpy(CMSG_DATA(header), fds, sizeof(fds));
+  header->cmsg_len = CMSG_LEN(count * sizeof(int));
+  std::memcpy(CMSG_DATA(header), fds, count * sizeof(int));
   return sendmsg(socket.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof(copy));
 }
 
 enum class Heard : std::uint8_t { kHello, kNothingYet, kNonsense };
 
 /// Takes every descriptor that came into ownership first, so that none leaks whatever else is wrong.
-Heard receive_hello(const FileDescriptor& socket, Hello& hello, SharedDescriptors& theirs) {
+Heard receive_hello(const FileDescriptor& socket, Hello& hello, SharedDescriptors& theirs, std::size_t count) {
   iovec part{&hello, sizeof(hello)};
   alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))] = {};
   msghdr message{};
@@ -116,9 +116,10 @@ Heard receive_hello(const FileDescriptor& socket, Hello& hello, SharedDescriptor
       fds.emplace_back(fd);
     }
   }
-  if (bytes != sizeof(hello) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || fds.size() != kDescriptors) {
+  if (bytes != sizeof(hello) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || fds.size() != count) {
     return Heard::kNonsense;
   }
+  fds.resize(kDescriptors);
   theirs = {std::move(fds[0]), std::move(fds[1]), std::move(fds[2])};
   return Heard::kHello;
 }
@@ -128,6 +129,7 @@ class Meeting final {
   Meeting(const MeetingOptions& options, const SharedDescriptors& own)
       : options_(options),
         own_(own),
+        count_(options.has_arena_alone ? 1 : kDescriptors),
         theirs_(options.local_size),
         met_(options.local_size, false),
         calls_(options.local_rank) {
@@ -220,14 +222,14 @@ class Meeting final {
     for (auto caller = callers_.begin(); caller != callers_.end();) {
       Hello hello;
       SharedDescriptors theirs;
-      const Heard heard = receive_hello(*caller, hello, theirs);
+      const Heard heard = receive_hello(*caller, hello, theirs, count_);
       if (heard == Heard::kNothingYet) {
         ++caller;
         continue;
       }
       // Answered before it is checked: where sizes differ, both sides say so.
       if (heard == Heard::kHello && is_genuine(hello) &&
-          send_hello(*caller, hello_to(hello.from, Speaker::kListener), own_) &&
+          send_hello(*caller, hello_to(hello.from, Speaker::kListener), own_, count_) &&
           check(hello, Speaker::kCaller, std::nullopt)) {
         note(hello.from, std::move(theirs));
       }
@@ -242,14 +244,14 @@ class Meeting final {
       sockaddr_un address;
       const socklen_t size = fill_address(address, meeting_name(options_.token, rank));
       if (connect(line.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 || !is_our_user(line) ||
-          !send_hello(line, hello_to(rank, Speaker::kCaller), own_)) {
+          !send_hello(line, hello_to(rank, Speaker::kCaller), own_, count_)) {
         line.reset();  // Not there yet, busy, or not one of us: try again.
         return;
       }
     }
     Hello hello;
     SharedDescriptors theirs;
-    const Heard heard = receive_hello(line, hello, theirs);
+    const Heard heard = receive_hello(line, hello, theirs, count_);
     if (heard == Heard::kNothingYet) return;
     if (heard == Heard::kHello && check(hello, Speaker::kListener, rank)) note(rank, std::move(theirs));
     line.reset();
@@ -285,6 +287,7 @@ class Meeting final {
 
   const MeetingOptions& options_;
   const SharedDescriptors& own_;
+  const std::size_t count_;  // Of descriptors in a Hello.
   std::vector<SharedDescriptors> theirs_;
   std::vector<bool> met_;
   std::uint32_t missing_ = 0;

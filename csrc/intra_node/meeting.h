@@ -30,6 +30,7 @@ struct MeetingOptions {
   std::uint32_t ring_bytes = 0;   ///< Likewise.
   /// May be empty; called every few milliseconds. What it throws ends the wait.
   std::function<void()> while_waiting = {};
+  bool has_arena_alone = false;  ///< Of SharedDescriptors; the same on all ranks.
 };
 
 /// Blocks until all ranks have been met; returns what they share, by rank (our own entry is empty). The descriptors are

@@ -96,6 +96,7 @@ struct Request {
   std::optional<Duration> timeout;   ///< Else Config::timeout_s.
   bool is_patient = false;           ///< Instead: others may come when they like. No time limit, and no stall.
   bool is_waited_for = false;        ///< The caller waits at once: its own thread may move the data.
+  bool from_pool = false;            ///< As Work::block()'s, for run().
   /// Sum and average: need not wait for the last HERRING_BACKUP_WORKERS of the group; an average is over those who are
   /// in. Where the setting is 0, nothing.
   bool has_backup = false;
@@ -207,6 +208,8 @@ class Communicator {
   virtual std::uint32_t size() const = 0;
   virtual std::uint32_t local_rank() const = 0;  ///< Among the workers of this host, by rank.
   virtual std::uint32_t local_size() const = 0;
+  /// Each worker's host, as hosts are numbered from 0 on; empty where the job may change.
+  virtual std::vector<std::uint32_t> worker_hosts() const { return {}; }
   virtual std::uint32_t servers() const = 0;  ///< Servers in the shard plan; 0: everything goes through shared memory.
   /// "shared memory", "tcp (libfabric 2.5, eth0) via 4 embedded servers": for logs, doctor and benchmarks.
   virtual std::string description() const = 0;

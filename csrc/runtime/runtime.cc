@@ -208,7 +208,7 @@ class Runtime::Impl {
   }
 
   std::shared_ptr<Work> run(const Request& request, Status& status) {
-    if (waits) waits->know_thread();
+    if (waits && !request.from_pool) waits->know_thread();
     Admitted admitted;
     SmallOperation small;
     Progress* driver = nullptr;
@@ -492,6 +492,7 @@ std::shared_ptr<Work> Runtime::submit(const Request& request) { return impl_->su
 
 std::shared_ptr<Work> Runtime::run(const Request& request, Status& status) { return impl_->run(request, status); }
 
+std::vector<std::uint32_t> Runtime::worker_hosts() const { return impl_->placement.host_of; }
 std::uint64_t Runtime::late_part_bytes(GroupId id) const {
   const std::scoped_lock lock(impl_->mutex);
   const std::shared_ptr<Group> group = impl_->groups.find(id);

@@ -54,6 +54,7 @@ class Runtime final : public Communicator {
   std::uint32_t local_size() const override;
   std::uint32_t servers() const override;
   std::string description() const override;
+  std::vector<std::uint32_t> worker_hosts() const override;
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) override;
   void leave_group(GroupId id) override;
   /// The same for who numbers its operations itself (Request::key): those from `calls` on end for the others.
