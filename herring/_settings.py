@@ -43,6 +43,9 @@ class Settings(TypedDict, total=False):
     libfabric: str | None
     lane_threads: _AutoOnOff | None
     cuda: _AutoOnOff | None
+    on_host: Literal["host", "device", "auto"] | None
+    device_memory_bytes: int | str | None
+    device_blocks: int | str | None
     provider: Literal["auto", "efa", "verbs", "tcp", "builtin"] | None
     interface: str | None
     simd: Literal["auto", "avx512", "avx2", "neon", "scalar"] | None

@@ -48,11 +48,13 @@ struct Backend::Pending {
   };
 };
 
-Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators)
+Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators,
+                 PeerSettings peer_settings)
     : runtime(std::move(shared_runtime)),
       host_memory(std::make_shared<HostMemory>(runtime)),
       stager(std::make_unique<Stager>()),
       takes_accelerators(with_accelerators),
+      peers(peer_settings),
       pid(getpid()) {}
 
 Process::~Process() {
@@ -83,7 +85,9 @@ Backend::Backend(std::shared_ptr<Process> process, GroupOptions options)
       process_(std::move(process)),
       options_(std::move(options)),
       timeout_ms_(clamp_timeout(options_.timeout).count()),
-      pending_(std::make_shared<Pending>()) {
+      pending_(std::make_shared<Pending>()),
+      peers_(std::make_shared<PeerSeat>(process_->runtime, process_->host_memory, process_->peers, options_.id,
+                                        options_.name, options_.job_ranks)) {
   process_->runtime->add_group(options_.id, options_.job_ranks);
   init();
 }
@@ -129,6 +133,7 @@ void Backend::abort() {
   } else {
     process_->runtime->abort_group(options_.id, reason);
   }
+  peers_->close({Code::kCancelled, reason});
 }
 
 void Backend::shutdown() {
@@ -140,6 +145,7 @@ void Backend::shutdown() {
     pending_->none_left.wait_for(lock, kDrain, [&] { return pending_->count == 0; });
   }
   process_->runtime->remove_group(options_.id);
+  peers_->leave();
   if (options_.released) std::exchange(options_.released, nullptr)();
 }
 

@@ -16,6 +16,7 @@
 
 #include "collectives/message_plan.h"
 #include "device.h"
+#include "peers.h"
 #include "runtime/communicator.h"
 #include "tensors.h"
 #include "work.h"
@@ -24,7 +25,7 @@ namespace herring::torch_binding {
 
 /// What all groups of a process share.
 struct Process {
-  Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators);
+  Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators, PeerSettings peer_settings);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
@@ -33,6 +34,7 @@ struct Process {
   std::shared_ptr<HostMemory> host_memory;  ///< For tensors on accelerators, and what looks after their copies.
   std::unique_ptr<Stager> stager;
   const bool takes_accelerators;  ///< HERRING_CUDA is not off.
+  const PeerSettings peers;
   pid_t pid = 0;  ///< Of the process that joined the job; a forked child has the memory but not the threads.
 };
 
@@ -162,7 +164,9 @@ class Backend final : public c10d::Backend {
   /// staged.cc: the same calls on tensors of `device`.
   void check_accelerator(c10::Device device, const char* title) const;
   StagedWork::HostCall on_this_group(const char* title, std::function<WorkPtr(Backend&)> call);
-  WorkPtr hand_to_stager(c10::intrusive_ptr<StagedWork> work);
+  WorkPtr hand_to_stager(c10::intrusive_ptr<DeviceWork> work);
+  /// peers.cc: on the devices themselves; null where it goes through the host.
+  WorkPtr peer_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
   /// In parts, where it is worth it (docs/adr/0021-device-parts.md); null: it is not.
   WorkPtr parted_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
   template <class Prepare>
@@ -204,6 +208,7 @@ class Backend final : public c10d::Backend {
   std::atomic<std::uint64_t> collective_tag_{0};
   std::atomic<std::uint64_t> monitored_barriers_{0};
   const std::shared_ptr<Pending> pending_;
+  const std::shared_ptr<PeerSeat> peers_;
   std::mutex coalescing_mutex_;
   std::optional<std::vector<WorkPtr>> coalescing_;  // guarded by coalescing_mutex_
   std::atomic<bool> closed_{false};

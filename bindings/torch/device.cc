@@ -42,7 +42,39 @@ bool is_capturing(const Guard& guard, const c10::Stream& stream) {
   }
 }
 
+/// Releases of torch that do not tell it in C++ are asked in Python.
+template <class Stream>
+std::uint64_t native_handle(const Stream& stream) {
+  if constexpr (requires { stream.native_handle(); }) {
+    return reinterpret_cast<std::uint64_t>(stream.native_handle());
+  } else {
+    const pybind11::gil_scoped_acquire gil;
+    const auto parts = stream.pack3();
+    return pybind11::module_::import("torch.cuda")
+        .attr("Stream")(pybind11::arg("stream_id") = parts.stream_id,
+                        pybind11::arg("device_index") = parts.device_index,
+                        pybind11::arg("device_type") = static_cast<std::int64_t>(parts.device_type))
+        .attr("cuda_stream")
+        .template cast<std::uint64_t>();
+  }
+}
+
 }  // namespace
+
+ForeignStream native_stream(const c10::Stream& stream) {
+  // Asked once: the streams of a pool live as long as the process.
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::pair<c10::DeviceIndex, c10::StreamId>, ForeignStream>();
+  const std::pair key(stream.device_index(), stream.id());
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known->find(key); found != known->end()) return found->second;
+  }
+  const ForeignStream native{native_handle(stream)};
+  const std::lock_guard lock(mutex);
+  known->emplace(key, native);
+  return native;
+}
 
 void end_copies(const c10::Stream& stream) noexcept {
   try {
@@ -228,20 +260,90 @@ void Mirror::block_current_stream() const {
   written_->block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
-StagedWork::StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
-                       std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
-                       std::shared_ptr<void> ticket, std::shared_ptr<PartedCopies> parted)
+DeviceWork::DeviceWork(std::shared_ptr<runtime::Communicator> runtime, int rank, c10d::OpType type, const char* title,
+                       c10::Device device, std::vector<at::Tensor> outputs, std::shared_ptr<void> ticket)
     : c10d::Work(rank, type, title, outputs),
-      mirror_(std::move(mirror)),
+      runtime_(std::move(runtime)),
+      title_(title),
+      device_(device),
+      streams_(CopyStreams::of(device)),
       outputs_(std::move(outputs)),
+      ticket_(std::move(ticket)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                       std::vector<c10::Device>{device})) {}
+
+bool DeviceWork::is_submitted() {
+  const std::lock_guard lock(mutex_);
+  return is_submitted_;
+}
+
+void DeviceWork::finish_with(std::exception_ptr error) {
+  std::shared_ptr<void> ticket;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_submitted_) return;  // In parts it may fail here and there.
+    ticket = std::move(ticket_);
+    is_submitted_ = true;
+    completed_ = true;
+    exception_ = error;
+  }
+  cv_.notify_all();
+  if (error) {
+    future_->setError(error);
+    return;
+  }
+  // What the future tells its users is an event on the stream that is current here.
+  const c10::StreamGuard on_stream(streams_.back);
+  future_->markCompleted(c10::IValue(outputs_));
+}
+
+bool DeviceWork::wait_until_submitted(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit) {
+  constexpr std::chrono::milliseconds kAtOnce{10};
+  const auto is_there = [this] { return is_submitted_; };
+  if (cv_.wait_for(lock, std::min(limit, kAtOnce), is_there)) return true;
+  // Who gives up by himself after a while waits for nobody.
+  std::shared_ptr<void> blocked;
+  if (limit == kNoDeadline) {
+    lock.unlock();
+    blocked = runtime_->block(
+        [self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this)] { return self->awaited(); },
+        false);
+    lock.lock();
+  }
+  const bool is_done = cv_.wait_for(lock, limit, is_there);
+  if (blocked) {
+    lock.unlock();
+    blocked.reset();
+    lock.lock();
+  }
+  return is_done;
+}
+
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  const auto limit = timeout <= std::chrono::milliseconds(0) ? kNoDeadline : timeout;
+  {
+    std::unique_lock lock(mutex_);
+    // The operation's own time-out ends it, on the device and between the ranks.
+    if (!wait_until_submitted(lock, limit)) {
+      C10_THROW_ERROR(DistBackendError, c10::str("herring: not done after waiting ", limit.count(),
+                                                 " ms; the operation itself goes on until its own timeout"));
+    }
+    if (exception_) std::rethrow_exception(exception_);
+  }
+  synchronize();
+  return true;
+}
+
+StagedWork::StagedWork(std::shared_ptr<runtime::Communicator> runtime, int rank, c10d::OpType type, const char* title,
+                       std::unique_ptr<Mirror> mirror, std::vector<at::Tensor> outputs,
+                       std::chrono::milliseconds timeout, HostCall call, std::shared_ptr<void> ticket,
+                       std::shared_ptr<PartedCopies> parted)
+    : DeviceWork(std::move(runtime), rank, type, title, mirror->device(), std::move(outputs), std::move(ticket)),
+      mirror_(std::move(mirror)),
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
-      title_(title),
       call_(std::move(call)),
-      ticket_(std::move(ticket)),
-      parted_(std::move(parted)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                       std::vector<c10::Device>{mirror_->device()})) {}
+      parted_(std::move(parted)) {}
 
 bool StagedWork::try_start(Clock::time_point now) {
   const OnDevice on_device(mirror_->device());
@@ -249,7 +351,7 @@ bool StagedWork::try_start(Clock::time_point now) {
     if (parted_) {
       parted_->turn(now);
       if (const Status status = parted_->status(); !status.is_ok())
-        std::rethrow_exception(to_exception(title_, status));
+        std::rethrow_exception(to_exception(title(), status));
       if (!parted_->has_begun()) return false;
     } else if (!mirror_->is_read()) {
       if (now < deadline_) return false;
@@ -276,19 +378,22 @@ bool StagedWork::turn(Clock::time_point now) {
   const OnDevice on_device(mirror_->device());
   const bool has_moved = parted_->turn(now);
   if (!parted_->has_ended()) return has_moved;
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_submitted_) return has_moved;
-  }
+  if (is_submitted()) return has_moved;
   std::exception_ptr error;
   try {
     const Status status = parted_->status();
-    status.is_ok() ? mirror_->note_written() : std::rethrow_exception(to_exception(title_, status));
+    status.is_ok() ? mirror_->note_written() : std::rethrow_exception(to_exception(title(), status));
   } catch (...) {
     error = std::current_exception();
   }
   finish_with(std::move(error));
   return true;
+}
+
+runtime::Awaited StagedWork::awaited() {
+  const std::lock_guard lock(mutex_);
+  const auto* const host = host_ ? dynamic_cast<torch_binding::Work*>(host_.get()) : nullptr;
+  return host == nullptr ? runtime::Awaited{} : host->awaited();
 }
 
 void StagedWork::on_host_done() {
@@ -311,31 +416,8 @@ void StagedWork::on_host_done() {
   finish_with(std::move(error));
 }
 
-void StagedWork::finish_with(std::exception_ptr error) {
-  std::shared_ptr<void> ticket;
-  {
-    const std::lock_guard lock(mutex_);
-    if (is_submitted_) return;  // In parts it may fail here and there.
-    ticket = std::move(ticket_);
-    is_submitted_ = true;
-    completed_ = true;
-    exception_ = error;
-  }
-  cv_.notify_all();
-  if (error) {
-    future_->setError(error);
-    return;
-  }
-  // What the future tells its users is an event on the stream that is current here.
-  const c10::StreamGuard on_stream(mirror_->streams().back);
-  future_->markCompleted(c10::IValue(outputs_));
-}
-
 bool StagedWork::is_over() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!is_submitted_) return false;
-  }
+  if (!is_submitted()) return false;
   if (parted_) return parted_->is_released();
   const OnDevice on_device(mirror_->device());
   try {
@@ -351,21 +433,6 @@ bool StagedWork::isCompleted() {
     if (exception_) return true;
   }
   return is_over();
-}
-
-bool StagedWork::wait(std::chrono::milliseconds timeout) {
-  const auto limit = timeout <= std::chrono::milliseconds(0) ? kNoDeadline : timeout;
-  {
-    std::unique_lock lock(mutex_);
-    // The operation's own time-out ends it, on the device (try_start) and on the network (the host operation).
-    if (!cv_.wait_for(lock, limit, [this] { return is_submitted_; })) {
-      C10_THROW_ERROR(DistBackendError, c10::str("herring: not done after waiting ", limit.count(),
-                                                 " ms; the operation itself goes on until its own timeout"));
-    }
-    if (exception_) std::rethrow_exception(exception_);
-  }
-  synchronize();
-  return true;
 }
 
 void StagedWork::synchronize() { mirror_->block_current_stream(); }
@@ -402,14 +469,14 @@ void Stager::add(std::shared_ptr<Staged> call) {
   changed_.notify_all();
 }
 
-void Stager::add(c10::intrusive_ptr<StagedWork> work) {
+void Stager::add(c10::intrusive_ptr<DeviceWork> work) {
   /// c10d's works are counted in their own way.
   struct Held final : Staged {
-    explicit Held(c10::intrusive_ptr<StagedWork> staged) : work(std::move(staged)) {}
+    explicit Held(c10::intrusive_ptr<DeviceWork> staged) : work(std::move(staged)) {}
     bool try_start(Clock::time_point now) override { return work->try_start(now); }
     bool turn(Clock::time_point now) override { return work->turn(now); }
     bool is_over() override { return work->is_over(); }
-    const c10::intrusive_ptr<StagedWork> work;
+    const c10::intrusive_ptr<DeviceWork> work;
   };
   add(std::make_shared<Held>(std::move(work)));
 }

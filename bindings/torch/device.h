@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "core/device.h"
 #include "host_memory.h"
 #include "pack.h"
 
@@ -53,6 +54,9 @@ class OnDevice final {
  private:
   c10::OptionalDeviceGuard guard_;
 };
+
+/// The stream, of a pool, as the device's driver names it. Older releases of torch are asked in Python, once a stream.
+ForeignStream native_stream(const c10::Stream& stream);
 
 /// After a failure: copies that were submitted before it use memory that is about to be given back.
 void end_copies(const c10::Stream& stream) noexcept;
@@ -143,47 +147,79 @@ class Staged {
   virtual bool is_over() = 0;
 };
 
-/// A collective on device tensors: copies out, the operation on host tensors, copies back. As c10d asks of a backend
-/// with streams: wait() makes the caller's current stream wait for the copies back, not the host, which waits only
-/// until they are submitted; and so does the future, whose callbacks run with the back stream current.
-class StagedWork final : public c10d::Work {
+/// A call on device tensors, whose results are written on the back stream. As c10d asks of a backend with streams:
+/// wait() makes the caller's current stream wait for what writes them, not the host, which waits only until that is
+/// submitted; and so does the future, whose callbacks run with the back stream current. The stager looks after it.
+class DeviceWork : public c10d::Work {
+ public:
+  /// `ticket` goes when it has ended.
+  DeviceWork(std::shared_ptr<runtime::Communicator> runtime, int rank, c10d::OpType type, const char* title,
+             c10::Device device, std::vector<at::Tensor> outputs, std::shared_ptr<void> ticket);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  std::vector<at::Tensor> result() override { return outputs_; }
+
+  // As Staged has it:
+  virtual bool try_start(std::chrono::steady_clock::time_point now) = 0;
+  virtual bool turn(std::chrono::steady_clock::time_point now) = 0;
+  /// Nothing touches the device tensors any more.
+  virtual bool is_over() = 0;
+
+ protected:
+  const char* title() const { return title_; }
+  c10::Device device() const { return device_; }
+  const CopyStreams& streams() const { return streams_; }
+  /// What writes the results is in its stream, or it has failed.
+  bool is_submitted();
+  /// The first call counts.
+  void finish_with(std::exception_ptr error);
+  /// What other ranks have to do before it ends, where that is all that it waits for. Any thread.
+  virtual runtime::Awaited awaited() = 0;
+
+ private:
+  /// Blocks until it is_submitted(); false where that is not so within the limit. The caller holds the lock.
+  bool wait_until_submitted(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit);
+
+  const std::shared_ptr<runtime::Communicator> runtime_;
+  const char* const title_;
+  const c10::Device device_;
+  const CopyStreams streams_;
+  const std::vector<at::Tensor> outputs_;
+  std::shared_ptr<void> ticket_;  ///< Guarded by mutex_, as this:
+  bool is_submitted_ = false;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+/// A collective on device tensors: copies out, the operation on host tensors, copies back.
+class StagedWork final : public DeviceWork {
  public:
   using HostCall = std::function<c10::intrusive_ptr<c10d::Work>()>;
 
-  /// `call` starts the operation on host tensors, when they have been read. `ticket` goes when nothing is left to do.
-  StagedWork(int rank, c10d::OpType type, const char* title, std::unique_ptr<Mirror> mirror,
-             std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout, HostCall call,
-             std::shared_ptr<void> ticket, std::shared_ptr<PartedCopies> parted = nullptr);
+  /// `call` starts the operation on host tensors, when they have been read.
+  StagedWork(std::shared_ptr<runtime::Communicator> runtime, int rank, c10d::OpType type, const char* title,
+             std::unique_ptr<Mirror> mirror, std::vector<at::Tensor> outputs, std::chrono::milliseconds timeout,
+             HostCall call, std::shared_ptr<void> ticket, std::shared_ptr<PartedCopies> parted = nullptr);
 
   /// The copies back are done.
   bool isCompleted() override;
-  bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  std::vector<at::Tensor> result() override { return outputs_; }
   int sourceRank() const override;
 
-  // As Staged has it:
-  bool try_start(std::chrono::steady_clock::time_point now);
-  bool turn(std::chrono::steady_clock::time_point now);
-  /// Nothing touches the device tensors any more.
-  bool is_over();
+  bool try_start(std::chrono::steady_clock::time_point now) override;
+  bool turn(std::chrono::steady_clock::time_point now) override;
+  bool is_over() override;
 
  private:
-  void finish_with(std::exception_ptr error);
+  runtime::Awaited awaited() override;
   void on_host_done();
 
   const std::unique_ptr<Mirror> mirror_;
-  const std::vector<at::Tensor> outputs_;
   const std::chrono::milliseconds timeout_;
   const std::chrono::steady_clock::time_point deadline_;
-  const char* const title_;
   HostCall call_;
-  std::shared_ptr<void> ticket_;
   const std::shared_ptr<PartedCopies> parted_;  ///< Where the tensor goes in parts: does the mirror's copies.
   c10::intrusive_ptr<c10d::Work> host_;         ///< Guarded by mutex_.
-  bool is_submitted_ = false;                   ///< The copies back are in their stream. Guarded by mutex_.
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
 /// The thread that starts operations on host tensors when their copies have come, in the order of the calls, and keeps
@@ -196,7 +232,7 @@ class Stager final {
   Stager& operator=(const Stager&) = delete;
 
   void add(std::shared_ptr<Staged> call);
-  void add(c10::intrusive_ptr<StagedWork> work);
+  void add(c10::intrusive_ptr<DeviceWork> work);
   /// Holds it until it is over; what is to be started has been. Where there is no stager any more, returns when what
   /// the stream has just now is done.
   static void keep(const std::weak_ptr<Stager>& stager, std::shared_ptr<Staged> call, const c10::Stream& stream);

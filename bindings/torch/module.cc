@@ -14,6 +14,7 @@
 #include "monitored.cc"
 #include "pack.cc"
 #include "parted.cc"
+#include "peers.cc"
 #include "sparse.cc"
 #include "staged.cc"
 #include "tensors.cc"
@@ -33,8 +34,15 @@ const std::shared_ptr<runtime::Communicator>& runtime_of(const py::capsule& caps
   return *capsule.get_pointer<std::shared_ptr<runtime::Communicator>>();
 }
 
-std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators) {
-  return std::make_shared<Process>(runtime_of(capsule), takes_accelerators);
+std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators, const std::string& on_host,
+                                      std::uint64_t device_memory_bytes, std::uint32_t device_blocks) {
+  PeerSettings peers;
+  peers.mode = on_host == "device" ? PeerSettings::Mode::kDevice
+               : on_host == "auto" ? PeerSettings::Mode::kAuto
+                                   : PeerSettings::Mode::kHost;
+  peers.memory_bytes = device_memory_bytes;
+  peers.blocks = device_blocks;
+  return std::make_shared<Process>(runtime_of(capsule), takes_accelerators, peers);
 }
 
 /// A Python callable that may be called and dropped on any thread, with or without the GIL.
@@ -179,7 +187,8 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   m.attr("torch_version") = TORCH_VERSION;
   m.attr("stamp") = HERRING_TORCH_STAMP;  // Also read from the file, without loading it.
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
-      .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"));
+      .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"),
+           py::arg("on_host"), py::arg("device_memory_bytes"), py::arg("device_blocks"));
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),
         py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("is_world"), py::arg("released"));
   binding::define_handed(m);

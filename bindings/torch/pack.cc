@@ -14,6 +14,7 @@
 #include "core/device.h"
 #include "cuda/kernels/twins.h"
 #include "cuda/open.h"
+#include "device.h"
 
 namespace herring::torch_binding {
 namespace {
@@ -48,9 +49,10 @@ class Kernels final {
 
   /// False where the driver is too old for them.
   bool pack(const c10::Stream& stream, KernelId kernel, const cuda::PackParameters& parameters) {
+    const ForeignStream native = native_stream(stream);
     const std::lock_guard lock(mutex_);
     if (!is_usable_) return false;
-    const StreamHandle handle = gpu_->adopt_stream({reinterpret_cast<std::uint64_t>(stream.native_handle())});
+    const StreamHandle handle = gpu_->adopt_stream(native);
     const auto blocks = static_cast<std::uint32_t>(std::min<std::size_t>(parameters.tile_count, kMostBlocks));
     const Status status = gpu_->launch(handle, kernel, std::as_bytes(std::span(&parameters, 1)), blocks);
     if (status.code() == Code::kUnavailable) {

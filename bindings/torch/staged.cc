@@ -33,12 +33,13 @@ Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const cha
   auto mirror = std::make_unique<Mirror>(device, title, process_->host_memory);
   std::function<WorkPtr(Backend&)> call = prepare(*mirror);
   mirror->seal();
-  return hand_to_stager(c10::make_intrusive<StagedWork>(rank_, type, title, std::move(mirror), std::move(outputs),
+  return hand_to_stager(c10::make_intrusive<StagedWork>(process_->runtime, rank_, type, title, std::move(mirror),
+                                                        std::move(outputs),
                                                         timeout.count() > 0 ? timeout : Millis(timeout_ms_.load()),
                                                         on_this_group(title, std::move(call)), take_ticket()));
 }
 
-Backend::WorkPtr Backend::hand_to_stager(c10::intrusive_ptr<StagedWork> work) {
+Backend::WorkPtr Backend::hand_to_stager(c10::intrusive_ptr<DeviceWork> work) {
   process_->stager->add(work);
   const std::lock_guard lock(coalescing_mutex_);
   if (coalescing_) coalescing_->push_back(work);
@@ -64,6 +65,7 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists
 
 Backend::WorkPtr Backend::staged_allreduce(c10::Device device, const Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
+  if (WorkPtr on_device = peer_allreduce(device, tensors, options)) return on_device;
   if (WorkPtr parted = parted_allreduce(device, tensors, options)) return parted;
   return stage(device, c10d::OpType::ALLREDUCE, "herring:all_reduce", options.timeout, tensors, [&](Mirror& mirror) {
     return [host = mirror.update(tensors), own = in_background(options)](Backend& group) mutable {
@@ -85,8 +87,9 @@ Backend::WorkPtr Backend::parted_allreduce(c10::Device device, const Tensors& te
   auto call = on_this_group(kTitle, [copies, own = in_background(options)](Backend& group) {
     return group.allreduce_on_host({copies->host()}, own, copies->late());
   });
-  return hand_to_stager(c10::make_intrusive<StagedWork>(rank_, c10d::OpType::ALLREDUCE, kTitle, std::move(mirror),
-                                                        tensors, timeout, std::move(call), take_ticket(), copies));
+  return hand_to_stager(c10::make_intrusive<StagedWork>(process_->runtime, rank_, c10d::OpType::ALLREDUCE, kTitle,
+                                                        std::move(mirror), tensors, timeout, std::move(call),
+                                                        take_ticket(), copies));
 }
 
 Backend::WorkPtr Backend::staged_allreduce_coalesced(c10::Device device, const Tensors& tensors,

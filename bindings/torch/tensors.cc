@@ -168,6 +168,17 @@ OpDescriptor describe(Collective collective, const at::Tensor& memory, const cha
   return descriptor;
 }
 
+std::optional<OpDescriptor> describe_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::SUM && op.op_ != c10d::ReduceOp::AVG) return std::nullopt;
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_neg() || tensor.is_conj() ||
+      !wire_type(tensor.scalar_type())) {
+    return std::nullopt;
+  }
+  OpDescriptor descriptor = describe(Collective::kAllReduce, tensor, "all_reduce");
+  descriptor.reduce = reduce_op(op);
+  return descriptor;
+}
+
 ReduceOp reduce_op(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
@@ -43,6 +44,8 @@ at::Tensor wire_view(const at::Tensor& contiguous, const char* call);
 
 /// Descriptor of an operation on `memory` (contiguous, of a wire dtype).
 OpDescriptor describe(Collective collective, const at::Tensor& memory, const char* call);
+/// Of a sum or an average of a dense tensor of a wire type as it is; nothing for what else there is, or is refused.
+std::optional<OpDescriptor> describe_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op);
 /// PREMUL_SUM is a sum, once prescale() was there.
 ReduceOp reduce_op(const c10d::ReduceOp& op);
 /// PREMUL_SUM: multiplies `memory` by the operator's factor.

@@ -170,6 +170,14 @@ void Work::complete_future() {
   }
 }
 
+runtime::Awaited Work::awaited() const {
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<runtime::Work>& part : parts_) {
+    if (!part->is_done()) return {part.get(), {}, part};
+  }
+  return {};
+}
+
 bool Work::wait_for_step(Instant deadline, bool blocks) {
   std::uint64_t number = 0;
   Parts parts;

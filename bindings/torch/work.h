@@ -63,6 +63,8 @@ class Work final : public c10d::Work {
   /// Of a receive: the rank in the group that sent. Throws before its end.
   int sourceRank() const override;
   std::uint64_t getSequencenumber() const override { return info_.sequence; }
+  /// The first of its operations that has not ended.
+  runtime::Awaited awaited() const;
 
  private:
   using Parts = std::vector<std::shared_ptr<runtime::Work>>;

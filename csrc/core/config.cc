@@ -32,6 +32,7 @@ constexpr std::uint64_t kWireAlignment = 64;
 constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 2> kToggleChoices = {"off", "on"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
+constexpr std::array<std::string_view, 3> kOnHostChoices = {"host", "device", "auto"};
 constexpr std::array<std::string_view, 5> kProviderChoices = {"auto", "efa", "verbs", "tcp", "builtin"};
 constexpr std::array<std::string_view, 5> kSimdChoices = {"auto", "avx512", "avx2", "neon", "scalar"};
 
@@ -200,6 +201,24 @@ constexpr auto kSettings = std::to_array<Setting>({
      1,
      {},
      kSwitchChoices},
+    {"HERRING_ON_HOST",
+     Type::kChoice,
+     &Config::on_host,
+     "Where the torch backend's all_reduce sums tensors of GPUs, if all ranks of the process group are on one host. "
+     "host: on the processors. device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on "
+     "the GPUs if they can, else on the processors. device and auto have not been tried on several GPUs.",
+     0,
+     0,
+     1,
+     {},
+     kOnHostChoices},
+    {"HERRING_DEVICE_MEMORY_BYTES", Type::kBytes, &Config::device_memory_bytes,
+     "With HERRING_ON_HOST=device or auto: how much memory of its GPU each rank shares with the others, for each "
+     "process "
+     "group.",
+     1 * kMiB, 64 * 1024 * kMiB, 1 * kMiB},
+    {"HERRING_DEVICE_BLOCKS", Type::kCount, &Config::device_blocks,
+     "With HERRING_ON_HOST=device or auto: how many of the GPU's multiprocessors a sum uses at most.", 1, 1024},
     {"HERRING_PROVIDER",
      Type::kChoice,
      &Config::provider,

@@ -43,11 +43,14 @@ struct Config {
   double deadlock_after_s = 5;             ///< HERRING_DEADLOCK_AFTER_S: ranks that wait for each other; 0: never.
   double stall_warning_s = 60;             ///< HERRING_STALL_WARNING_S: ranks that have not called it; 0: no warning.
   Switch cuda = Switch::kAuto;             ///< HERRING_CUDA: tensors on GPUs.
-  std::uint32_t spin_us = 20;              ///< HERRING_SPIN_US: polling before blocking.
-  std::string tcp_congestion = "auto";     ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
-  std::uint32_t slice_us = 100;            ///< HERRING_SLICE_US: ShortTurns of threads that move data.
-  std::string libfabric;                   ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";           ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
+  std::string on_host = "host";            ///< HERRING_ON_HOST: where ranks of a host sum tensors of GPUs.
+  std::uint64_t device_memory_bytes = 64 << 20;  ///< HERRING_DEVICE_MEMORY_BYTES: of a GPU, for the others to read.
+  std::uint32_t device_blocks = 8;               ///< HERRING_DEVICE_BLOCKS: of threads, for a sum on a GPU.
+  std::uint32_t spin_us = 20;                    ///< HERRING_SPIN_US: polling before blocking.
+  std::string tcp_congestion = "auto";           ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
+  std::uint32_t slice_us = 100;                  ///< HERRING_SLICE_US: ShortTurns of threads that move data.
+  std::string libfabric;                         ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
+  std::string provider = "auto";                 ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
   std::string interface;          ///< HERRING_INTERFACE: network interfaces or addresses, with commas; empty: choose.
   std::string simd = "auto";      ///< HERRING_SIMD: auto, avx512, avx2, neon, scalar.
   std::string secret;             ///< HERRING_SECRET: authenticates the job's processes to each other.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "core/device.h"
@@ -10,5 +11,11 @@ namespace herring::cuda {
 /// A GPU, in the context that the process's other users of it have too. The driver is opened with the first one. Throws
 /// Error(kUnavailable).
 std::unique_ptr<Device> open_device(DeviceId id);
+
+/// The same for a device of another kind, which a plug-in of the framework brings: opened as the plug-in says. Throws
+/// Error(kUnavailable) where none has said anything.
+std::unique_ptr<Device> open_plug_in(DeviceId id);
+using Opener = std::function<std::unique_ptr<Device>(DeviceId)>;
+void set_plug_in(Opener opener);
 
 }  // namespace herring::cuda

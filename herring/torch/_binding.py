@@ -31,7 +31,14 @@ class Binding(Protocol):
 
     torch_version: str
 
-    def Process(self, runtime_capsule: object, takes_accelerators: bool) -> Any:  # noqa: N802
+    def Process(  # noqa: N802
+        self,
+        runtime_capsule: object,
+        takes_accelerators: bool,
+        on_host: str,
+        device_memory_bytes: int,
+        device_blocks: int,
+    ) -> Any:
         """Holds the runtime for all groups of this process."""
 
     def create_backend(

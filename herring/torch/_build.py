@@ -29,7 +29,7 @@ _COMPILERS = ("g++", "c++", "clang++")
 # What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
 HEADERS = (
     "collectives/message_plan.h", "cuda/kernels/tables.h", "cuda/kernels/twins.h", "cuda/open.h",
-    "runtime/communicator.h", "runtime/device_parts.h",
+    "runtime/communicator.h", "runtime/device_parts.h", "runtime/peer_group.h",
 )  # fmt: skip
 
 

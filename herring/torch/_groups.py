@@ -114,7 +114,7 @@ class Groups:
             self._owns_session = False
         if session is not self._session:
             self._session = session
-            self._native = binding.Process(session.runtime.capsule(), session.config.cuda != "off")
+            self._native = _process(binding, session)
         self._next_id = agreement.group_id + 1
 
     def _release(self, group_id: int) -> None:
@@ -155,6 +155,17 @@ class Groups:
         if "error" in verdict:
             raise InvalidArgumentError(verdict["error"])
         return _Agreement(verdict["id"], verdict["ranks"], verdict["new"], verdict["mark"])
+
+
+def _process(binding: _binding.Binding, session: Session) -> Any:
+    config = session.config
+    return binding.Process(
+        session.runtime.capsule(),
+        config.cuda != "off",
+        config.on_host,
+        config.device_memory_bytes,
+        config.device_blocks,
+    )
 
 
 def _verdict(said: list[dict[str, Any]], name: str, store: Any) -> dict[str, Any]:

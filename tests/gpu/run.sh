@@ -49,10 +49,11 @@ done
 together=()
 ! $PYTHON -c 'import xdist' 2>/dev/null || together=(-n "$(($(nproc) > 12 ? 6 : 2))")
 step cases 300 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider "${together[@]}" \
-  tests/torch/test_torch_accelerator.py tests/horovod/test_horovod_device.py
+  tests/torch/test_torch_accelerator.py tests/torch/test_torch_peers.py tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
 [ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"
+step peers 150 $PYTHON tests/gpu/peers.py
 step bench 150 $PYTHON tests/gpu/bench.py
 step bench_door 90 $PYTHON -m torch.distributed.run --nproc-per-node 2 -m herring._cli bench allreduce --device cuda --peers gloo \
   --sizes 8B,64KB,1MB,25MB,256MB

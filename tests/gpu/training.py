@@ -43,7 +43,9 @@ def ddp(rank: int) -> None:
     wrapped = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-4)
     together = ranks.median_ms(lambda: train(wrapped, optimizer, batch), dist.barrier, STEPS, WARM_UP)
-    report(rank, f"DDP on {os.environ['GPU_TEST_BACKEND']}", name, alone, together)
+    backend = os.environ["GPU_TEST_BACKEND"]
+    where = f", sums on the {os.environ.get('HERRING_ON_HOST', 'host')}" if backend == "herring" else ""
+    report(rank, f"DDP on {backend}{where}", name, alone, together)
 
 
 def horovod(rank: int) -> None:
@@ -74,8 +76,9 @@ def main() -> int:
     arguments = parser.parse_args()
     worst = 0
     # By turns: what the machine does meanwhile meets both.
-    for backend in ("herring", "gloo", "horovod", "herring", "gloo"):
-        env = {**os.environ, "GPU_TEST_BACKEND": backend, "GPU_TEST_MODEL": arguments.model}
+    turn = (("herring", "host"), ("herring", "device"), ("gloo", "host"))
+    for backend, on_host in (*turn, ("horovod", "host"), *turn):
+        env = {**os.environ, "GPU_TEST_BACKEND": backend, "GPU_TEST_MODEL": arguments.model, "HERRING_ON_HOST": on_host}
         worst = max(worst, subprocess.run([sys.executable, __file__], env=env, check=False).returncode)
     return worst
 

@@ -36,7 +36,9 @@ def prepare() -> None:
 
 def build() -> Path:
     """The fake's library, compiled where it is not there yet."""
-    sources = [HERE / "accelerator.cc", ROOT / "tests" / "device" / "fake_gpu.h"]
+    doubles = ROOT / "tests" / "device"
+    sources = [HERE / "accelerator.cc", doubles / "fake_gpu.h", doubles / "fake_device.h"]
+    sources += [ROOT / "csrc" / "core" / "device.h", ROOT / "csrc" / "cuda" / "kernels" / "twins.h"]
     content = hashlib.sha256(torch.__version__.encode())
     for source in sources:
         content.update(source.read_bytes())
@@ -51,9 +53,9 @@ def build() -> Path:
                 *("g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w"),
                 f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
                 *(f"-isystem{path}" for path in cpp_extension.include_paths()),
-                *(f"-I{ROOT / 'tests'}", str(sources[0]), "-o", str(scratch)),
-                *(f"-L{path}" for path in cpp_extension.library_paths()),
-                *("-ltorch", "-ltorch_cpu", "-lc10"),
+                *(f"-I{ROOT / 'tests'}", f"-I{ROOT / 'csrc'}", str(sources[0]), "-o", str(scratch)),
+                *(f"-L{path}" for path in [*cpp_extension.library_paths(), ROOT / "herring" / "lib"]),
+                *("-ltorch", "-ltorch_cpu", "-lc10", "-lherring", f"-Wl,-rpath,{ROOT / 'herring' / 'lib'}"),
             ]
             subprocess.run(command, check=True)
             scratch.rename(target)
@@ -70,6 +72,7 @@ def load() -> ctypes.CDLL | RealGpu:
     library.fake_fault.restype = ctypes.c_char_p
     library.fake_allocated.restype = ctypes.c_uint64
     library.fake_copies.restype = ctypes.c_int64
+    library.fake_launches.restype = ctypes.c_int64
     library.fake_new_stream.restype = ctypes.c_int64
     library.fake_set_stream.restype = ctypes.c_int64
     library.fake_set_stream.argtypes = [ctypes.c_int64]
