@@ -338,12 +338,13 @@ StagedWork::StagedWork(std::shared_ptr<runtime::Communicator> runtime, int rank,
                        std::unique_ptr<Mirror> mirror, std::vector<at::Tensor> outputs,
                        std::chrono::milliseconds timeout, HostCall call, std::shared_ptr<void> ticket,
                        std::shared_ptr<PartedCopies> parted)
-    : DeviceWork(std::move(runtime), rank, type, title, mirror->device(), std::move(outputs), std::move(ticket)),
+    : DeviceWork(runtime, rank, type, title, mirror->device(), std::move(outputs), std::move(ticket)),
       mirror_(std::move(mirror)),
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
       call_(std::move(call)),
-      parted_(std::move(parted)) {}
+      parted_(std::move(parted)),
+      will_call_(runtime->will_call()) {}
 
 bool StagedWork::try_start(Clock::time_point now) {
   const OnDevice on_device(mirror_->device());
@@ -370,6 +371,7 @@ bool StagedWork::try_start(Clock::time_point now) {
     if (parted_) parted_->host_ended({Code::kCancelled, "the operation was not started"});
     finish_with(std::current_exception());
   }
+  will_call_.reset();
   return true;
 }
 

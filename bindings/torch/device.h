@@ -220,6 +220,7 @@ class StagedWork final : public DeviceWork {
   HostCall call_;
   const std::shared_ptr<PartedCopies> parted_;  ///< Where the tensor goes in parts: does the mirror's copies.
   c10::intrusive_ptr<c10d::Work> host_;         ///< Guarded by mutex_.
+  std::shared_ptr<void> will_call_;             ///< Until the operation on host tensors is called.
 };
 
 /// The thread that starts operations on host tensors when their copies have come, in the order of the calls, and keeps

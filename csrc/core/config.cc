@@ -206,7 +206,8 @@ constexpr auto kSettings = std::to_array<Setting>({
      &Config::on_host,
      "Where the torch backend's all_reduce sums tensors of GPUs, if all ranks of the process group are on one host. "
      "host: on the processors. device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on "
-     "the GPUs if they can, else on the processors. device and auto have not been tried on several GPUs.",
+     "the GPUs if they can and HERRING_CHECK_FINITE is off, else on the processors. device and auto have not been "
+     "tried on several GPUs.",
      0,
      0,
      1,
@@ -410,9 +411,8 @@ std::string unknown_text(std::string_view name, std::string_view source) {
   const std::string_view bare = name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : name;
   const std::string_view nearest = nearest_name(bare, known);
   if (!nearest.empty()) return text + "; did you mean " + std::string(kPrefix) + std::string(nearest) + "?";
-  text += "; the settings are";
-  for (const Setting& setting : kSettings)
-    text += (&setting == kSettings.data() ? " " : ", ") + std::string(setting.name);
+  text += "; the settings are, with " + std::string(kPrefix) + " in front:";
+  for (const std::string_view each : known) text += (each == known.front() ? " " : ", ") + std::string(each);
   return text;
 }
 
@@ -464,6 +464,10 @@ class Builder {
     }
     require(c.dead_after_s > c.heartbeat_s, &Config::dead_after_s, "more than", &Config::heartbeat_s);
 
+    if (c.on_host == "device" && c.check_finite == Toggle::kOn) {
+      problems_.push_back(described(&Config::on_host) + " does not go together with " +
+                          described(&Config::check_finite) + ": sums on GPUs are not checked");
+    }
     if (c.backup_workers > 0) {
       const auto excludes = [&](bool is_set, Field field) {
         if (!is_set) return;

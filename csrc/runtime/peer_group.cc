@@ -51,9 +51,13 @@ class Peers final : public PeerGroup {
       return;
     }
     leave();
+    end_rounds();
     if (!device_) return;
     // What a copy may still use stays.
-    if (!tickets_.empty() || !unwatched_.empty()) return;
+    if (!tickets_.empty() || !unwatched_.empty()) {
+      if (host_) static_cast<void>(new std::shared_ptr<std::byte>(std::move(host_)));
+      return;
+    }
     for (const DeviceSpan memory : slots_) {
       if (!memory.empty()) static_cast<void>(device_->release(memory));
     }
@@ -95,6 +99,7 @@ class Peers final : public PeerGroup {
     const Status status = engine_.submit(id, place->second.job.tensor.bytes, deadline, actions);
     if (!status.is_ok()) operations_.erase(place);
     act(actions);
+    note_calls();
     return status;
   }
 
@@ -105,6 +110,7 @@ class Peers final : public PeerGroup {
     engine_.advance(now, actions);
     has_moved |= !actions.empty();
     act(actions);
+    note_calls();
     return has_moved;
   }
 
@@ -163,6 +169,17 @@ class Peers final : public PeerGroup {
     return options_.memory_bytes / staging::kSlots / staging::kRangeAlignment * staging::kRangeAlignment;
   }
 
+  /// The communicator uses their memory until they have ended, which leave() sees to.
+  void end_rounds() {
+    constexpr std::chrono::seconds kPatience{5};
+    const Instant deadline = std::chrono::steady_clock::now() + kPatience;
+    for (Round& round : rounds_) {
+      if (!round.work || round.work->wait(deadline)) continue;
+      static_cast<void>(new Round(std::move(round)));
+      if (host_) static_cast<void>(new std::shared_ptr<std::byte>(host_));
+    }
+  }
+
   Status open_device(int& descriptor) {
     try {
       device_ = options_.open(in_, back_);
@@ -175,7 +192,6 @@ class Peers final : public PeerGroup {
   }
 
   void open_here() {
-    const Instant deadline = std::chrono::steady_clock::now() + options_.timeout;
     const std::vector<std::uint32_t>& ranks = options_.places.neighbors;
     const std::uint32_t index = options_.places.index;
     slots_.resize(members_);
@@ -189,7 +205,7 @@ class Peers final : public PeerGroup {
     meeting.token = agree(meeting_, ranks, allocated, "cannot share memory of its GPU");
     meeting.arena_bytes = options_.memory_bytes;
     meeting.has_arena_alone = true;
-    const std::vector<intra_node::SharedDescriptors> theirs = intra_node::meet(meeting, own, deadline);
+    const std::vector<intra_node::SharedDescriptors> theirs = pass_on(meeting, own);
     Status imported;
     for (std::uint32_t i = 0; i < members_ && imported.is_ok(); ++i) {
       if (i == index) continue;
@@ -198,6 +214,19 @@ class Peers final : public PeerGroup {
       imported = {imported.code(), "the memory of rank " + std::to_string(ranks[i]) + "'s GPU: " + imported.message()};
     }
     agree(meeting_, ranks, imported, "cannot reach the memory of another rank's GPU");
+  }
+
+  /// All ranks have come by now: who does not meet the others at once has died.
+  static std::vector<intra_node::SharedDescriptors> pass_on(const intra_node::MeetingOptions& meeting,
+                                                            const intra_node::SharedDescriptors& own) {
+    constexpr std::chrono::seconds kLimit{20};
+    try {
+      return intra_node::meet(meeting, own, std::chrono::steady_clock::now() + kLimit);
+    } catch (const Error& error) {
+      if (error.status().code() != Code::kTimeout) throw;
+      throw Error(Code::kTimeout, "a rank of this host did not share memory of its GPU within " +
+                                      std::to_string(kLimit.count()) + " s; look at the output of the other ranks");
+    }
   }
 
   /// All of a group say how it went; throws on all where it went wrong on one. A number that all know afterwards, and
@@ -213,7 +242,11 @@ class Peers final : public PeerGroup {
     Records records(ranks.size(), static_cast<std::size_t>(self), record);
     const Request request = records.request(group, options_.timeout);
     const std::shared_ptr<Work> work = options_.runtime->submit(request);
-    work->wait(Instant::max());
+    {
+      const auto ask = [work] { return Awaited{work.get(), "the group's first all_reduce on GPUs", work}; };
+      const std::shared_ptr<void> blocked = options_.runtime->block(ask, false);
+      work->wait(Instant::max());
+    }
     if (!own.is_ok()) throw Error(own);
     if (!work->status().is_ok()) {
       throw Error(work->status().code(),
@@ -224,6 +257,13 @@ class Peers final : public PeerGroup {
       throw Error(Code::kUnavailable, "rank " + std::to_string(ranks[i]) + " " + what + "; its own message says why");
     }
     return static_cast<std::uint64_t>(records.of(0)[1]);
+  }
+
+  /// What the device is doing leads to calls, whoever waits.
+  void note_calls() {
+    const bool will_call = !tickets_.empty() || !unwatched_.empty();
+    if (will_call && !will_call_) will_call_ = options_.runtime->will_call();
+    if (!will_call) will_call_.reset();
   }
 
   bool look_at_device(staging::PeerActions& actions) {
@@ -503,6 +543,7 @@ class Peers final : public PeerGroup {
   std::map<Ticket, Watched> tickets_;
   std::deque<Watched> unwatched_;
   std::deque<Round> rounds_;
+  std::shared_ptr<void> will_call_;
   std::map<std::uint64_t, Piece> exchanged_;  ///< On their way to the host.
   std::shared_ptr<std::byte> host_;           ///< A range for each slot; several hosts.
 };

@@ -193,7 +193,11 @@ TEST(Config, UnknownNameNearNothingListsAll) {
     EXPECT_TRUE(has(text, "not a setting")) << text;
   }
   const std::string text = error_of({{"HERRING_FROBNICATION", "1"}});
-  for (const ConfigRow& row : config_table()) EXPECT_TRUE(has(text, row.name)) << row.name;
+  EXPECT_TRUE(has(text, "with HERRING_ in front: SERVERS, ")) << text;
+  for (const ConfigRow& row : config_table()) {
+    EXPECT_TRUE(has(text + ",", " " + std::string(row.name.substr(std::string_view("HERRING_").size())) + ","))
+        << row.name;
+  }
   // An argument with any other name is a mistake too; there is nothing else it could be for.
   EXPECT_TRUE(has(error_of({}, {{"LANES", "2"}}), "did you mean HERRING_LANES?"));
 }
@@ -242,6 +246,14 @@ TEST(Config, ContradictingValuesAreNamedTogether) {
   EXPECT_EQ(
       error_of({{"HERRING_ARENA_BYTES", "1MB"}}, {{"HERRING_LOCAL_PART_BYTES", "1MB"}}),
       "HERRING_LOCAL_PART_BYTES=1MB (argument); it must be at most half of HERRING_ARENA_BYTES=1MB (environment)");
+}
+
+TEST(Config, SumsOnGpusAreNotChecked) {
+  EXPECT_EQ(read({{"HERRING_ON_HOST", "auto"}, {"HERRING_CHECK_FINITE", "on"}}).on_host, "auto");
+  EXPECT_EQ(
+      error_of({{"HERRING_ON_HOST", "device"}, {"HERRING_CHECK_FINITE", "on"}}),
+      "HERRING_ON_HOST=device (environment) does not go together with HERRING_CHECK_FINITE=on (environment): sums "
+      "on GPUs are not checked");
 }
 
 TEST(Config, BackupWorkersExcludeWhatIsForLostProcesses) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -331,6 +332,52 @@ def a_part_that_never_comes() -> None:
         y = torch.ones(40_000).to(DEVICE)
         dist.all_reduce(y)
         assert y.cpu().unique().tolist() == [2.0]
+
+
+def ranks_that_wait_for_each_other() -> None:
+    """HERRING_DEADLOCK_AFTER_S is 1 here: each calls on a group where the other does not."""
+    gpu = load()
+    with world(seconds=40) as (rank, _size):
+        groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        x = torch.ones(100).to(DEVICE)
+        for group in groups:
+            dist.all_reduce(x, group=group)
+        begun = time.monotonic()
+        with expect_error(RuntimeError, "ranks wait for each other", "all_reduce"):
+            dist.all_reduce(x, group=groups[rank])
+        assert time.monotonic() - begun < 20, "only the time limit ended it"
+        gpu.fake_run_all()
+
+
+def a_late_kernel_is_no_deadlock() -> None:
+    """HERRING_DEADLOCK_AFTER_S is 1 here. What rank 0 waits for has been called on rank 1, but its tensor comes late;
+    and rank 1 waits for what rank 0 calls afterwards."""
+    with job() as (gpu, rank, size):
+        first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+        x, y = torch.ones(100).to(DEVICE), torch.ones(100).to(DEVICE)
+        for group in (first, second):
+            dist.all_reduce(x, group=group)
+        if rank == 0:
+            dist.all_reduce(x, group=first)
+            dist.all_reduce(y, group=second)
+        else:
+            work = dist.all_reduce(y, group=second, async_op=True)
+            time.sleep(0.2)  # Until its tensor has come.
+            late = gpu.fake_new_stream()
+            gpu.fake_set_stream(late)
+            gpu.fake_stall(1)
+
+            def let_go() -> None:
+                time.sleep(4)
+                gpu.fake_set_stream(late)
+                gpu.fake_stall(0)
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            dist.all_reduce(x, group=first, async_op=True)
+            work.wait()
+            thread.join()
+        assert y.cpu().unique().tolist() == [float(size)]
 
 
 def parts_that_others_disagree_about() -> None:

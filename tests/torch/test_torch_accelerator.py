@@ -60,6 +60,13 @@ def test_a_kernel_that_never_ends_is_a_time_out() -> None:
     run_ranks(2, "cases_accelerator:a_kernel_that_never_ends", timeout=120)
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("case", ["ranks_that_wait_for_each_other", "a_late_kernel_is_no_deadlock"])
+def test_ranks_that_wait_for_each_other_are_told_from_those_that_wait_for_a_gpu(case: str, where: str) -> None:
+    env = {"HERRING_DEADLOCK_AFTER_S": "1", "HERRING_ON_HOST": where}
+    run_ranks(2, f"cases_accelerator:{case}", env=env, timeout=120)
+
+
 PARTS = {"HERRING_LOCAL_PART_BYTES": "4096"}
 
 
