@@ -210,6 +210,7 @@ Backend::WorkPtr Backend::peer_allreduce(c10::Device device, const Tensors& tens
   const Millis timeout = options.timeout.count() > 0 ? clamp_timeout(options.timeout) : Millis(timeout_ms_.load());
   static_cast<void>(current_stream(device, kTitle));  // Refuses a capture.
   if (!peers_->takes(*descriptor, device, timeout)) return nullptr;
+  ++sequence_;
   return hand_to_stager(c10::make_intrusive<PeerWork>(process_->runtime, rank_, kTitle, tensors[0], *descriptor,
                                                       timeout, peers_, take_ticket()));
 }

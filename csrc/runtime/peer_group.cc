@@ -53,8 +53,9 @@ class Peers final : public PeerGroup {
     leave();
     end_rounds();
     if (!device_) return;
-    // What a copy may still use stays.
+    // What a copy may still use stays, and so does the device, which would give it back.
     if (!tickets_.empty() || !unwatched_.empty()) {
+      static_cast<void>(device_.release());
       if (host_) static_cast<void>(new std::shared_ptr<std::byte>(std::move(host_)));
       return;
     }
@@ -73,7 +74,7 @@ class Peers final : public PeerGroup {
       status = error.status();
     }
     // Also where it went wrong here: the other hosts have to hear of it.
-    if (has_network()) agree(network_, options_.places.others, status, "cannot do so");
+    if (has_network()) agree(network_, options_.places.others, status, "cannot reduce on its GPU");
     if (!status.is_ok()) throw Error(status);
   }
 

@@ -216,8 +216,8 @@ TEST(PeerGroup, WhereOneHostCannotNobodyOpens) {
     member.open();
   });
   EXPECT_NE(errors[0].find("rank 1 cannot share memory of its GPU"), std::string::npos) << errors[0];
-  EXPECT_NE(errors[2].find("rank 0 cannot do so"), std::string::npos) << errors[2];
-  EXPECT_NE(errors[3].find("rank 1 cannot do so"), std::string::npos) << errors[3];
+  EXPECT_NE(errors[2].find("rank 0 cannot reduce on its GPU"), std::string::npos) << errors[2];
+  EXPECT_NE(errors[3].find("rank 1 cannot reduce on its GPU"), std::string::npos) << errors[3];
 }
 
 TEST(PeerGroup, PlacesAreTheSameOnAllRanks) {
