@@ -453,10 +453,13 @@ Stager::~Stager() {
 void Stager::stop() {
   {
     const std::lock_guard lock(mutex_);
+    if (!is_stopping_) stops_at_ = Clock::now() + kLongestFarewell;
     is_stopping_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  // On its own thread, where what it has let go was the last to need it, somebody else joins it.
+  const std::lock_guard lock(join_mutex_);
+  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
 }
 
 void Stager::add(std::shared_ptr<Staged> call) {
@@ -511,7 +514,7 @@ void Stager::run() {
   Clock::time_point last_move = Clock::now();
   const Staged* last_first = nullptr;
   std::unique_lock lock(mutex_);
-  while (!is_stopping_ || !waiting_.empty()) {
+  while (!is_stopping_ || (!waiting_.empty() && Clock::now() < stops_at_)) {
     if (waiting_.empty() && started.empty() && kept_.empty()) {
       changed_.wait(lock, [this] { return is_stopping_ || !waiting_.empty() || !kept_.empty(); });
       continue;
@@ -553,6 +556,11 @@ void Stager::run() {
   }
   std::move(kept_.begin(), kept_.end(), std::back_inserter(started));
   kept_.clear();
+  // Kernels that write them do not end.
+  std::move(waiting_.begin(), waiting_.end(), std::back_inserter(started));
+  unstarted_.fetch_sub(waiting_.size());
+  waiting_.clear();
+  changed_.notify_all();
   lock.unlock();
   see_off(std::move(started));
 }

@@ -257,6 +257,8 @@ class Stager final {
   std::vector<std::shared_ptr<Staged>> kept_;
   std::atomic<std::size_t> unstarted_{0};
   bool is_stopping_ = false;
+  std::chrono::steady_clock::time_point stops_at_;  ///< At the latest, where it is.
+  std::mutex join_mutex_;
   std::thread thread_;
 };
 

@@ -188,7 +188,9 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   m.attr("stamp") = HERRING_TORCH_STAMP;  // Also read from the file, without loading it.
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
       .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"),
-           py::arg("on_host"), py::arg("device_memory_bytes"), py::arg("device_blocks"));
+           py::arg("on_host"), py::arg("device_memory_bytes"), py::arg("device_blocks"))
+      .def(
+          "stop", [](binding::Process& self) { self.stager->stop(); }, py::call_guard<py::gil_scoped_release>());
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),
         py::arg("rank"), py::arg("job_ranks"), py::arg("timeout_ms"), py::arg("is_world"), py::arg("released"));
   binding::define_handed(m);

@@ -122,10 +122,17 @@ class Groups:
             self._backends.pop(group_id, None)
             if self._backends:
                 return
-            self._native = None
-            owned, self._session = self._session if self._owns_session else None, None
-            self._owns_session = False
-            if owned is not None and process.session() is owned:
+            native, self._native = self._native, None
+            session, self._session = self._session, None
+            owned, self._owns_session = self._owns_session, False
+        if native is not None:
+            # Its thread takes the interpreter's lock, so it ends before the interpreter does: torch may keep what
+            # holds it for longer. Without our lock, which its callbacks may want.
+            native.stop()
+        with self._lock:
+            if self._session is session:  # A group was created meanwhile.
+                self._owns_session = owned
+            elif owned and process.session() is session:
                 process.stop()
 
     def _agree(self, options: Any, name: str, generation: int) -> _Agreement:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from accelerator import prepare
-from ranks import run_ranks
+from accelerator import HERE, IS_REAL, prepare
+from ranks import clean_environment, run_ranks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +66,19 @@ def test_a_kernel_that_never_ends_is_a_time_out() -> None:
 def test_ranks_that_wait_for_each_other_are_told_from_those_that_wait_for_a_gpu(case: str, where: str) -> None:
     env = {"HERRING_DEADLOCK_AFTER_S": "1", "HERRING_ON_HOST": where}
     run_ranks(2, f"cases_accelerator:{case}", env=env, timeout=120)
+
+
+@pytest.mark.skipif(IS_REAL, reason="each run takes a GPU's context")
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_program_that_ends_with_calls_under_way_ends_well(where: str) -> None:
+    """A thread that wants the interpreter's lock when that ends took the process down, in one run of six."""
+    command = [sys.executable, "-m", "herring._launch", "-np", "3", sys.executable, str(HERE / "script_ends.py")]
+    for _ in range(6):
+        done = subprocess.run(
+            command, env=clean_environment({"HERRING_ON_HOST": where}), capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 PARTS = {"HERRING_LOCAL_PART_BYTES": "4096"}
