@@ -9,6 +9,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "core/status.h"
@@ -51,10 +52,11 @@ class Peers final : public PeerGroup {
       return;
     }
     leave();
-    end_rounds();
+    const Instant deadline = std::chrono::steady_clock::now() + kPatience;
+    end_rounds(deadline);
     if (!device_) return;
     // What a copy may still use stays, and so does the device, which would give it back.
-    if (!tickets_.empty() || !unwatched_.empty()) {
+    if (!end_copies(deadline)) {
       static_cast<void>(device_.release());
       if (host_) static_cast<void>(new std::shared_ptr<std::byte>(std::move(host_)));
       return;
@@ -126,6 +128,9 @@ class Peers final : public PeerGroup {
   const Status& status() const override { return engine_.status(); }
 
  private:
+  /// At the end, with what is still under way.
+  static constexpr std::chrono::seconds kPatience{5};
+
   enum class Kind : std::uint8_t { kIn, kSummed, kRangeOut, kRangeBack, kResult };
   struct Watched {
     StreamHandle stream;
@@ -171,14 +176,31 @@ class Peers final : public PeerGroup {
   }
 
   /// The communicator uses their memory until they have ended, which leave() sees to.
-  void end_rounds() {
-    constexpr std::chrono::seconds kPatience{5};
-    const Instant deadline = std::chrono::steady_clock::now() + kPatience;
+  void end_rounds(Instant deadline) {
     for (Round& round : rounds_) {
       if (!round.work || round.work->wait(deadline)) continue;
       static_cast<void>(new Round(std::move(round)));
       if (host_) static_cast<void>(new std::shared_ptr<std::byte>(host_));
     }
+  }
+
+  /// False where some have not ended by then.
+  bool end_copies(Instant deadline) {
+    while (!tickets_.empty() || !unwatched_.empty()) {
+      std::array<TicketDone, 16> done;
+      const std::size_t count = device_->poll(done);
+      for (std::size_t i = 0; i < count; ++i) tickets_.erase(done[i].ticket);
+      Ticket ticket;
+      if (!unwatched_.empty() && !device_->record(unwatched_.front().stream, ticket).is_again()) {
+        tickets_[ticket] = unwatched_.front();
+        unwatched_.pop_front();
+      } else if (count == 0) {
+        if (!device_->health().is_ok()) return true;  // Nothing is copied any more.
+        if (std::chrono::steady_clock::now() > deadline) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+    return true;
   }
 
   Status open_device(int& descriptor) {
