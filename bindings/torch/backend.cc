@@ -155,6 +155,10 @@ void Backend::check_open(const char* title) const {
   TORCH_CHECK(!closed_, title, ": process group '", options_.name, "' was destroyed");
 }
 
+Backend::Millis Backend::time_limit(Millis asked) const {
+  return asked.count() > 0 ? clamp_timeout(asked) : Millis(timeout_ms_.load());
+}
+
 template <class CallOptions>
 WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
   check_open(title);
@@ -166,7 +170,7 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& 
   info.title = title;
   info.sequence = ++sequence_;
   info.is_async = call.asyncOp;
-  info.timeout = call.timeout.count() > 0 ? clamp_timeout(call.timeout) : Millis(timeout_ms_.load());
+  info.timeout = time_limit(call.timeout);
   return info;
 }
 

@@ -122,6 +122,8 @@ class Backend final : public c10d::Backend {
   template <class CallOptions>
   WorkInfo open(c10d::OpType type, const char* title, const CallOptions& call);
   void check_open(const char* title) const;
+  /// Of a call that asks for `asked`; 0: the group's.
+  Millis time_limit(Millis asked) const;
   /// The same for what is not called by all members: takes no number.
   WorkInfo open_message(c10d::OpType type, const char* title) const;
   /// From that rank of the group, or from any.

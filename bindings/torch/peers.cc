@@ -38,10 +38,6 @@ bool PeerSeat::open(c10::Device device, std::chrono::milliseconds timeout) {
                       static_cast<int>(device_), " of this process (HERRING_ON_HOST), got a tensor on ", device);
     return true;
   }
-  if (settings_.mode == PeerSettings::Mode::kHost) {
-    state_ = State::kNever;
-    return false;
-  }
   std::string why = has_peer_groups(group_id_) ? "" : "the job has too many process groups";
   const runtime::PeerPlaces places = runtime::peer_places(ranks_, runtime_->worker_hosts(), runtime_->rank(), why);
   if (!why.empty()) {
@@ -207,7 +203,7 @@ Backend::WorkPtr Backend::peer_allreduce(c10::Device device, const Tensors& tens
   check_accelerator(device, kTitle);
   const std::optional<OpDescriptor> descriptor = describe_reduction(tensors[0], options.reduceOp);
   if (!descriptor) return nullptr;
-  const Millis timeout = options.timeout.count() > 0 ? clamp_timeout(options.timeout) : Millis(timeout_ms_.load());
+  const Millis timeout = time_limit(options.timeout);
   static_cast<void>(current_stream(device, kTitle));  // Refuses a capture.
   if (!peers_->takes(*descriptor, device, timeout)) return nullptr;
   ++sequence_;

@@ -34,8 +34,7 @@ Backend::WorkPtr Backend::stage(c10::Device device, c10d::OpType type, const cha
   std::function<WorkPtr(Backend&)> call = prepare(*mirror);
   mirror->seal();
   return hand_to_stager(c10::make_intrusive<StagedWork>(process_->runtime, rank_, type, title, std::move(mirror),
-                                                        std::move(outputs),
-                                                        timeout.count() > 0 ? timeout : Millis(timeout_ms_.load()),
+                                                        std::move(outputs), time_limit(timeout),
                                                         on_this_group(title, std::move(call)), take_ticket()));
 }
 
@@ -81,7 +80,7 @@ Backend::WorkPtr Backend::parted_allreduce(c10::Device device, const Tensors& te
   if (tensors.size() != 1 || !is_reduced_as_it_is(tensors[0], options.reduceOp)) return nullptr;
   const std::uint64_t part_bytes = process_->runtime->late_part_bytes(options_.id);
   if (part_bytes == 0 || tensors[0].nbytes() <= part_bytes) return nullptr;
-  const Millis timeout = options.timeout.count() > 0 ? options.timeout : Millis(timeout_ms_.load());
+  const Millis timeout = time_limit(options.timeout);
   auto mirror = std::make_unique<Mirror>(device, kTitle, process_->host_memory);
   auto copies = std::make_shared<PartedCopies>(process_->runtime, *mirror, tensors[0], part_bytes, timeout);
   auto call = on_this_group(kTitle, [copies, own = in_background(options)](Backend& group) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <deque>
 #include <map>
-#include <optional>
 #include <random>
 #include <span>
 #include <thread>
@@ -135,7 +134,7 @@ class Peers final : public PeerGroup {
   struct Watched {
     StreamHandle stream;
     Kind kind;
-    std::uint64_t piece;
+    Piece piece;
   };
   struct Operation {
     Job job;
@@ -163,12 +162,9 @@ class Peers final : public PeerGroup {
     return all;
   }
 
-  /// Of a piece, at most, and where the host has it meanwhile.
+  /// Of a piece, at most.
   std::uint64_t range_bytes() const {
     return staging::range_of(slot_bytes(), 0, members_).bytes + staging::kRangeAlignment;
-  }
-  std::span<std::byte> host_range(const Piece& piece, PieceRange range) const {
-    return {host_.get() + piece.number % staging::kSlots * range_bytes(), range.bytes};
   }
 
   std::uint64_t slot_bytes() const {
@@ -309,17 +305,18 @@ class Peers final : public PeerGroup {
   }
 
   void answer(const Watched& watched, const Status& status, staging::PeerActions& actions) {
+    const std::uint64_t number = watched.piece.number;
     switch (watched.kind) {
       case Kind::kIn:
-        return engine_.on_copied_in(watched.piece, status, actions);
+        return engine_.on_copied_in(number, status, actions);
       case Kind::kSummed:
-        return engine_.on_summed(watched.piece, status, actions);
+        return engine_.on_summed(number, status, actions);
       case Kind::kRangeOut:
         return on_range_out(watched.piece, status, actions);
       case Kind::kRangeBack:
-        return engine_.on_exchanged(watched.piece, status, actions);
+        return engine_.on_exchanged(number, status, actions);
       case Kind::kResult:
-        return engine_.on_result(watched.piece, status, actions);
+        return engine_.on_result(number, status, actions);
     }
   }
 
@@ -419,7 +416,7 @@ class Peers final : public PeerGroup {
     if (!std::exchange(operation.has_begun, true) && operation.job.before) operation.job.before();
     const DeviceSpan slot = slots_[options_.places.index].subspan(piece.slot_offset, piece.bytes);
     const Status status = device_->copy_inside(in_, slot, tensor_part(piece));
-    watch({in_, Kind::kIn, piece.number}, status, more);
+    watch({in_, Kind::kIn, piece}, status, more);
   }
 
   void perform(const staging::Meet& action, staging::PeerActions& more) {
@@ -465,41 +462,45 @@ class Peers final : public PeerGroup {
     return device_->launch(back_, KernelId::kSum, std::as_bytes(std::span(&parameters, 1)), blocks);
   }
 
+  PieceRange range_of(const Piece& piece, std::uint32_t member) const {
+    return staging::range_of(piece.bytes, member, members_);
+  }
+  PieceRange own_range_of(const Piece& piece) const { return range_of(piece, options_.places.index); }
+  /// Our range in our slot.
+  DeviceSpan own_range(const Piece& piece) const {
+    const PieceRange range = own_range_of(piece);
+    return slots_[options_.places.index].subspan(piece.slot_offset + range.offset, range.bytes);
+  }
+  /// And where the host has it meanwhile.
+  std::span<std::byte> host_range(const Piece& piece) const {
+    return {host_.get() + piece.number % staging::kSlots * range_bytes(), own_range_of(piece).bytes};
+  }
+
   void perform(const staging::SumOwn& action, staging::PeerActions& more) {
-    const PieceRange range = staging::range_of(action.piece.bytes, options_.places.index, members_);
-    const std::uint64_t target = slots_[options_.places.index].address + action.piece.slot_offset + range.offset;
-    watch({back_, Kind::kSummed, action.piece.number}, sum(action.piece, range, target), more);
+    const Piece& piece = action.piece;
+    watch({back_, Kind::kSummed, piece}, sum(piece, own_range_of(piece), own_range(piece).address), more);
   }
 
   void perform(const staging::Exchange& action, staging::PeerActions& more) {
-    const PieceRange range = staging::range_of(action.piece.bytes, options_.places.index, members_);
+    const Piece& piece = action.piece;
     // A piece so small that nothing of it is ours: nor is it of those at our place on the other hosts.
-    if (range.bytes == 0) return engine_.on_exchanged(action.piece.number, Status::ok(), more);
-    exchanged_[action.piece.number] = action.piece;
-    const Status status = device_->copy_to_host(in_, host_range(action.piece, range), own_range(action.piece, range));
-    watch({in_, Kind::kRangeOut, action.piece.number}, status, more);
+    if (own_range(piece).empty()) return engine_.on_exchanged(piece.number, Status::ok(), more);
+    watch({in_, Kind::kRangeOut, piece}, device_->copy_to_host(in_, host_range(piece), own_range(piece)), more);
   }
 
-  DeviceSpan own_range(const Piece& piece, PieceRange range) const {
-    return slots_[options_.places.index].subspan(piece.slot_offset + range.offset, range.bytes);
-  }
-
-  void on_range_out(std::uint64_t number, const Status& status, staging::PeerActions& more) {
-    const Piece piece = exchanged_.at(number);
-    exchanged_.erase(number);
+  void on_range_out(const Piece& piece, const Status& status, staging::PeerActions& more) {
     const auto found = operations_.find(piece.operation);
     if (!status.is_ok() || found == operations_.end() || !engine_.status().is_ok()) {
-      return engine_.on_exchanged(number, status, more);
+      return engine_.on_exchanged(piece.number, status, more);
     }
     const Job& job = found->second.job;
-    const PieceRange range = staging::range_of(piece.bytes, options_.places.index, members_);
     Round round(RoundKind::kExchange, piece);
     round.request.group = network_;
     round.request.descriptor.dtype = job.descriptor.dtype;
-    const auto elements = static_cast<std::int64_t>(range.bytes / element_bytes(job.descriptor.dtype));
-    set_shape(round.request.descriptor, std::span(&elements, 1));
-    round.request.output = host_range(piece, range);
+    round.request.output = host_range(piece);
     round.request.input = round.request.output;
+    const auto elements = static_cast<std::int64_t>(round.request.output.size() / element_bytes(job.descriptor.dtype));
+    set_shape(round.request.descriptor, std::span(&elements, 1));
     round.request.timeout = job.timeout;
     // Ranks come to it in any order of pieces.
     round.request.key = kNamedKey | piece.number;
@@ -508,9 +509,7 @@ class Peers final : public PeerGroup {
 
   void on_exchanged(const Piece& piece, const Status& status, staging::PeerActions& more) {
     if (!status.is_ok()) return engine_.on_exchanged(piece.number, status, more);
-    const PieceRange range = staging::range_of(piece.bytes, options_.places.index, members_);
-    const Status submitted = device_->copy_to_device(back_, own_range(piece, range), host_range(piece, range));
-    watch({back_, Kind::kRangeBack, piece.number}, submitted, more);
+    watch({back_, Kind::kRangeBack, piece}, device_->copy_to_device(back_, own_range(piece), host_range(piece)), more);
   }
 
   void perform(const staging::SumAll& action, staging::PeerActions& more) {
@@ -521,7 +520,7 @@ class Peers final : public PeerGroup {
     const DeviceSpan tensor = tensor_part(action.piece);
     Status status;
     for (std::uint32_t i = 0; i < members_ && status.is_ok(); ++i) {
-      const PieceRange range = staging::range_of(action.piece.bytes, i, members_);
+      const PieceRange range = range_of(action.piece, i);
       const DeviceSpan slot = slots_[i].subspan(action.piece.slot_offset, action.piece.bytes);
       status = device_->copy_inside(back_, tensor.subspan(range.offset, range.bytes),
                                     slot.subspan(range.offset, range.bytes));
@@ -531,7 +530,7 @@ class Peers final : public PeerGroup {
 
   void end_result(const Piece& piece, const Status& status, staging::PeerActions& more) {
     engine_.on_result_submitted(piece.number, status, more);
-    if (status.is_ok()) watch({back_, Kind::kResult, piece.number}, status, more);
+    if (status.is_ok()) watch({back_, Kind::kResult, piece}, status, more);
   }
 
   void perform(const staging::PeerComplete& action, staging::PeerActions&) {
@@ -567,8 +566,7 @@ class Peers final : public PeerGroup {
   std::deque<Watched> unwatched_;
   std::deque<Round> rounds_;
   std::shared_ptr<void> will_call_;
-  std::map<std::uint64_t, Piece> exchanged_;  ///< On their way to the host.
-  std::shared_ptr<std::byte> host_;           ///< A range for each slot; several hosts.
+  std::shared_ptr<std::byte> host_;  ///< A range for each slot; several hosts.
 };
 
 }  // namespace

@@ -58,7 +58,6 @@ class PeerGroup {
   };
 
   static constexpr std::uint32_t kMostMembers = 8;
-  static constexpr std::uint64_t kLeastBytes = 1 << 20;
 
   /// All members call it; blocks until all have. Throws Error: kUnavailable where a rank cannot share its device's
   /// memory or reach that of another, on all ranks; kTimeout.

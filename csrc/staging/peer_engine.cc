@@ -67,7 +67,6 @@ void PeerEngine::on_copied_in(std::uint64_t piece, const Status& status, PeerAct
 void PeerEngine::on_met(std::uint64_t piece, const Status& status, PeerActions& actions) {
   PieceState* const state = answered(piece, State::kMeeting, status, actions);
   if (state == nullptr || !failure_.is_ok()) return;
-  state->has_met = true;
   if (is_together(state->piece)) {
     start_result(*state, actions);
   } else {
@@ -103,7 +102,7 @@ void PeerEngine::on_shared(std::uint64_t piece, const Status& status, PeerAction
 }
 
 void PeerEngine::start_result(PieceState& state, PeerActions& actions) {
-  state.state = State::kResult;
+  state.state = State::kSubmitting;
   ++operations_.at(state.piece.operation).under_way;
   if (is_together(state.piece)) {
     actions.push_back(SumAll{state.piece});
@@ -113,13 +112,11 @@ void PeerEngine::start_result(PieceState& state, PeerActions& actions) {
 }
 
 void PeerEngine::on_result_submitted(std::uint64_t piece, const Status& status, PeerActions& actions) {
-  PieceState* const state = answered(piece, State::kResult, status, actions);
+  PieceState* const state = answered(piece, State::kSubmitting, status, actions);
   if (state == nullptr) return;
-  if (!status.is_ok()) {
-    state->state = State::kDone;
-    let_go(*state, actions);
-  }
-  if (!failure_.is_ok() || std::exchange(state->is_submitted, true)) return;
+  state->state = status.is_ok() ? State::kResult : State::kDone;
+  if (!status.is_ok()) let_go(*state, actions);
+  if (!failure_.is_ok()) return;
   Operation& operation = operations_.at(state->piece.operation);
   if (--operation.left > 0) return;
   operation.is_completed = true;
@@ -153,7 +150,7 @@ bool PeerEngine::may_copy_in(const PieceState& state) const {
   if (number < kSlots) return true;
   const std::uint64_t before = number - kSlots + kAhead;
   const std::uint64_t first = pieces_.front().piece.number;
-  return before < first || pieces_[before - first].has_met;
+  return before < first || pieces_[before - first].state > State::kMeeting;
 }
 
 bool PeerEngine::may_meet(const PieceState& state) const {

@@ -136,14 +136,13 @@ class PeerEngine final {
     kExchanging,
     kIsSummed,
     kSharing,
+    kSubmitting,
     kResult,
     kDone
   };
   struct PieceState {
     Piece piece;
     State state = State::kWaiting;
-    bool has_met = false;
-    bool is_submitted = false;
   };
   struct Operation {
     Instant deadline;

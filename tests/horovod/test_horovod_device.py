@@ -3,21 +3,13 @@ lose no result, and hear of what does not work."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from accelerator import prepare
 from horovod_job import cases_of, check, launch
 
-
-@pytest.fixture(scope="module", autouse=True)
-def accelerator() -> None:
-    """Compiled before ranks with a time limit want it."""
-    try:
-        prepare()
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"the fake accelerator does not compile: {error}")
+accelerator = pytest.fixture(scope="module", autouse=True)(prepare)
 
 
 @pytest.mark.parametrize("case", cases_of("cases_horovod_device"))

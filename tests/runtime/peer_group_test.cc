@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
+#include <span>
 #include <tuple>
 
 #include "device/fake_device.h"
@@ -134,65 +136,56 @@ void expect_no_errors(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+/// Of all-reduces of these types, operators and sizes, all under way at once. The largest size is for float32 alone.
+void expect_the_bits_of_the_host(Runtime& runtime, std::span<const DataType> types, std::span<const ReduceOp> ops,
+                                 std::span<const std::size_t> sizes, bool has_network) {
+  Member member(runtime);
+  member.open();
+  std::vector<std::vector<std::byte>> expected;
+  std::uint64_t number = 0;
+  for (const DataType type : types) {
+    for (const ReduceOp op : ops) {
+      for (const std::size_t elements : sizes) {
+        if (type != DataType::kFloat32 && elements > 100'000) continue;
+        const OpDescriptor descriptor = member.descriptor(type, op, elements);
+        ASSERT_TRUE(PeerGroup::takes(descriptor, has_network));
+        const std::vector<std::byte> values = member.values(descriptor, ++number);
+        expected.push_back(on_host(runtime, descriptor, values));
+        member.submit(descriptor, values);
+      }
+    }
+  }
+  member.finish();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_TRUE(member.end(i).is_ok()) << member.end(i).to_string();
+    ASSERT_EQ(member.result(i), expected[i]) << "operation " << i;
+  }
+  EXPECT_TRUE(member.gpu().faults().empty());
+  member.close();
+}
+
 TEST(PeerGroup, GivesTheBitsOfTheHostWhateverTypeAndSize) {
+  constexpr std::array kTypes{DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kInt64};
+  constexpr std::array kOps{ReduceOp::kSum, ReduceOp::kAverage};
+  constexpr std::array kSizes{1ul, 7ul, 20'000ul, 700'001ul};
   for (const std::uint32_t workers : {2u, 3u, 8u}) {
     SCOPED_TRACE(workers);
-    expect_no_errors(run_job({.workers = workers}, [](Runtime& runtime) {
-      Member member(runtime);
-      member.open();
-      std::vector<std::vector<std::byte>> expected;
-      std::uint64_t number = 0;
-      for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kFloat16, DataType::kInt64}) {
-        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-          for (const std::size_t elements : {1ul, 7ul, 20'000ul, 700'001ul}) {
-            if (type != DataType::kFloat32 && elements > 100'000) continue;
-            const OpDescriptor descriptor = member.descriptor(type, op, elements);
-            ASSERT_TRUE(PeerGroup::takes(descriptor, false));
-            const std::vector<std::byte> values = member.values(descriptor, ++number);
-            expected.push_back(on_host(runtime, descriptor, values));
-            member.submit(descriptor, values);
-          }
-        }
-      }
-      member.finish();
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_TRUE(member.end(i).is_ok()) << member.end(i).to_string();
-        ASSERT_EQ(member.result(i), expected[i]) << "operation " << i;
-      }
-      EXPECT_TRUE(member.gpu().faults().empty());
-      member.close();
+    expect_no_errors(run_job({.workers = workers}, [&](Runtime& runtime) {
+      expect_the_bits_of_the_host(runtime, kTypes, kOps, kSizes, false);
     }));
   }
 }
 
 TEST(PeerGroup, SeveralHostsGiveTheBitsOfTheHostToo) {
+  constexpr std::array kTypes{DataType::kFloat32, DataType::kBFloat16, DataType::kInt64};
+  constexpr std::array kOps{ReduceOp::kSum};
+  constexpr std::array kSizes{1ul, 77ul, 20'000ul, 400'001ul};
   for (const auto& [workers, hosts, is_cyclic] : {std::tuple{4u, 2u, false}, {6u, 3u, true}, {6u, 2u, false}}) {
     SCOPED_TRACE(std::to_string(workers) + " on " + std::to_string(hosts));
     JobShape shape{.workers = workers, .hosts = hosts};
     shape.is_cyclic = is_cyclic;
-    expect_no_errors(run_job(shape, [](Runtime& runtime) {
-      Member member(runtime);
-      member.open();
-      std::vector<std::vector<std::byte>> expected;
-      std::uint64_t number = 0;
-      for (const DataType type : {DataType::kFloat32, DataType::kBFloat16, DataType::kInt64}) {
-        for (const std::size_t elements : {1ul, 77ul, 20'000ul, 400'001ul}) {
-          if (type != DataType::kFloat32 && elements > 100'000) continue;
-          const OpDescriptor descriptor = member.descriptor(type, ReduceOp::kSum, elements);
-          ASSERT_TRUE(PeerGroup::takes(descriptor, true));
-          const std::vector<std::byte> values = member.values(descriptor, ++number);
-          expected.push_back(on_host(runtime, descriptor, values));
-          member.submit(descriptor, values);
-        }
-      }
-      member.finish();
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_TRUE(member.end(i).is_ok()) << member.end(i).to_string();
-        ASSERT_EQ(member.result(i), expected[i]) << "operation " << i;
-      }
-      EXPECT_TRUE(member.gpu().faults().empty());
-      member.close();
-    }));
+    expect_no_errors(
+        run_job(shape, [&](Runtime& runtime) { expect_the_bits_of_the_host(runtime, kTypes, kOps, kSizes, true); }));
   }
 }
 

@@ -157,18 +157,6 @@ def one_rank_has_it_on_the_cpu() -> None:
         gpu.fake_run_all()
 
 
-def a_kernel_that_never_ends() -> None:
-    gpu = load()
-    with world(seconds=2) as (_rank, _size):
-        x = torch.ones(4).to(DEVICE)
-        dist.all_reduce(x)
-        gpu.fake_stall(1)
-        with expect_error(RuntimeError, "timeout", "has not ended"):
-            dist.all_reduce(x)
-        gpu.fake_stall(0)
-        gpu.fake_run_all()
-
-
 def a_rank_is_killed() -> None:
     gpu = load()
     with world(seconds=60) as (rank, _size):

@@ -12,14 +12,7 @@ import torch.distributed as dist
 from accelerator import HERE, IS_REAL, prepare
 from ranks import clean_environment, run_ranks
 
-
-@pytest.fixture(scope="module", autouse=True)
-def accelerator() -> None:
-    """Compiled before ranks with a time limit want it."""
-    try:
-        prepare()
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"the fake accelerator does not compile: {error}")
+accelerator = pytest.fixture(scope="module", autouse=True)(prepare)
 
 
 def test_every_collective_has_the_bits_of_the_cpu() -> None:
