@@ -11,7 +11,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from herring import _kubernetes_options
+from herring import _doctor_job, _kubernetes_options
 from herring._completion import offer_completion
 from herring._errors import HerringError, InvalidArgumentError
 from herring._parser import Parser
@@ -63,9 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="show what this machine has, what Herring would use, and why",
         description="Looks at libfabric and its providers, EFA, CUDA, torch, TensorFlow, MPI and memory limits. "
-        "Exit status: 0 if Herring can run here (at least on one host), else 1.",
+        "Exit status: 0 if Herring can run here (at least on one host), else 1. With --workers: computes what a job of "
+        "that size takes of each of its processes, with the settings of this environment. Nothing is started. Exit "
+        "status: 0 if machines like this one have it, 1 if not, 2 if no such job can start.",
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    _doctor_job.add_options(doctor)
 
     build = commands.add_parser(
         "build",
@@ -226,7 +229,7 @@ def _warn_later(rendezvous: _core.Rendezvous, config: _core.Config) -> None:
 def _doctor(args: argparse.Namespace) -> int:
     from herring import _doctor
 
-    return _doctor.run(as_json=args.json)
+    return _doctor.run(as_json=args.json, shape=_doctor_job.planned(args))
 
 
 def _build(args: argparse.Namespace) -> int:

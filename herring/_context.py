@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from herring import _core
-from herring._errors import HerringError, InvalidArgumentError, ShutdownError
+from herring._errors import HerringError, InvalidArgumentError, ShutdownError, text_of
 from herring._job import ElasticJob, WorkerJob, is_elastic, join_as_worker, join_elastic, read_settings
 from herring._log import say
 from herring._membership import listeners
@@ -133,10 +133,7 @@ class Process:
                 job = join_as_worker(config, rank=rank, size=size, store=store, generation=generation)
             try:
                 runtime = job.start_runtime()
-            except BaseException as error:
-                # The others wait for this worker to connect; they learn why it does not.
-                with contextlib.suppress(HerringError):
-                    job.client.report_failure(_text_of(type(error), error))
+            except BaseException:
                 job.close()
                 raise
             self.running = Session(job, runtime)
@@ -198,7 +195,7 @@ class Process:
         """Tells the other processes at once that this one goes down; then everything goes on as it would have."""
         session = self.running
         if session is not None:
-            text = _text_of(kind, error)
+            text = text_of(error)
             with contextlib.suppress(HerringError):
                 session.job.client.report_failure(text)
             with contextlib.suppress(HerringError):
@@ -222,12 +219,6 @@ def _refuse_second_import() -> None:
             f"herring.init() is called while process {os.getpid()}, a child of multiprocessing, imports the script "
             f'that started process {os.getppid()}: put what the script does under if __name__ == "__main__":'
         )
-
-
-def _text_of(kind: type[BaseException], error: BaseException) -> str:
-    limit = 500
-    text = f"{kind.__name__}: {error}"
-    return text if len(text) <= limit else text[:limit] + "..."
 
 
 def _check_same(session: Session, settings: Mapping[str, object], rank: int | None, size: int | None) -> None:

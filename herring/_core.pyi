@@ -30,6 +30,32 @@ class FabricReport(TypedDict):
     why_builtin: str
     no_builtin: str
 
+class ProcessNeeds(TypedDict):
+    """Of one process, at most; bytes besides tensors, shared memory and records."""
+
+    lanes: int
+    connections: int
+    descriptors: int
+    bytes: int
+    registered_bytes: int
+    record_bytes: int
+
+class JobNeeds(TypedDict):
+    lanes: int
+    is_failover: bool
+    chunk_bytes: int
+    eager_bytes: int
+    announce_credits: int
+    lane_windows: list[int]
+    posted_limit: int
+    posted_worker: int
+    posted_messages: int
+    posted_lane: int
+    worker: ProcessNeeds
+    hub_connections: int
+    hub_descriptors: int
+    server: ProcessNeeds
+
 class ServerCounters(TypedDict):
     server: int
     place: str
@@ -190,6 +216,9 @@ def check_name(name: object) -> None:
 
 def survey_cuda(library: str = ...) -> CudaSurvey: ...
 def probe_fabric(config: Config, search: Sequence[str] = ...) -> FabricReport: ...
+def job_needs(config: Config, *, workers: int, hosts: int, servers: int, server_hosts: int) -> JobNeeds:
+    """Raises InvalidArgumentError for a job that cannot be, or is too large."""
+
 def host_identity() -> str:
     """Equal on processes that can share memory."""
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from herring import _core, _doctor_gpu
+from herring import _core, _doctor_gpu, _doctor_job
 from herring._errors import HerringError
 from herring._fabric import fabric_search
 from herring._finding import LOAD_TIMEOUT_S, Finding, package, run_apart
@@ -214,8 +214,15 @@ def _choice(findings: list[Finding]) -> Finding:
     return Finding("result", "ok", f"{hosts}{how}, two hops through servers")
 
 
-def run(as_json: bool) -> int:
-    """Prints the report; 1 where Herring cannot run on this machine at all."""
+def run(as_json: bool, shape: _doctor_job.JobShape | None = None) -> int:
+    """Prints the report; 1 where Herring cannot run on this machine at all.
+
+    With a shape: what such a job takes, and 1 where machines like this one do not have it.
+    """
+    if shape is not None:
+        found = _doctor_job.findings(read_settings({}), shape)
+        _print(found, as_json)
+        return 1 if any(finding.state == "problem" for finding in found) else 0
     fabric = _fabric()
     findings = [
         Finding(
@@ -234,11 +241,15 @@ def run(as_json: bool) -> int:
         _mpi(),
     ]
     findings.append(_choice(findings))
+    _print(findings, as_json)
+    return 1 if findings[-1].state == "problem" else 0
+
+
+def _print(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         json.dump([asdict(finding) for finding in findings], sys.stdout, indent=1)
         print()
-    else:
-        marks = {"ok": "ok", "absent": "--", "problem": "!!"}
-        for finding in findings:
-            print(f"{marks[finding.state]}  {finding.subject:<16} {finding.text}")
-    return 1 if findings[-1].state == "problem" else 0
+        return
+    marks = {"ok": "ok", "absent": "--", "problem": "!!"}
+    for finding in findings:
+        print(f"{marks[finding.state]}  {finding.subject:<16} {finding.text}")

@@ -93,3 +93,10 @@ HerringError.__init__ = Exception.__init__  # type: ignore[method-assign]
 # What a traceback shows is what can be imported.
 for _kind in (HerringError, *HerringError.__subclasses__(), MissingPackageError):
     _kind.__module__ = "herring"
+
+
+def text_of(error: BaseException) -> str:
+    """What other processes are told of it: "ValueError: ...", at most some 500 characters."""
+    limit = 500
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= limit else text[:limit] + "..."

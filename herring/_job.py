@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from herring import _core
 from herring._detect import Detected, Master, detect
-from herring._errors import HerringTimeoutError, InvalidArgumentError, MismatchError, UnavailableError
+from herring._errors import (
+    HerringError,
+    HerringTimeoutError,
+    InvalidArgumentError,
+    MismatchError,
+    UnavailableError,
+    text_of,
+)
 from herring._fabric import fabric_search
 from herring._placement import Placement, find_placement, launch_id
 from herring._rendezvous import (
@@ -60,13 +68,14 @@ class WorkerJob:
 
     def start_runtime(self) -> _core.Runtime:
         """Connects the data plane; every worker and server of the job does this at the same time."""
-        return _core.Runtime(
-            config=self.config,
-            hub=self.client,
-            rank=self.rank,
-            fabric_search=fabric_search(),
-            timeout=max(self.deadline - time.monotonic(), 0.0),
-        )
+        with _others_learn_why_not(self.client):
+            return _core.Runtime(
+                config=self.config,
+                hub=self.client,
+                rank=self.rank,
+                fabric_search=fabric_search(),
+                timeout=max(self.deadline - time.monotonic(), 0.0),
+            )
 
     def close(self) -> None:
         """Says goodbye; in worker 0's process also ends the hub. Shut the runtime down first. Idempotent."""
@@ -74,6 +83,17 @@ class WorkerJob:
         if self.hub is not None:
             self.hub.close()
             self.hub = None
+
+
+@contextlib.contextmanager
+def _others_learn_why_not(client: _core.HubClient) -> Iterator[None]:
+    """They wait for this process to connect."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(HerringError):
+            client.report_failure(text_of(error))
+        raise
 
 
 @dataclass
@@ -87,13 +107,14 @@ class ServerJob:
 
     def start(self) -> _core.ServerProcess:
         """Connects the data plane; then call run()."""
-        return _core.ServerProcess(
-            config=self.config,
-            hub=self.client,
-            rank=self.rank,
-            fabric_search=fabric_search(),
-            timeout=max(self.deadline - time.monotonic(), 0.0),
-        )
+        with _others_learn_why_not(self.client):
+            return _core.ServerProcess(
+                config=self.config,
+                hub=self.client,
+                rank=self.rank,
+                fabric_search=fabric_search(),
+                timeout=max(self.deadline - time.monotonic(), 0.0),
+            )
 
     def close(self) -> None:
         """Says goodbye. Idempotent."""

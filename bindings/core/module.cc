@@ -2,6 +2,7 @@
 
 namespace herring::python {
 void bind_cuda(py::module_& module);           // cuda.cc
+void bind_job_needs(py::module_& module);      // job_needs.cc
 void bind_row_exchange(py::module_& module);   // row_exchange.cc
 void bind_tensor_reader(py::module_& module);  // tensor_reader.cc
 }  // namespace herring::python
@@ -12,6 +13,7 @@ PYBIND11_MODULE(_core, module) {
   herring::python::bind_config(module);
   herring::python::bind_hub(module);
   herring::python::bind_fabric(module);
+  herring::python::bind_job_needs(module);
   herring::python::bind_cuda(module);
   herring::python::bind_runtime(module);
   herring::python::bind_tensor_reader(module);

@@ -1,6 +1,5 @@
 #include "control/doorway.h"
 
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "core/hmac.h"
+#include "core/text.h"
 
 namespace herring::control {
 namespace {
@@ -29,13 +29,9 @@ std::uint64_t random_seed() {
 
 }  // namespace
 
-void raise_file_limit(std::size_t members) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t needed = members + Doorway::kMaxStrangers + 256;
-  if (limit.rlim_cur >= needed) return;
-  limit.rlim_cur = std::min<rlim_t>(needed, limit.rlim_max);
-  (void)::setrlimit(RLIMIT_NOFILE, &limit);  // Where it fails, accept() says so when it matters.
+DescriptorClaim door_descriptors(const std::string& who, std::uint64_t members) {
+  return {who + ", which " + counted(members, "process", "processes") + " connect to,", members,
+          door_descriptors(members)};
 }
 
 Doorway::Doorway(UniqueFd listener)

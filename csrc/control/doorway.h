@@ -4,17 +4,16 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "control/lobby.h"
 #include "control/socket.h"
+#include "core/descriptors.h"
 #include "core/types.h"
 
 /// The door of a hub and of a rendezvous: who may come in before it has authenticated.
 namespace herring::control {
-
-/// Raises the process's soft limit of open files where `members` connections and a full lobby need more.
-void raise_file_limit(std::size_t members);
 
 /// Accepts connections and keeps a Lobby of those that have not authenticated. Where that is full, or the process is
 /// out of descriptors, one of them makes room, by chance; where none is left to do so, it looks away for a while
@@ -48,5 +47,10 @@ class Doorway final {
   Lobby lobby_;
   std::optional<Instant> pause_until_;
 };
+
+/// Of `who`, which so many members connect to: their connections, and a full lobby. Throws Error(kUnavailable).
+DescriptorClaim door_descriptors(const std::string& who, std::uint64_t members);
+/// How many that is at most.
+constexpr std::uint64_t door_descriptors(std::uint64_t members) { return members + Doorway::kMaxStrangers + 16; }
 
 }  // namespace herring::control

@@ -83,6 +83,7 @@ class Hub::Impl final : private House {
 
   // The thread's own.
   Membership membership_;
+  const DescriptorClaim descriptors_;
   std::optional<Reception> reception_;
   bool stopping_ = false;
   bool closed_ = false;
@@ -104,8 +105,8 @@ class Hub::Impl final : private House {
 Hub::Impl::Impl(const HubOptions& options)
     : options_(checked(options)),
       membership_({options.workers, options.servers, options.heartbeat, options.dead_after, options.job_id,
-                   options.lead, options.doubt_for, options.start_delay, Clock::now()}) {
-  raise_file_limit(std::size_t{options.workers} + options.servers);
+                   options.lead, options.doubt_for, options.start_delay, Clock::now()}),
+      descriptors_(door_descriptors("the hub", std::uint64_t{options.workers} + options.servers)) {
   UniqueFd listener =
       options.lead ? listen_alone(options, port_) : listen_on(options.listen_host, options.ports, port_);
   Reception::Options reception;

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "control/handshake.h"
+#include "core/descriptors.h"
 #include "core/hmac.h"
 #include "core/status.h"
-#include "core/text.h"
 
 namespace herring::control {
 namespace {

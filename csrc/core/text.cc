@@ -1,16 +1,10 @@
 #include "core/text.h"
 
-#include <dirent.h>
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 
 namespace herring {
 namespace {
-
-constexpr rlim_t kSpare = 16;  // A library that fails has given back what it had opened.
 
 struct Character {
   std::size_t bytes = 0;  // 0: no UTF-8.
@@ -74,23 +68,6 @@ std::vector<std::string> split_list(std::string_view text) {
     if (!part.empty()) parts.emplace_back(part);
   }
   return parts;
-}
-
-std::string descriptor_hint() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
-  rlim_t open = limit.rlim_cur;
-  if (DIR* const list = ::opendir("/proc/self/fd")) {
-    open = 0;
-    while (::readdir(list) != nullptr) ++open;
-    ::closedir(list);
-    open -= std::min<rlim_t>(open, 3);  // ".", ".." and the list's own.
-  } else if (errno != EMFILE) {
-    return {};
-  }
-  if (open + kSpare < limit.rlim_cur) return {};
-  return ". It has " + std::to_string(open) + " of " + std::to_string(limit.rlim_cur) +
-         " file descriptors open: raise the limit (ulimit -n)";
 }
 
 }  // namespace herring

@@ -18,8 +18,4 @@ std::string counted(std::uint64_t count, std::string_view one, std::string_view 
 /// "eth0, eth1" -> its parts between commas, without spaces around them. Empty text has none.
 std::vector<std::string> split_list(std::string_view text);
 
-/// Where this process has (almost) no file descriptor left: ". It has 1020 of 1024 file descriptors open: raise the
-/// limit (ulimit -n)"; else empty. For errors of libraries that hide the reason.
-std::string descriptor_hint();
-
 }  // namespace herring

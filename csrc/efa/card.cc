@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/text.h"
+#include "core/descriptors.h"
 #include "efa/signals.h"
 
 namespace herring::efa {

@@ -62,8 +62,10 @@ std::uint64_t random_job_id() {
 
 class RendezvousServer::Impl final : private House {
  public:
-  explicit Impl(const RendezvousServerOptions& given) : options(given), rendezvous(given.job) {
-    raise_file_limit(std::size_t{options.job.workers} + options.job.servers);
+  explicit Impl(const RendezvousServerOptions& given)
+      : options(given),
+        rendezvous(given.job),
+        descriptors(control::door_descriptors("the rendezvous", std::uint64_t{given.job.workers} + given.job.servers)) {
     Reception::Options door;
     door.name = "rendezvous";
     door.secret = options.secret;
@@ -270,6 +272,7 @@ class RendezvousServer::Impl final : private House {
 
   // The thread's own.
   Rendezvous rendezvous;
+  const DescriptorClaim descriptors;
   std::optional<Reception> reception;
   std::map<std::uint64_t, std::unique_ptr<control::Hub>> hubs;
   std::vector<std::future<void>> closing_hubs;

@@ -1,13 +1,12 @@
 #include "runtime/connect.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/text.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/introduction.h"
 #include "runtime/network.h"
@@ -21,16 +20,6 @@ namespace {
 
 bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
-}
-
-/// With tcp each connection is a descriptor, and 1024 is a common limit. It is raised as far as the system lets us;
-/// where that is too little, the connection that finds none says so.
-void raise_file_limit(std::uint64_t connections) {
-  constexpr std::uint64_t kOthers = 512;  // What the process has open besides.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= connections + kOthers) return;
-  limit.rlim_cur = std::min<rlim_t>(connections + kOthers, limit.rlim_max);
-  static_cast<void>(::setrlimit(RLIMIT_NOFILE, &limit));
 }
 
 /// Bytes of the largest message that stands in front of other memory: an announce, an error's text.
@@ -121,15 +110,27 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
   result.endpoint = std::make_unique<RoutedEndpoint>(std::move(near), near_lanes, std::move(result.endpoint));
 }
 
+/// With tcp each connection is a descriptor. Those of small operations and of messages may never be needed.
+DescriptorClaim claim_descriptors(const Placement& placement, Role role, std::uint32_t rank) {
+  const auto own = static_cast<std::uint64_t>(
+      std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); }));
+  const Budget& budget = placement.budget;
+  const bool is_worker = role == Role::kWorker;
+  const bool each_pushes = !placement.host_first || placement.hosts == placement.workers;
+  std::uint64_t least = own * ((each_pushes ? placement.workers : placement.hosts) - (is_worker ? 1 : 0));
+  if (is_worker && each_pushes) least += placement.lanes.size() - own;
+  const std::uint64_t most = (is_worker ? budget.worker_descriptors : 0) + (own > 0 ? budget.server_descriptors : 0);
+  const std::string name = (is_worker ? "worker " : "server ") + std::to_string(rank);
+  return {name + " of this job (" + counted(placement.workers, "worker") + ", " +
+              counted(placement.lanes.size(), "server lane") + ")",
+          least, most};
+}
+
 /// With room for all that the budget counts on.
 std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
                                       std::uint32_t rank, std::span<const std::string> search,
                                       std::shared_ptr<tcp::StrangerCounters> strangers, memory::Domain& domain) {
   const Budget& budget = placement.budget;
-  const bool has_lanes =
-      std::ranges::any_of(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
-  raise_file_limit((role == Role::kWorker ? budget.worker_descriptors : 0) +
-                   (has_lanes ? budget.server_descriptors : 0));
   NetworkOptions options;
   options.receives = std::max({budget.lane.receives(), budget.worker.receives(), budget.messages.receives()});
   options.fabric_search.assign(search.begin(), search.end());
@@ -156,6 +157,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   OwnAddresses own;
   if (!placement.lanes.empty()) {
     result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers, domain);
+    if (result.network->takes_descriptors()) result.network->keep(claim_descriptors(placement, role, rank));
     const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {

@@ -36,6 +36,7 @@ class FabricNetwork final : public Network {
   std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
     return fabrics_[number % fabrics_.size()]->open_endpoint();
   }
+  bool takes_descriptors() const override { return !is_rdma(); }
   bool is_rdma() const {
     const std::string& provider = fabrics_[options_.number % fabrics_.size()]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
@@ -64,6 +65,7 @@ class BuiltinNetwork final : public Network {
     options_.number = number;
     return tcp::open_endpoint(options_);
   }
+  bool takes_descriptors() const override { return true; }
 
  private:
   tcp::Options options_;

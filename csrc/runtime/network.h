@@ -6,9 +6,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config.h"
+#include "core/descriptors.h"
 #include "efa/fabric.h"
 #include "memory/domain.h"
 #include "tcp/tcp.h"
@@ -22,6 +24,13 @@ class Network {
   virtual ~Network() = default;
   /// Where there are several interfaces: on the number-th of them, from 0 and round again.
   virtual std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) = 0;
+  /// Each connection is a file descriptor.
+  virtual bool takes_descriptors() const = 0;
+  /// As long as it is there.
+  void keep(DescriptorClaim claim) { claim_ = std::move(claim); }
+
+ private:
+  DescriptorClaim claim_;
 };
 
 struct NetworkOptions {

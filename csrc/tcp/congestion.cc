@@ -10,8 +10,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "core/descriptors.h"
 #include "core/status.h"
-#include "core/text.h"
 #include "tcp/text.h"
 
 namespace herring::tcp {

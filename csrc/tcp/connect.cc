@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "core/text.h"
+#include "core/descriptors.h"
 #include "tcp/endpoint.h"
 #include "tcp/text.h"
 
@@ -271,11 +271,11 @@ void TcpEndpoint::accept_some() {
       const int error = errno;
       if (error == EINTR || error == ECONNABORTED) continue;
       if (!is_out_of_room(error)) return;
-      if (make_room_in_lobby()) continue;
+      if (make_room_in_lobby(error_text(error) + descriptor_hint())) continue;
       accept_again_ = now() + kAcceptPause;
       return;
     }
-    if (strangers_.size() >= options_.most_strangers) make_room_in_lobby();
+    if (strangers_.size() >= options_.most_strangers) make_room_in_lobby("too many connections at once");
     Connection* const connection = add_connection(socket, Stage::kAwaitingHello);
     if (connection == nullptr) {
       close(socket);
@@ -289,11 +289,11 @@ void TcpEndpoint::accept_some() {
 }
 
 /// One of those who have proven nothing goes, by chance: a flood keeps no member out for long.
-bool TcpEndpoint::make_room_in_lobby() {
+bool TcpEndpoint::make_room_in_lobby(const std::string& why) {
   if (strangers_.empty()) return false;
   const Nonce random = fresh_nonce();
   const std::size_t index = get<std::uint64_t>(random, 0) % strangers_.size();
-  reject(*strangers_[index], &StrangerCounters::slow, "made room for others");
+  reject(*strangers_[index], &StrangerCounters::slow, "made room for others: " + why);
   return true;
 }
 

@@ -53,7 +53,7 @@ class TcpEndpoint final : public Endpoint {
   // connect.cc
   void open_listener();
   void accept_some();
-  bool make_room_in_lobby();
+  bool make_room_in_lobby(const std::string& why);
   Connection* add_connection(int socket, Stage stage);
   Connection* find(std::uint64_t name);
   void ensure_connection(Peer& peer);

@@ -1,10 +1,6 @@
 #include "core/text.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "core/status.h"
 
@@ -51,27 +47,6 @@ TEST(Counted, OneIsNoPlural) {
   EXPECT_EQ(counted(2, "server"), "2 servers");
   EXPECT_EQ(counted(1, "server process", "server processes"), "1 server process");
   EXPECT_EQ(counted(3, "server process", "server processes"), "3 server processes");
-}
-
-TEST(DescriptorHint, SaysWhatToDoWhereNoneIsLeft) {
-  EXPECT_EQ(descriptor_hint(), "");
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const rlimit few{40, 40};
-    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(10);
-    while (::open("/dev/null", O_RDONLY | O_CLOEXEC) >= 0) continue;
-    const std::string none = descriptor_hint();
-    ::close(39);
-    ::close(38);
-    const std::string two = descriptor_hint();
-    const bool said = none.find("of 40 file descriptors") != std::string::npos &&
-                      two.find("of 40 file descriptors") != std::string::npos &&
-                      two.find("ulimit -n") != std::string::npos;
-    ::_exit(said ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
 }
 
 }  // namespace
