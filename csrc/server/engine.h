@@ -69,6 +69,7 @@ struct EngineStats {
   std::uint64_t slots_peak = 0;
   std::uint64_t lent = 0;           ///< Pushes that were summed where they lay (EngineConfig::near_worker).
   std::uint64_t one_hop = 0;        ///< Operations whose result only the worker in this process got from here.
+  std::uint64_t looks = 0;          ///< Contributors that were looked at to find what could be granted.
   std::uint64_t runs = 0;           ///< Several chunks that were summed together (EngineConfig::max_run).
   std::uint64_t unsettled = 0;      ///< Failover: operations finished here that not everybody has all of yet.
   std::uint64_t chunks_copied = 0;  ///< Failover: results taken from one who had them instead of being summed.

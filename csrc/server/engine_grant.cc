@@ -46,17 +46,18 @@ std::size_t Engine::Impl::looks_at(GroupId group) {
 }
 
 Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
-  bool slots_short = false;
   const std::uint32_t run = run_length(op);
+  const auto outcome = [&op] { return op.obstacle->slots > 0 ? Grant::kNoSlots : Grant::kNoWindow; };
+  if (op.obstacle && still_stands(*op.obstacle, run)) return outcome();
   const std::uint32_t order = SlotPool::order_for(run);
-  const std::uint32_t count = count_grantable(op, run, slots_short);
+  const std::uint32_t count = count_grantable(op, run);
   const std::uint32_t remaining = op.chunks - op.next_chunk;
   // One grant for several chunks: it waits until half of what could ever be granted at once is there. With nothing of
   // anybody in flight that is always the case, so waiting ends. A run is long enough for a grant of its own.
   const std::uint32_t half_window = std::max(1u, window_.size() / 2);
   const std::uint32_t half_slots = std::max(1u, pool_.most(0) / op.pushers() / 2);
   const std::uint32_t least = run > 1 ? run_at(op, op.next_chunk, run) : std::min({remaining, half_window, half_slots});
-  if (count < least) return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+  if (count < least) return outcome();
   for (const std::uint32_t end = op.next_chunk + count; op.next_chunk < end;) {
     const std::uint32_t together = run_at(op, op.next_chunk, run);
     op.next_chunk += together;
@@ -64,7 +65,10 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   }
   send_grants(op);
   if (op.next_chunk == op.chunks) return Grant::kAll;
-  return slots_short ? Grant::kNoSlots : Grant::kNoWindow;
+  // What it counted on top of is granted now.
+  const Grant result = outcome();
+  op.obstacle.reset();
+  return result;
 }
 
 /// How many chunks go in one message: not more than leave two messages of each pusher on their way, as to slots and the
@@ -104,43 +108,59 @@ bool Engine::Impl::is_held_by_all(const Op& op, std::uint32_t chunk) const {
   return true;
 }
 
-/// What a contributor's process has to do for a chunk once it is granted.
-Engine::Impl::Role Engine::Impl::role_of(const Op& op, std::uint32_t contributor, const Participant& owner,
-                                         std::uint32_t chunk, std::uint32_t source) const {
-  if (op.any_held && is_held_by_all(op, chunk)) return Role::kNothing;
+/// What a contributor's process has to do for a chunk once it is granted; not for one that all hold already.
+Engine::Impl::Role Engine::Impl::role_of(std::uint32_t contributor, const Participant& owner, std::uint32_t chunk,
+                                         std::uint32_t source) const {
   if (source == kNone || contributor == source) return Role::kPush;
   return delivery_->has_to_post(owner, chunk) ? Role::kPull : Role::kNothing;
 }
 
-/// How many of the next chunks find a slot for each pusher, within the windows of all concerned.
-std::uint32_t Engine::Impl::count_grantable(Op& op, std::uint32_t run, bool& slots_short) {
+/// How many of the next chunks find a slot for each pusher, within the windows of all concerned; and what is in the way
+/// of the rest.
+std::uint32_t Engine::Impl::count_grantable(Op& op, std::uint32_t run) {
+  op.obstacle.reset();
   std::size_t free = pool_.free(SlotPool::order_for(run));
-  std::uint32_t count = 0;
-  bool more = true;
-  while (more && op.next_chunk + count < op.chunks) {
-    const std::uint32_t number = op.next_chunk + count;
-    const std::uint32_t together = run_at(op, number, run);
-    const std::uint32_t source = source_of(op, number);
-    std::size_t wanted = 0;
-    for (std::uint32_t k = 0; k < op.owners.size() && more; ++k) {
-      if (!op.sums(k)) continue;
-      const Participant& owner = op.participants[owner_of(op, k, number)];
-      const Role role = role_of(op, k, owner, number, source);
-      if (role == Role::kNothing || (role == Role::kPush && owner.eager)) continue;
-      if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
-      // The chunks counted so far that this one owns.
-      const std::uint32_t mine = number - std::max(op.next_chunk, owner.announce.owned_first);
-      more = workers_[owner.peer.value].granted + mine + together <= window_.size();
-    }
-    if (!more) break;
-    if (wanted > free) {
-      slots_short = true;
-      break;
-    }
-    free -= wanted;
-    count += together;
+  std::uint32_t number = op.next_chunk;
+  while (number < op.chunks) {
+    op.obstacle = obstacle_to(op, number, run, free);
+    if (op.obstacle) break;
+    number += run_at(op, number, run);
   }
-  return count;
+  return number - op.next_chunk;
+}
+
+/// To the chunks from `number` on that go in one message, behind those before them. `free`: slots that these leave;
+/// what this message takes is taken of them.
+std::optional<Obstacle> Engine::Impl::obstacle_to(const Op& op, std::uint32_t number, std::uint32_t run,
+                                                  std::size_t& free) {
+  if (op.any_held && is_held_by_all(op, number)) return std::nullopt;
+  const std::uint32_t together = run_at(op, number, run);
+  const std::uint32_t source = source_of(op, number);
+  std::size_t wanted = 0;
+  for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
+    ++stats_.looks;
+    if (!op.sums(k)) continue;
+    const Participant& owner = op.participants[owner_of(op, k, number)];
+    const Role role = role_of(k, owner, number, source);
+    if (role == Role::kNothing || (role == Role::kPush && owner.eager)) continue;
+    if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
+    // With the chunks before it that this one owns.
+    const std::uint32_t room = number - std::max(op.next_chunk, owner.announce.owned_first) + together;
+    if (workers_[owner.peer.value].granted + room > window_.size()) return Obstacle{run, 0, owner.peer, room, 0};
+  }
+  if (wanted > free) {
+    const std::size_t taken = pool_.free(SlotPool::order_for(run)) - free;
+    return Obstacle{run, taken + wanted, {}, 0, grants_};
+  }
+  free -= wanted;
+  return std::nullopt;
+}
+
+/// Where another operation has taken slots since, it may be another one.
+bool Engine::Impl::still_stands(const Obstacle& obstacle, std::uint32_t run) const {
+  if (obstacle.run != run) return false;
+  if (obstacle.slots == 0) return workers_[obstacle.worker.value].granted + obstacle.room > window_.size();
+  return obstacle.grants == grants_ && pool_.free(SlotPool::order_for(run)) < obstacle.slots;
 }
 
 std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, std::uint32_t chunk) const {
@@ -154,6 +174,7 @@ std::uint32_t Engine::Impl::owner_of(const Op& op, std::uint32_t contributor, st
 
 void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::uint32_t count, std::uint32_t order) {
   Chunk& chunk = op.in_flight[number];
+  ++grants_;
   chunk.count = count;
   chunk.order = order;
   if (count > 1) ++stats_.runs;
@@ -162,12 +183,13 @@ void Engine::Impl::grant_chunk(Instant now, Op& op, std::uint32_t number, std::u
   const std::uint32_t bytes = op.run_bytes(number, count);
   chunk.inputs.resize(chunk.source == kNone ? op.pushers() : 1);
   std::uint32_t place = 0;  // Among those who are in.
-  for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
+  const bool is_held = op.any_held && is_held_by_all(op, number);
+  for (std::uint32_t k = 0; k < op.owners.size() && !is_held; ++k) {
     if (!op.sums(k)) continue;
     const std::uint32_t input = chunk.source == kNone ? place++ : 0;
     const std::uint32_t index = owner_of(op, k, number);
     Participant& owner = op.participants[index];
-    const Role role = role_of(op, k, owner, number, chunk.source);
+    const Role role = role_of(k, owner, number, chunk.source);
     if (role == Role::kNothing) continue;
     if (role == Role::kPush && owner.eager) {
       const std::size_t offset = std::size_t{number - owner.announce.owned_first} * op.shape.chunk_bytes;

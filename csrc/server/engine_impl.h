@@ -152,6 +152,16 @@ struct Backup {
   std::uint64_t room = 0;              // What it takes of EngineConfig::backup_bytes.
 };
 
+/// Why the next chunks of an operation cannot be granted. As long as it stands, nobody looks at all contributors again:
+/// each push of each of them is an occasion to grant, and a chunk would cost the square of their number.
+struct Obstacle {
+  std::uint32_t run = 1;     // In messages of so many chunks.
+  std::size_t slots = 0;     // So many have to be free,
+  PeerId worker;             // or, where that is 0, this worker's window has to have room
+  std::uint32_t room = 0;    // for so many chunks more.
+  std::uint64_t grants = 0;  // As many chunks had been granted by then: each may have taken what was free.
+};
+
 struct Op {
   std::uint64_t id = 0;
   Key key;
@@ -166,7 +176,8 @@ struct Op {
   bool is_one_hop = false;  // Nobody but the worker in this process gets the result.
   bool drained = false;     // kFailed: nothing of it is in flight any more.
   std::uint32_t chunks = 0;
-  std::uint32_t next_chunk = 0;  // The first one not granted.
+  std::uint32_t next_chunk = 0;      // The first one not granted.
+  std::optional<Obstacle> obstacle;  // To that.
   std::uint32_t chunks_done = 0;
   std::unordered_map<std::uint32_t, Chunk> in_flight;  // By its first chunk.
   std::uint32_t sends = 0;                             // Results on their way.
@@ -346,13 +357,14 @@ class Engine::Impl {
   std::size_t looks_at(GroupId group);
   Grant grant_chunks(Instant now, Op& op);
   enum class Role : std::uint8_t { kNothing, kPush, kPull };
-  Role role_of(const Op& op, std::uint32_t contributor, const Participant& owner, std::uint32_t chunk,
-               std::uint32_t source) const;
+  Role role_of(std::uint32_t contributor, const Participant& owner, std::uint32_t chunk, std::uint32_t source) const;
   std::uint32_t source_of(const Op& op, std::uint32_t chunk) const;
   bool is_held_by_all(const Op& op, std::uint32_t chunk) const;
   std::uint32_t run_length(const Op& op) const;
   std::uint32_t run_at(const Op& op, std::uint32_t chunk, std::uint32_t run) const;
-  std::uint32_t count_grantable(Op& op, std::uint32_t run, bool& slots_short);
+  std::uint32_t count_grantable(Op& op, std::uint32_t run);
+  std::optional<Obstacle> obstacle_to(const Op& op, std::uint32_t number, std::uint32_t run, std::size_t& free);
+  bool still_stands(const Obstacle& obstacle, std::uint32_t run) const;
   void tell(Op& op, Participant& participant, std::uint32_t chunk, std::uint32_t run, bool pulls);
   void send_grant(Op& op, Participant& participant);
   void give_slot(Op& op, std::uint32_t index, std::uint32_t number, std::uint32_t input, std::uint32_t bytes);
@@ -445,6 +457,7 @@ class Engine::Impl {
   std::deque<Deferred> replay_;
   std::uint64_t next_op_ = 1;
   std::uint64_t next_token_ = 1;
+  std::uint64_t grants_ = 0;  // Chunks granted so far, a run as one.
   std::uint64_t next_tag_ = 1;
   Instant one_way_due_ = Instant::max();  // When WorkerState::one_way_over is told at the latest.
   std::string warning_;
