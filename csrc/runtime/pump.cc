@@ -157,10 +157,21 @@ class Pump<Engine>::Impl {
     return found == lines_.end() ? nullptr : &found->second;
   }
 
+  /// A peer that nothing is on its way to is refused only where the whole endpoint is full (transport.h): then nobody
+  /// else is tried, or each message among thousands of lines would cost a try of all. Peers in this process have their
+  /// own way.
   bool retry_lines() {
     bool any = false;
+    bool is_full = false;
     for (auto line = lines_.begin(); line != lines_.end();) {
+      const bool goes_apart = is_near(line->first);
+      if (is_full && !goes_apart) {
+        if (options_.near.empty()) break;
+        ++line;
+        continue;
+      }
       for (; !line->second.empty() && carry_out_any(line->second.front()); line->second.pop_front()) any = true;
+      is_full = is_full || (!line->second.empty() && !goes_apart && peers_[line->first].sends == 0);
       line = line->second.empty() ? lines_.erase(line) : std::next(line);
     }
     return any;

@@ -49,7 +49,8 @@ class Endpoint {
   virtual memory::Domain* memory() const { return nullptr; }
 
   /// Sends first + second as one message to a receive with the same tag. Both spans are borrowed until the completion.
-  /// kAgain: the queue is full, nothing happened, poll and try again. Every accepted post completes exactly once.
+  /// kAgain: the queue is full, nothing happened, poll and try again. A peer that no send is on its way to gets that
+  /// only where every other such peer would get it too. Every accepted post completes exactly once.
   virtual Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                            Token token) = 0;
   /// Receives one message with this tag from anyone (of several receives with one tag, any; only kControlTag has many):

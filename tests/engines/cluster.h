@@ -76,12 +76,19 @@ class Cluster {
       if (has_near(rank)) join_processes(rank);
     }
     completions_.resize(options.workers);
-    for (std::uint32_t w = 0; w < options.workers; ++w) add_worker(w);
-    for (std::uint32_t lane = 0; lane < options.lanes; ++lane) add_lane(lane);
+    due_.resize(options.workers + options.lanes);
+    for (std::uint32_t w = 0; w < options.workers; ++w) {
+      add_worker(w);
+      flush_worker(w);
+    }
+    for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {
+      add_lane(lane);
+      flush_lane(lane);
+    }
     // A job begins when everybody is ready for the first message; a network that is busy takes some receives later.
     for (int turns = 0; turns < 1000 && has_backlog(); ++turns) {
-      for (const auto& pump : worker_pumps_) pump->flush(network_.now());
-      for (const auto& pump : lane_pumps_) pump->flush(network_.now());
+      for (std::uint32_t w = 0; w < options.workers; ++w) flush_worker(w);
+      for (std::uint32_t lane = 0; lane < options.lanes; ++lane) flush_lane(lane);
     }
   }
 
@@ -115,11 +122,11 @@ class Cluster {
       registrations_[{rank, operation.key}] = domains_[rank]->hold(operation.memory);
     }
     workers_[rank]->submit(network_.now(), operation);
-    worker_pumps_[rank]->flush(network_.now());
+    flush_worker(rank);
   }
   void abort(std::uint32_t rank, const worker::Operation& operation, const Status& why) {
     workers_[rank]->abort(network_.now(), operation, why);
-    worker_pumps_[rank]->flush(network_.now());
+    flush_worker(rank);
   }
   /// Everybody is told that this process is gone, and it goes.
   void lose_worker(std::uint32_t rank, const std::string& why) {
@@ -127,11 +134,11 @@ class Cluster {
     for (std::uint32_t w = 0; w < options_.workers; ++w) {
       if (w == rank) continue;
       workers_[w]->on_peer_lost(network_.now(), PeerId{rank}, why);
-      worker_pumps_[w]->flush(network_.now());
+      flush_worker(w);
     }
     for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
       lanes_[lane]->on_peer_lost(network_.now(), PeerId{rank}, why);
-      lane_pumps_[lane]->flush(network_.now());
+      flush_lane(lane);
       endpoints_[options_.workers + lane]->remove_peer(PeerId{rank});
     }
     dead_.push_back(rank);
@@ -140,7 +147,7 @@ class Cluster {
   void leave(std::uint32_t rank, const std::string& why) {
     for (std::uint32_t lane = 0; lane < options_.lanes; ++lane) {
       lanes_[lane]->on_peer_left(network_.now(), PeerId{rank}, why);
-      lane_pumps_[lane]->flush(network_.now());
+      flush_lane(lane);
     }
   }
   void lose_lane(std::uint32_t lane, const std::string& why) {
@@ -157,7 +164,7 @@ class Cluster {
     endpoints_[rank]->remove_peer(PeerId{options_.workers + lane});
     worker_pumps_[rank]->forget_peer(PeerId{options_.workers + lane});
     workers_[rank]->on_peer_lost(network_.now(), PeerId{options_.workers + lane}, why);
-    worker_pumps_[rank]->flush(network_.now());
+    flush_worker(rank);
   }
   /// Called at each completion, after the check that the network is done with the memory.
   void on_complete(std::function<void(std::uint32_t, const CompleteAction&)> call) { on_complete_ = std::move(call); }
@@ -350,22 +357,46 @@ class Cluster {
                                                      carry_out, [](const CompleteAction&) { std::abort(); }));
   }
 
+  void flush_worker(std::uint32_t rank) {
+    worker_pumps_[rank]->flush(network_.now());
+    note(*workers_[rank], *worker_pumps_[rank], rank);
+  }
+  void flush_lane(std::uint32_t lane) {
+    lane_pumps_[lane]->flush(network_.now());
+    note(*lanes_[lane], *lane_pumps_[lane], options_.workers + lane);
+  }
+
+  /// What a process waits for changes only when it does something: with thousands of them nobody asks all of them at
+  /// each event.
+  struct Due {
+    Instant engine = Instant::max();
+    Instant pump = Instant::max();
+    bool has_backlog = false;
+  };
+  template <class Engine, class Pump>
+  void note(const Engine& engine, const Pump& pump, std::uint32_t peer) {
+    due_[peer] = {engine.next_deadline(), pump.next_deadline(), pump.has_backlog()};
+  }
+
   template <class Engines, class Pumps>
   bool step_all(Engines& engines, Pumps& pumps, std::uint32_t first_peer) {
     bool busy = false;
     const Instant now = network_.now();
     for (std::uint32_t i = 0; i < engines.size(); ++i) {
-      if (is_dead(first_peer + i)) continue;
-      if (engines[i]->next_deadline() <= now) {
+      const std::uint32_t peer = first_peer + i;
+      if (is_dead(peer)) continue;
+      if (due_[peer].engine <= now) {
         engines[i]->on_tick(now);
         pumps[i]->flush(network_.now());
+        note(*engines[i], *pumps[i], peer);
         busy = true;
       }
-      const bool looks = pumps[i]->next_deadline() <= now;
-      const bool is_due = checked_[first_peer + i] != nullptr && checked_[first_peer + i]->next_deadline() <= now;
+      const bool looks = due_[peer].pump <= now;
+      const bool is_due = checked_[peer] != nullptr && checked_[peer]->next_deadline() <= now;
       const bool is_near = has_near(i);  // The network does not know what comes from there.
-      if (is_due || looks || is_near || network_.has_completions(first_peer + i) || pumps[i]->has_backlog()) {
+      if (is_due || looks || is_near || network_.has_completions(peer) || due_[peer].has_backlog) {
         busy |= pumps[i]->step(now) || is_due || looks;
+        note(*engines[i], *pumps[i], peer);
       }
     }
     return busy;
@@ -395,19 +426,12 @@ class Cluster {
     }
   }
 
-  bool has_backlog() const {
-    const auto waits = [](const auto& pump) { return pump->has_backlog(); };
-    return std::any_of(worker_pumps_.begin(), worker_pumps_.end(), waits) ||
-           std::any_of(lane_pumps_.begin(), lane_pumps_.end(), waits);
-  }
+  bool has_backlog() const { return std::ranges::any_of(due_, &Due::has_backlog); }
 
   Instant next_deadline() const {
     Instant next = Instant::max();
-    for (std::uint32_t w = 0; w < workers_.size(); ++w) {
-      if (!is_dead(w)) next = std::min({next, workers_[w]->next_deadline(), worker_pumps_[w]->next_deadline()});
-    }
-    for (std::uint32_t lane = 0; lane < lanes_.size(); ++lane) {
-      if (!is_dead(options_.workers + lane)) next = std::min(next, lanes_[lane]->next_deadline());
+    for (std::uint32_t peer = 0; peer < due_.size(); ++peer) {
+      if (!is_dead(peer)) next = std::min({next, due_[peer].engine, due_[peer].pump});
     }
     for (std::uint32_t peer = 0; peer < checked_.size(); ++peer) {
       if (checked_[peer] != nullptr && !is_dead(peer)) next = std::min(next, checked_[peer]->next_deadline());
@@ -434,6 +458,7 @@ class Cluster {
   std::vector<std::vector<CompleteAction>> completions_;
   std::map<std::pair<std::uint32_t, OpKey>, std::span<const std::byte>> memory_;  // What each submit lent.
   std::vector<std::uint32_t> dead_;
+  std::vector<Due> due_;  // By peer.
 };
 
 }  // namespace herring::testing

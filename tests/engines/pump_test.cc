@@ -56,7 +56,8 @@ class ScriptedEndpoint final : public transport::Endpoint {
   }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override {
-    if (refuse || to == full) return Status::again();
+    ++tries;
+    if (refuse || to == full || unfinished() >= room) return Status::again();
     if (!send_error.is_ok()) return send_error;
     sent.push_back({to, tag, {first.begin(), first.end()}, second, token});
     finished[token.value] = false;
@@ -101,6 +102,9 @@ class ScriptedEndpoint final : public transport::Endpoint {
     }
     FAIL() << "no receive for tag " << tag.value;
   }
+  std::size_t unfinished() const {
+    return static_cast<std::size_t>(std::ranges::count(finished, false, &std::pair<const std::uint64_t, bool>::second));
+  }
   std::size_t posted_controls() const {
     std::size_t count = 0;
     for (const auto& [token, receive] : receives) count += receive.tag == kControlTag ? 1 : 0;
@@ -110,7 +114,9 @@ class ScriptedEndpoint final : public transport::Endpoint {
   transport::Address address_;
   bool refuse = false;
   Status send_error;
-  PeerId full{0xFFFF};  // Sends to it are refused.
+  PeerId full{0xFFFF};           // Sends to it are refused.
+  std::size_t room = 1'000'000;  // Sends that are not finished, at most.
+  std::size_t tries = 0;         // Sends that were asked for, refused or not.
   bool is_shut = false;
   std::size_t slabs = 1000;  // That can be registered, where memory has to be.
   std::shared_ptr<memory::FakeNic> nic = std::make_shared<memory::FakeNic>();
@@ -246,6 +252,41 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
     const auto header = wire::decode(endpoint.sent[i].first);
     EXPECT_EQ(header->op, ++last) << "in the order in which they were asked for";
   }
+}
+
+/// A lane of a job of thousands has thousands of peers that wait for room. A message must not cost a try of each.
+TEST(Pump, AFullEndpointIsNotTriedForEachPeer) {
+  constexpr std::uint32_t kPeers = 60;
+  constexpr std::size_t kRoom = 5;
+  ScriptedEndpoint endpoint;
+  worker::EngineConfig config = Bench::config();
+  config.lanes.clear();
+  for (std::uint32_t peer = 1; peer <= kPeers; ++peer) config.lanes.push_back(PeerId{peer});
+  config.lane_weights.assign(kPeers, 1.0);
+  worker::Engine engine(config);
+  Pump<worker::Engine> pump(engine, endpoint, {4, 1100}, no_reduction, [](const auto&) {});
+  endpoint.room = kRoom;
+  std::vector<std::vector<std::byte>> memory(3, std::vector<std::byte>(kPeers * 64));
+  for (std::uint64_t op = 0; op < memory.size(); ++op) {
+    worker::Operation operation;
+    operation.key.op = op + 1;
+    operation.contributor_count = 2;
+    operation.descriptor.dtype = DataType::kUInt8;
+    operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory[op].size();
+    operation.memory = memory[op];
+    operation.timeout = std::chrono::seconds(1);
+    engine.submit({}, operation);
+  }
+  pump.flush({});
+  for (std::size_t next = 0; next < endpoint.sent.size();) {
+    const std::size_t last = endpoint.sent.size();
+    for (; next < last; ++next) endpoint.finish(endpoint.sent[next].token);
+    const std::size_t before = endpoint.tries;
+    pump.step({});
+    EXPECT_LE(endpoint.tries - before, 2 * kRoom + 2) << "after " << last << " messages";
+  }
+  EXPECT_EQ(endpoint.sent.size(), memory.size() * kPeers);
+  EXPECT_FALSE(pump.has_backlog());
 }
 
 /// A host that lets no more memory be pinned: what there is for sends goes round.

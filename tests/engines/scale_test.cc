@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
+#include <optional>
 
 #include "engines/plan.h"
 #include "runtime/budget.h"
@@ -17,12 +19,15 @@ struct Scale {
   bool failover = false;
   bool checksum = false;
   std::size_t operations = transport::kMaxOperations;
+  // Of a job that is larger than what is played of it; 0: as above.
+  std::uint32_t job_workers = 0;
+  std::uint32_t job_lanes = 0;
 };
 
 runtime::Budget budget_of(const Scale& scale) {
   runtime::BudgetInput input;
-  input.workers = scale.workers;
-  input.lane_windows.assign(scale.lanes, 6);
+  input.workers = std::max(scale.workers, scale.job_workers);
+  input.lane_windows.assign(std::max(scale.lanes, scale.job_lanes), 6);
   input.chunk_bytes = 32 << 10;
   input.eager_bytes = 16 << 10;
   input.failover = scale.failover;
@@ -60,14 +65,19 @@ TestOp sum_over_all(Random& random, const Cluster& cluster, std::uint64_t number
   return op;
 }
 
-void expect_sums(const ClusterOptions& options, std::uint64_t operations) {
+/// `lost`: a lane that dies once the first worker has a sum.
+void expect_sums(const ClusterOptions& options, std::uint64_t operations, std::optional<std::uint32_t> lost = {}) {
   Cluster cluster(options);
   Random random(options.seed);
   std::deque<TestOp> ops;
   for (std::uint64_t i = 0; i < operations; ++i) ops.push_back(sum_over_all(random, cluster, i + 1));
+  bool has_one = false;
+  cluster.on_complete([&](std::uint32_t, const CompleteAction&) { has_one = true; });
   for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
     for (TestOp& op : ops) cluster.submit(rank, op.operation(rank));
   }
+  while (lost && !has_one) cluster.run_until(cluster.now() + std::chrono::microseconds(20));
+  if (lost) cluster.lose_lane(*lost, "the test has ended it");
   ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
   for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
     ASSERT_EQ(cluster.completions(rank).size(), operations);
@@ -81,6 +91,24 @@ TEST(Scale, ThousandWorkersGetTheirSums) { expect_sums(options_of({1093, 1}), 2)
 TEST(Scale, ManyServersWithFailoverGetTheirSums) {
   // A Ready for each grant and a Moved for each lane: 24 x (32 + 24 + 6 + 40) receives, were there room.
   expect_sums(options_of({24, 40, true, false, 1000}), 2);
+}
+
+std::uint32_t number(const char* name, std::uint32_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : static_cast<std::uint32_t>(std::strtoul(text, nullptr, 10));
+}
+
+// A job of 2,048 workers and 256 servers, of which either a few lanes or a few workers are played: what a lane and what
+// a worker has posted depends on the other number alone. HERRING_TEST_LANES=256 plays the whole job in the first one
+// (13 GB of memory); HERRING_TEST_WORKERS makes it smaller.
+TEST(Scale, LanesOfTwoThousandWorkersAnd256ServersLoseOneOfThem) {
+  const std::uint32_t workers = number("HERRING_TEST_WORKERS", 2048);
+  const std::uint32_t lanes = number("HERRING_TEST_LANES", 2);
+  expect_sums(options_of({workers, lanes, true, false, transport::kMaxOperations, 2048, 256}), 2, 0);
+}
+
+TEST(Scale, WorkersOfTwoThousandAnd256ServersLoseOneOfThem) {
+  expect_sums(options_of({6, 256, true, false, transport::kMaxOperations, 2048, 256}), 2, 7);
 }
 
 TEST(Scale, TheSameWhereEndpointsHoldLittle) {
