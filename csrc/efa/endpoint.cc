@@ -27,9 +27,6 @@ using transport::Completion;
 using transport::CompletionKind;
 
 using transport::kMaxOperations;
-using transport::kMaxSends;                       // In the provider or waiting.
-constexpr std::size_t kMaxWaitingPerPeer = 1024;  // One unreachable peer must not use up the endpoint's sends,
-constexpr std::size_t kFewSends = 32;             // nor some that do not read: half is for who has no more than these.
 constexpr std::size_t kReadBatch = 32;
 constexpr Duration kFirstPause = std::chrono::microseconds(100);
 constexpr Duration kLongestPause = std::chrono::milliseconds(20);
@@ -259,8 +256,8 @@ Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> 
                   "post_send: peer " + std::to_string(to.value) + " is not known; add_peer() first");
   }
   Peer& peer = *found->second;
-  const bool has_few = peer.in_provider + peer.waiting < kFewSends;
-  if (sends_ >= (has_few ? kMaxSends : kMaxSends / 2) || peer.waiting >= kMaxWaitingPerPeer) return Status::again();
+  // In the provider or waiting for it.
+  if (!transport::takes_send(sends_, peer.in_provider + peer.waiting)) return Status::again();
   Operation* operation = prepare(tag, first, second, token);
   if (operation == nullptr) return Status::again();
   operation->peer = &peer;

@@ -16,10 +16,7 @@ namespace {
 
 using transport::Completion;
 using transport::kMaxOperations;
-using transport::kMaxSends;
 
-constexpr std::size_t kMaxSendsPerPeer = 1024;  // One unreachable peer must not use up the endpoint's sends,
-constexpr std::size_t kFewSends = 32;           // nor some that do not read: half is for who has no more than these.
 constexpr std::size_t kFlushBytes = 64 << 10;   // Worth a call of its own; smaller sends leave together, with poll().
 constexpr std::size_t kEnoughBytes = 64 << 10;  // Read in one poll, where something is complete.
 constexpr std::size_t kMostTurns = 4;           // Reads of what is known to be there, before others are looked for.
@@ -75,10 +72,7 @@ Status TcpEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> fir
     return Status(Code::kInvalidArgument, "post_send of " + std::to_string(memory.size()) + " bytes to peer " +
                                               std::to_string(to.value) + "; a message has at most 4 GiB");
   }
-  if (sends_ >= (peer.count < kFewSends ? kMaxSends : kMaxSends / 2) || peer.count >= kMaxSendsPerPeer ||
-      posts() >= kMaxOperations) {
-    return Status::again();
-  }
+  if (!transport::takes_send(sends_, peer.count) || posts() >= kMaxOperations) return Status::again();
   Send* const send = send_pool_.take();
   send->token = token;
   send->tag = tag;
