@@ -109,6 +109,7 @@ class FabricEndpoint final : public transport::Endpoint {
   memory::Domain* memory() const override { return memory_.domain; }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
+  bool takes_sends() const override { return sends_ < transport::kMaxSends && operations_.has_room(); }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<Completion> completions) override;
@@ -257,7 +258,7 @@ Status FabricEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> 
   }
   Peer& peer = *found->second;
   // In the provider or waiting for it.
-  if (!transport::takes_send(sends_, peer.in_provider + peer.waiting)) return Status::again();
+  if (!takes_sends() || !transport::takes_send(sends_, peer.in_provider + peer.waiting)) return Status::again();
   Operation* operation = prepare(tag, first, second, token);
   if (operation == nullptr) return Status::again();
   operation->peer = &peer;

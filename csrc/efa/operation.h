@@ -72,6 +72,7 @@ class OperationPool final {
     operation->next = nullptr;
     return operation;
   }
+  bool has_room() const { return free_ != nullptr || may_grow(); }
   void give_back(Operation* operation) noexcept {
     operation->state = OperationState::kFree;
     for (memory::Hold& hold : operation->holds) hold.reset();
@@ -100,8 +101,9 @@ class OperationPool final {
   static constexpr std::size_t kBlock = 256;
   using Block = std::array<Operation, kBlock>;
 
+  bool may_grow() const { return blocks_.size() * kBlock < limit_; }
   bool grow() {
-    if (blocks_.size() * kBlock >= limit_) return false;
+    if (!may_grow()) return false;
     blocks_.push_back(std::make_unique<Block>());
     for (Operation& operation : *blocks_.back()) {
       operation.next = free_;

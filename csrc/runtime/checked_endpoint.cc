@@ -406,6 +406,8 @@ Status CheckedEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte>
                                   std::span<const std::byte> second, Token token) {
   return impl_->post_send(to, tag, first, second, token);
 }
+bool CheckedEndpoint::takes_sends() const { return impl_->inner().takes_sends(); }
+
 Status CheckedEndpoint::post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) {
   return impl_->post_receive(tag, first, second, token);
 }

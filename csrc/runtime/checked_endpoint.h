@@ -61,6 +61,7 @@ class CheckedEndpoint final : public transport::Endpoint {
   memory::Domain* memory() const override;
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
+  bool takes_sends() const override;
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<transport::Completion> completions) override;

@@ -157,23 +157,24 @@ class Pump<Engine>::Impl {
     return found == lines_.end() ? nullptr : &found->second;
   }
 
-  /// A peer that nothing is on its way to is refused only where the whole endpoint is full (transport.h): then nobody
-  /// else is tried, or each message among thousands of lines would cost a try of all. Peers in this process have their
-  /// own way.
+  /// Where the endpoint is full, nobody else is tried: each message among thousands of lines would cost a try of all.
+  /// Peers in this process have a way of their own.
   bool retry_lines() {
+    if (lines_.empty()) return false;
     bool any = false;
-    bool is_full = false;
-    for (auto line = lines_.begin(); line != lines_.end();) {
-      const bool goes_apart = is_near(line->first);
-      if (is_full && !goes_apart) {
-        if (options_.near.empty()) break;
-        ++line;
-        continue;
-      }
-      for (; !line->second.empty() && carry_out_any(line->second.front()); line->second.pop_front()) any = true;
-      is_full = is_full || (!line->second.empty() && !goes_apart && peers_[line->first].sends == 0);
-      line = line->second.empty() ? lines_.erase(line) : std::next(line);
+    for (const NearPeer& near : options_.near) {
+      if (auto line = lines_.find(near.peer); line != lines_.end()) any |= retry_line(line);
     }
+    for (auto line = lines_.begin(); line != lines_.end() && endpoint_.takes_sends();) any |= retry_line(line);
+    return any;
+  }
+
+  /// Goes on to the next one.
+  bool retry_line(std::map<PeerId, Line>::iterator& line) {
+    const std::size_t before = line->second.size();
+    while (!line->second.empty() && carry_out_any(line->second.front())) line->second.pop_front();
+    const bool any = line->second.size() < before;
+    line = line->second.empty() ? lines_.erase(line) : std::next(line);
     return any;
   }
 

@@ -26,6 +26,7 @@ class RoutedEndpoint final : public transport::Endpoint {
   memory::Domain* memory() const override { return far_->memory(); }
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
+  bool takes_sends() const override { return far_->takes_sends(); }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
   Status post_receive_from(PeerId from, Tag tag, std::span<std::byte> first, std::span<std::byte> second,
                            Token token) override;

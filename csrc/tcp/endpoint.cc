@@ -72,7 +72,7 @@ Status TcpEndpoint::post_send(PeerId to, Tag tag, std::span<const std::byte> fir
     return Status(Code::kInvalidArgument, "post_send of " + std::to_string(memory.size()) + " bytes to peer " +
                                               std::to_string(to.value) + "; a message has at most 4 GiB");
   }
-  if (!transport::takes_send(sends_, peer.count) || posts() >= kMaxOperations) return Status::again();
+  if (!takes_sends() || !transport::takes_send(sends_, peer.count)) return Status::again();
   Send* const send = send_pool_.take();
   send->token = token;
   send->tag = tag;

@@ -14,6 +14,7 @@
 #include "tcp/interface.h"
 #include "tcp/receiver.h"
 #include "tcp/tcp.h"
+#include "transport/limits.h"
 
 namespace herring::tcp {
 
@@ -30,6 +31,7 @@ class TcpEndpoint final : public Endpoint {
   void remove_peer(PeerId id) override;
   Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                    Token token) override;
+  bool takes_sends() const override { return sends_ < transport::kMaxSends && posts() < transport::kMaxOperations; }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override;
   void cancel_receive(Token token) override;
   std::size_t poll(std::span<transport::Completion> completions) override;

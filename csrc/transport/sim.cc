@@ -95,10 +95,14 @@ class SimNetwork::State {
     for (const std::uint64_t id : gone) messages_.erase(id);
   }
 
+  bool takes_sends(std::size_t index) const {
+    return nodes_[index].sends < options_.max_sends && !is_full(nodes_[index]);
+  }
+
   Status send(std::size_t from, std::size_t to, Tag tag, std::span<const std::byte> first,
               std::span<const std::byte> second, Token token) {
     Node& node = nodes_[from];
-    if (node.sends >= options_.max_sends || is_full(node) || chance(options_.again_chance)) {
+    if (!takes_sends(from) || chance(options_.again_chance)) {
       ++stats_.refused;
       return Status::again();
     }
@@ -507,6 +511,7 @@ class SimEndpoint final : public Endpoint {
     }
     return state_->send(index_, found->second, tag, first, second, token);
   }
+  bool takes_sends() const override { return state_->takes_sends(index_); }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override {
     if (is_shut_) return shut();
     return state_->receive(index_, tag, first, second, token);

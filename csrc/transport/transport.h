@@ -49,10 +49,12 @@ class Endpoint {
   virtual memory::Domain* memory() const { return nullptr; }
 
   /// Sends first + second as one message to a receive with the same tag. Both spans are borrowed until the completion.
-  /// kAgain: the queue is full, nothing happened, poll and try again. A peer that no send is on its way to gets that
-  /// only where every other such peer would get it too. Every accepted post completes exactly once.
+  /// kAgain: the queue is full, nothing happened, poll and try again. Every accepted post completes exactly once.
   virtual Status post_send(PeerId to, Tag tag, std::span<const std::byte> first, std::span<const std::byte> second,
                            Token token) = 0;
+  /// False where no send is taken now, whoever it goes to: who has some for thousands of peers need not try each. Of an
+  /// endpoint that reaches some peers another way this is about the others.
+  virtual bool takes_sends() const { return true; }
   /// Receives one message with this tag from anyone (of several receives with one tag, any; only kControlTag has many):
   /// its first first.size() bytes into `first`, the rest into `second`. A longer message completes with a status that
   /// is not ok.

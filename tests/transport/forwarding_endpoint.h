@@ -22,6 +22,7 @@ class ForwardingEndpoint : public Endpoint {
                    Token token) override {
     return inner_->post_send(to, tag, first, second, token);
   }
+  bool takes_sends() const override { return inner_->takes_sends(); }
   Status post_receive(Tag tag, std::span<std::byte> first, std::span<std::byte> second, Token token) override {
     return inner_->post_receive(tag, first, second, token);
   }

@@ -304,7 +304,28 @@ TEST_P(NetworkEndpoint, OneUnreachablePeerCannotUseUpAllSends) {
   while (accepted < 100'000 && endpoint.post_send(PeerId{9}, Tag{1}, data, {}, Token{accepted}).is_ok()) ++accepted;
   EXPECT_LT(accepted, 100'000u);
   EXPECT_TRUE(endpoint.post_send(PeerId{9}, Tag{1}, data, {}, Token{accepted}).is_again());
+  EXPECT_TRUE(endpoint.takes_sends()) << "of others";
   EXPECT_TRUE(endpoint.post_send(PeerId{1}, Tag{1}, data, {}, Token{accepted}).is_ok());
+}
+
+/// Who has sends for thousands of peers tries none of them then.
+TEST_P(NetworkEndpoint, AnEndpointThatIsFullForEverybodySaysSo) {
+  HERRING_NETWORK_OPEN(1);
+  auto& endpoint = *parties_[0].endpoint;
+  const Bytes data = pattern(8, 1);
+  const transport::Address vacant = vacant_address(*network_);
+  std::uint64_t token = 0;
+  for (std::uint32_t peer = 10; endpoint.takes_sends(); ++peer) {
+    ASSERT_LT(peer, 2000u);
+    endpoint.add_peer(PeerId{peer}, vacant);
+    ASSERT_TRUE(endpoint.post_send(PeerId{peer}, Tag{1}, data, {}, Token{token}).is_ok()) << "it had room";
+    while (endpoint.post_send(PeerId{peer}, Tag{1}, data, {}, Token{++token}).is_ok()) continue;
+  }
+  endpoint.add_peer(PeerId{9}, vacant);
+  EXPECT_TRUE(endpoint.post_send(PeerId{9}, Tag{1}, data, {}, Token{token}).is_again());
+  endpoint.remove_peer(PeerId{10});
+  ASSERT_TRUE(until([&] { return endpoint.takes_sends(); }));
+  EXPECT_TRUE(endpoint.post_send(PeerId{9}, Tag{1}, data, {}, Token{token}).is_ok());
 }
 
 /// A process that is stopped, or busy with something else, for a while.
