@@ -80,7 +80,7 @@ def servers(row: Report) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60, help="steps of the transformer (default 60)")
+    parser.add_argument("--steps", type=int, default=45, help="steps of the transformer (default 45)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # So that the folder goes, too.
     start = time.monotonic()

@@ -159,8 +159,7 @@ Backend::Millis Backend::time_limit(Millis asked) const {
   return asked.count() > 0 ? clamp_timeout(asked) : Millis(timeout_ms_.load());
 }
 
-template <class CallOptions>
-WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& call) {
+WorkInfo Backend::open(c10d::OpType type, const char* title, bool is_async, std::chrono::milliseconds timeout) {
   check_open(title);
   // All ranks count a group's operations alike: what is still being copied from an accelerator was called before.
   process_->stager->wait_until_started();
@@ -169,8 +168,8 @@ WorkInfo Backend::open(c10d::OpType type, const char* title, const CallOptions& 
   info.op_type = type;
   info.title = title;
   info.sequence = ++sequence_;
-  info.is_async = call.asyncOp;
-  info.timeout = time_limit(call.timeout);
+  info.is_async = is_async;
+  info.timeout = time_limit(timeout);
   return info;
 }
 

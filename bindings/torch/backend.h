@@ -120,7 +120,10 @@ class Backend final : public c10d::Backend {
 
   /// Throws where the group is destroyed or the process forked; else starts the description of a call.
   template <class CallOptions>
-  WorkInfo open(c10d::OpType type, const char* title, const CallOptions& call);
+  WorkInfo open(c10d::OpType type, const char* title, const CallOptions& call) {
+    return open(type, title, call.asyncOp, call.timeout);
+  }
+  WorkInfo open(c10d::OpType type, const char* title, bool is_async, std::chrono::milliseconds timeout);
   void check_open(const char* title) const;
   /// Of a call that asks for `asked`; 0: the group's.
   Millis time_limit(Millis asked) const;

@@ -1,24 +1,27 @@
-// The binding's one translation unit: torch's headers cost most of the compile time, so they are read once.
+// The first of the binding's two translation units (process_group.cc): the module, and collectives made of messages.
+// torch's headers cost nearly half of the compile time. So there are two, which are compiled at once and take equally
+// long, and not one for each file.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 
-#include "backend.cc"
-#include "batch.cc"
+#include "backend.h"
+#include "batch.h"
+#include "device.h"
+#include "gil.h"
+#include "handed.h"
+#include "host_memory.h"
+#include "pack.h"
+#include "parted.h"
+#include "peers.h"
+#include "tensors.h"
+#include "work.h"
+
 #include "composed.cc"
-#include "device.cc"
-#include "handed.cc"
-#include "host_memory.cc"
 #include "messages.cc"
 #include "monitored.cc"
-#include "pack.cc"
-#include "parted.cc"
-#include "peers.cc"
 #include "sparse.cc"
-#include "staged.cc"
-#include "tensors.cc"
-#include "work.cc"
 
 namespace herring::torch_binding {
 namespace {

@@ -96,7 +96,7 @@ def describe() -> tuple[str, str]:
         _build.check_build(torch.__version__, bool(torch._C._GLIBCXX_USE_CXX11_ABI))
     except _build.BuildError as error:
         return "impossible", str(error)
-    return "to build", "no binding for it yet: its first use builds one in about 40 s, or now: herring build torch"
+    return "to build", "no binding for it yet: its first use builds one in about 25 s, or now: herring build torch"
 
 
 def cache_folder(digest: str) -> Path:
@@ -143,7 +143,7 @@ def _say_why(name: str, folder: Path) -> None:
     reason = f" (the installed binding is for {', '.join(others)})" if others else ""
     say(
         logging.WARNING,
-        f"building the torch {torch.__version__} binding once, about 40 s, in {folder}{reason}",
+        f"building the torch {torch.__version__} binding once, about 25 s, in {folder}{reason}",
         "herring",
     )
 

@@ -1,4 +1,4 @@
-"""Builds the torch binding (bindings/torch) against the torch of the running interpreter, with one compiler run.
+"""Builds the torch binding (bindings/torch) against the torch of the running interpreter.
 
 c10d promises no ABI between torch releases, so a binding belongs to the torch whose headers built it. It is built when
 Herring is installed where torch already is, else at the backend's first use, into a cache.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _COMPILE_LIMIT_S = 600
 _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
+_UNITS = ("module.cc", "process_group.cc")  # Compiled at the same time; each includes several files.
 # What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
 HEADERS = (
     "collectives/message_plan.h", "cuda/kernels/tables.h", "cuda/kernels/twins.h", "cuda/open.h",
@@ -54,7 +56,8 @@ class Sources:
             (checkout / "bindings" / "torch", checkout / "csrc"),
         )
         for folder, headers in candidates:
-            if all(each.is_file() for each in (folder / "module.cc", *(headers / name for name in HEADERS))):
+            needed = [*(folder / name for name in _UNITS), *(headers / name for name in HEADERS)]
+            if all(each.is_file() for each in needed):
                 break
         else:
             looked = " or ".join(str(folder) for folder, _ in candidates)
@@ -137,33 +140,46 @@ def build_into(directory: Path, python: str | None = None) -> Path:
     target = directory / f"{name}.so"
     with tempfile.TemporaryDirectory(dir=directory, prefix=".build-") as scratch:
         output = Path(scratch) / target.name
-        _run(compile_command(sources, name, output, torch.__version__, directory))
+        objects = [Path(scratch) / f"{unit}.o" for unit in _UNITS]
+        _run(compile_commands(sources, name, objects, torch.__version__))
+        _run([link_command(sources, objects, output, directory)])
         os.replace(output, target)  # A reader sees the old file or the whole new one.
     return target
 
 
-def compile_command(sources: Sources, name: str, output: Path, torch_version: str, directory: Path) -> list[str]:
-    """The one compiler run."""
+def compile_commands(sources: Sources, name: str, objects: list[Path], torch_version: str) -> list[list[str]]:
+    """One compiler run for each unit."""
     import torch
     from torch.utils import cpp_extension
 
     python_headers = sysconfig.get_paths()["include"]
     if not Path(python_headers, "Python.h").is_file():
         raise BuildError(f"{python_headers}/Python.h is not there: apt-get install python3-dev")
-    library_paths = cpp_extension.library_paths()
-    # Found where the package stays together, and (for a binding in a cache) where it is now.
-    run_paths = [f"$ORIGIN/{os.path.relpath(sources.library_folder, directory.resolve())}", str(sources.library_folder)]
-    libraries = ["herring", "torch", "torch_cpu", "c10", "torch_python"]
-    return [
+    common = [
         *_compiler(),
-        *("-std=c++20", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread"),
+        *("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-DHERRING_TORCH_MODULE={name}",
         f'-DHERRING_TORCH_STAMP="{stamp(torch_version, sources.digest())}"',
         *(f"-isystem{path}" for path in [*cpp_extension.include_paths(), python_headers]),
         *(f"-I{path}" for path in (sources.headers, sources.folder)),
-        str(sources.folder / "module.cc"),
-        *("-o", str(output)),
+    ]
+    return [
+        [*common, "-c", str(sources.folder / unit), "-o", str(file)] for unit, file in zip(_UNITS, objects, strict=True)
+    ]
+
+
+def link_command(sources: Sources, objects: list[Path], output: Path, directory: Path) -> list[str]:
+    """What makes the module of them."""
+    from torch.utils import cpp_extension
+
+    library_paths = cpp_extension.library_paths()
+    # Found where the package stays together, and (for a binding in a cache) where it is now.
+    run_paths = [f"$ORIGIN/{os.path.relpath(sources.library_folder, directory.resolve())}", str(sources.library_folder)]
+    libraries = ["herring", "torch", "torch_cpu", "c10", "torch_python"]
+    return [
+        *(*_compiler(), "-shared", "-pthread"),
+        *(*map(str, objects), "-o", str(output)),
         *(f"-L{path}" for path in [*map(str, [sources.library_folder]), *library_paths]),
         *(f"-l{library}" for library in libraries),
         *(f"-Wl,-rpath,{path}" for path in run_paths),
@@ -186,16 +202,33 @@ def _compiler() -> list[str]:
     )
 
 
-def _run(command: list[str]) -> None:
+def _run(commands: list[list[str]]) -> None:
+    """All at the same time. Raises BuildError for the first that fails; none is left behind."""
+    deadline = time.monotonic() + _COMPILE_LIMIT_S
+    runs: list[subprocess.Popen[str]] = []
     try:
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"the compiler did not finish in {_COMPILE_LIMIT_S} s: {shlex.join(command)}") from None
-    if outcome.returncode != 0:
-        raise BuildError(
-            f"the torch binding does not compile (exit {outcome.returncode}):\n{_tail(outcome.stderr.splitlines())}\n"
-            f"The command was: {shlex.join(command)}"
-        )
+        runs += [
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for command in commands
+        ]
+        for command, run in zip(commands, runs, strict=True):
+            try:
+                _, errors = run.communicate(timeout=max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                raise BuildError(
+                    f"the compiler did not finish in {_COMPILE_LIMIT_S} s: {shlex.join(command)}"
+                ) from None
+            if run.returncode != 0:
+                raise BuildError(
+                    f"the torch binding does not compile (exit {run.returncode}):\n{_tail(errors.splitlines())}\n"
+                    f"The command was: {shlex.join(command)}"
+                )
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
 
 
 def _tail(lines: Iterable[str], count: int = 30) -> str:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_what_a_wheel_carries_is_all_that_the_binding_includes(tmp_path: Path) -
     copying += f"runpy.run_path({str(setup)!r})['CMakeBuild'].copy_sources(pathlib.Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", copying], check=True, cwd=ROOT)
     folders = [tmp_path / "_torch_src", tmp_path / "include"]
-    waiting, seen = [folders[0] / "module.cc"], set()
+    waiting, seen = [folders[0] / unit for unit in _build._UNITS], set()
     while waiting:
         source = waiting.pop()
         for name in re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE):
@@ -119,6 +120,25 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CXX", str(compiler))
     with pytest.raises(_build.BuildError, match=r"exit 4(.|\n)*out of luck"):
         _build.build_into(tmp_path / "out")
+
+
+def test_the_unit_that_fails_is_quoted_and_no_compiler_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are compiled at the same time."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"""#!/bin/sh
+case "$*" in
+  *{_build._UNITS[0]}*) echo 'error: in the first' >&2; exit 4;;
+  *) echo $$ > {tmp_path}/other; exec sleep 100;;
+esac
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    start = time.monotonic()
+    with pytest.raises(_build.BuildError, match=r"exit 4(.|\n)*in the first(.|\n)*" + _build._UNITS[0]):
+        _build.build_into(tmp_path / "out")
+    assert time.monotonic() - start < 60
+    other = tmp_path / "other"
+    assert not other.exists() or not Path(f"/proc/{other.read_text().strip()}").exists(), "the other one goes on"
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

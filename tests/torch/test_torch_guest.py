@@ -153,7 +153,8 @@ def broken_copy(folder: Path, *damages: str) -> None:
                 shutil.rmtree(source, ignore_errors=True)
         elif damage == "bad sources":
             (package / "_torch_src").mkdir(exist_ok=True)
-            (package / "_torch_src" / "module.cc").write_text("#error out of luck\n")
+            for unit in _build._UNITS:
+                (package / "_torch_src" / unit).write_text("#error out of luck\n")
             shutil.copytree(PACKAGE.parent / "csrc" / "core", package / "include" / "core", dirs_exist_ok=True)
             for header in _build.HEADERS:
                 (package / "include" / header).parent.mkdir(parents=True, exist_ok=True)
