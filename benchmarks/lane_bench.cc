@@ -6,16 +6,21 @@
 //
 // ns = median over turns of the time in the engine's calls, for each chunk and contributor; a constant means that the
 // cost of a chunk grows with its contributors and not with their square. The pushes of a chunk come in a random order.
-// "at once": so many operations have been announced before the first push.
+// "at once": so many operations have been announced before the first push. --failover: as where server processes can
+// replace each other, with a receipt of each contributor for each operation.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
+#include <memory>
 #include <random>
 #include <span>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -38,8 +43,8 @@ struct Cost {
 
 class Lane final {
  public:
-  explicit Lane(std::uint32_t workers)
-      : workers_(workers), slots_(std::size_t{workers} * kWindow * kChunkBytes), next_(workers) {
+  Lane(std::uint32_t workers, bool failover)
+      : workers_(workers), failover_(failover), slots_(std::size_t{workers} * kWindow * kChunkBytes), next_(workers) {
     server::EngineConfig config;
     config.self = PeerId{workers};
     config.job_id = kJob;
@@ -47,6 +52,7 @@ class Lane final {
     config.max_chunk_bytes = kChunkBytes;
     config.window = kWindow;
     config.max_eager_bytes = 0;
+    config.failover = failover;
     engine_ = std::make_unique<server::Engine>(config, slots_);
   }
 
@@ -61,6 +67,7 @@ class Lane final {
       std::vector<Event> now;
       now.swap(events_);
       std::ranges::shuffle(now, random_);
+      std::ranges::move(std::exchange(receipts_, {}), std::back_inserter(events_));
       chunks += timed([&] { tell(now); });
       collect(chunks);
     }
@@ -75,9 +82,10 @@ class Lane final {
  private:
   /// What happens next to the engine.
   struct Event {
-    enum class Kind : std::uint8_t { kPushed, kReduced, kSent } kind;
+    enum class Kind : std::uint8_t { kPushed, kReduced, kSent, kControl } kind;
     Token token;
     wire::Header header;
+    std::vector<std::byte> body = {};
   };
 
   template <class Call>
@@ -119,8 +127,8 @@ class Lane final {
     }
   }
 
-  void tell(std::span<const Event> events) {
-    for (const Event& event : events) {
+  void tell(std::span<Event> events) {
+    for (Event& event : events) {
       switch (event.kind) {
         case Event::Kind::kPushed:
           engine_->on_received({}, event.token, Status::ok(), event.header);
@@ -130,6 +138,9 @@ class Lane final {
           break;
         case Event::Kind::kSent:
           engine_->on_sent({}, event.token, Status::ok());
+          break;
+        case Event::Kind::kControl:
+          engine_->on_control({}, event.header, event.body, Token{0});
           break;
       }
     }
@@ -150,6 +161,7 @@ class Lane final {
       if (send == nullptr) continue;
       events_.push_back({Event::Kind::kSent, send->token, {}});
       if (send->header.type == wire::MessageType::kGrant) answer(*send);
+      if (send->header.type == wire::MessageType::kResult && failover_) confirm(*send);
     }
     return !events_.empty();
   }
@@ -169,7 +181,19 @@ class Lane final {
     }
   }
 
+  /// The worker has all of an operation's results.
+  void confirm(const SendAction& result) {
+    const std::uint64_t announced = result.header.tag - result.header.chunk;
+    if (++results_[announced] < kChunks) return;
+    results_.erase(announced);
+    Event event{Event::Kind::kControl, {}, header(0, result.to.value, wire::MessageType::kReceipt)};
+    event.body = wire::encode_list(std::vector{announced});
+    event.header.payload_bytes = static_cast<std::uint32_t>(event.body.size());
+    receipts_.push_back(std::move(event));
+  }
+
   const std::uint32_t workers_;
+  const bool failover_;
   std::vector<std::byte> slots_;
   std::unique_ptr<server::Engine> engine_;
   std::vector<std::uint64_t> next_;
@@ -177,6 +201,8 @@ class Lane final {
   std::uint64_t next_tag_ = 1000;
   Actions actions_;
   std::unordered_map<std::uint64_t, Token> posted_;
+  std::unordered_map<std::uint64_t, std::uint32_t> results_;  // By announce: how many its worker has.
+  std::vector<Event> receipts_;                               // For the next turn: all results are sent by then.
   std::vector<Event> events_;
   std::mt19937 random_{1};
 };
@@ -190,12 +216,19 @@ double median(std::vector<double> values) {
 
 int main(int argc, char** argv) {
   std::vector<std::uint32_t> counts;
-  for (int i = 1; i < argc; ++i) counts.push_back(static_cast<std::uint32_t>(std::max(1, std::atoi(argv[i]))));
+  bool failover = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--failover") {
+      failover = true;
+      continue;
+    }
+    counts.push_back(static_cast<std::uint32_t>(std::max(1, std::atoi(argv[i]))));
+  }
   if (counts.empty()) counts = {8, 64, 512, 2048};
   std::printf("contributors  at once  ns/announce  ns/(chunk x contributor)  us/chunk\n");
   for (const std::uint32_t count : counts) {
     for (const std::uint32_t operations : {1u, 4u}) {
-      Lane lane(count);
+      Lane lane(count, failover);
       std::vector<double> announces;
       std::vector<double> chunks;
       lane.run(operations);

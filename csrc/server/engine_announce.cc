@@ -168,9 +168,8 @@ void Engine::Impl::process_announce(Instant now, Arrival& arrival) {
   if (join_tombstone(now, header, *announce)) return;
   Op* op = find_live(key_of(header));
   if (op != nullptr) {
-    const auto mine = std::find_if(op->participants.begin(), op->participants.end(),
-                                   [peer](const Participant& participant) { return participant.peer == peer; });
-    if (mine != op->participants.end() && mine->has_everything()) {
+    const Participant* const mine = op->find(peer);
+    if (mine != nullptr && mine->has_everything()) {
       // Its share of this one is over and it has started the next one of the same name.
       if (has_deferred(*op, peer)) {
         refuse(Status(Code::kProtocol, "rank " + std::to_string(peer.value) + " announced " +
@@ -308,9 +307,7 @@ Status Engine::Impl::check_place(const Op& op, const wire::Header& header, const
     return Status(Code::kProtocol, "rank " + std::to_string(header.sender) + " announced " +
                                        to_string(announce.descriptor) + " " + what);
   };
-  for (const Participant& other : op.participants) {
-    if (other.peer.value == header.sender) return wrong("twice");
-  }
+  if (op.find(PeerId{header.sender}) != nullptr) return wrong("twice");
   if (announce.contributor >= op.owners.size()) return Status::ok();
   const auto& owners = op.owners[announce.contributor];
   if (owners.empty()) return Status::ok();
@@ -353,9 +350,9 @@ Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, c
     participant.counted = true;
   }
   charge(op, participant);
-  op.participants.push_back(std::move(participant));
+  Participant& added = op.add(std::move(participant));
   place_participant(op, static_cast<std::uint32_t>(op.participants.size() - 1));
-  return op.participants.back();
+  return added;
 }
 
 /// Its data is the end of the body, which stays where it is.

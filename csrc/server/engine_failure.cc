@@ -62,13 +62,11 @@ void Engine::Impl::handle_cancel(Instant now, const wire::Header& header, std::s
     return;
   }
   Op* live = find_live(key_of(header));
-  if (live != nullptr) {
-    for (Participant& participant : live->participants) {
-      if (participant.peer != peer || participant.tag != header.tag) continue;
-      participant.gave_up_after = header.count;
-      fail(now, *live, wire::decode_reason(body));
-      return;
-    }
+  if (Participant* const mine = live == nullptr ? nullptr : live->find(peer);
+      mine != nullptr && mine->tag == header.tag) {
+    mine->gave_up_after = header.count;
+    fail(now, *live, wire::decode_reason(body));
+    return;
   }
   if (Op* failed = find_failed(key_of(header), peer, header.tag); failed != nullptr) {
     for (Participant& participant : failed->participants) {
@@ -118,8 +116,7 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   }
   Op* op = find_live(key_of(header));
   if (op != nullptr) {
-    const auto mine = std::find_if(op->participants.begin(), op->participants.end(), takes_part);
-    if (mine != op->participants.end()) {
+    if (const Participant* const mine = op->find(peer); mine != nullptr) {
       if (!mine->has_everything()) {
         ++stats_.messages_rejected;
         return;
@@ -141,7 +138,7 @@ void Engine::Impl::give_up_unannounced(Instant now, const wire::Header& header, 
   }
   if (fresh) op = &create_op(key_of(header), now);
   charge(*op, participant);
-  op->participants.push_back(std::move(participant));
+  op->add(std::move(participant));
   const auto place = header.chunk;
   const bool room = place >= op->owners.size() || op->owners[place].empty() ||
                     op->owners[place].size() < op->participants[op->owners[place].front()].announcers;
@@ -282,9 +279,8 @@ bool Engine::Impl::waits_in_vain(const Op& op, PeerId left) const {
 /// Whether an operation cannot finish without this worker. Where nobody knows yet who belongs to a group, it is not
 /// said.
 bool Engine::Impl::needs(const Op& op, PeerId peer) const {
-  for (const Participant& participant : op.participants) {
-    if (participant.peer != peer) continue;
-    return !participant.silent && (!participant.has_everything() || !participant.has_all_data());
+  if (const Participant* const mine = op.find(peer); mine != nullptr) {
+    return !mine->silent && (!mine->has_everything() || !mine->has_all_data());
   }
   if (op.absentees() > 0 && op.state != OpState::kGathering) return true;
   if (op.state != OpState::kGathering) return false;

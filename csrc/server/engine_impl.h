@@ -168,6 +168,7 @@ struct Op {
   OpState state = OpState::kGathering;
   wire::Announce shape;  // What the first one said.
   std::vector<Participant> participants;
+  std::vector<std::uint32_t> places;               // By peer: 1 + where it is among these; 0, or no entry: nowhere.
   std::vector<std::vector<std::uint32_t>> owners;  // By contributor: participants, in order of their first chunk.
   std::uint32_t contributors_complete = 0;
   bool disagreed = false;
@@ -198,6 +199,19 @@ struct Op {
 
   std::unique_ptr<Backup> backup;  // Null: all take part.
 
+  /// Null where it has no part in it. A worker has one at most while the operation lives.
+  Participant* find(PeerId peer) {
+    const std::uint32_t place = peer.value < places.size() ? places[peer.value] : 0;
+    return place == 0 ? nullptr : &participants[place - 1];
+  }
+  const Participant* find(PeerId peer) const { return const_cast<Op*>(this)->find(peer); }
+  Participant& add(Participant participant) {
+    const std::size_t peer = participant.peer.value;
+    if (places.size() <= peer) places.resize(peer + 1);
+    participants.push_back(std::move(participant));
+    places[peer] = static_cast<std::uint32_t>(participants.size());
+    return participants.back();
+  }
   Instant due() const { return std::min(deadline, stalls_at); }
   bool is_live() const { return state == OpState::kGathering || state == OpState::kReady || state == OpState::kKept; }
   bool may_lack_some() const { return backup != nullptr; }
@@ -344,6 +358,7 @@ class Engine::Impl {
   void make_ready(Instant now, Op& op);
 
   // engine_records.cc
+  std::uint64_t record_bytes_of(std::uint32_t contributors, bool is_first) const;
   void charge(Op& op, Participant& participant);
   void add_records(PeerId peer, std::uint64_t bytes);
   void drop_records(PeerId peer, std::uint64_t bytes);
@@ -466,9 +481,6 @@ class Engine::Impl {
   Actions actions_;
   EngineStats stats_;
 };
-
-/// What one more announce of an operation of so many contributors takes.
-std::uint64_t record_bytes_of(std::uint32_t contributors, bool is_first);
 
 /// "rank 3", "ranks 0-2, 5"; sorts its argument.
 std::string rank_list(std::vector<std::uint32_t> ranks);

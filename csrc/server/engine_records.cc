@@ -13,10 +13,12 @@ constexpr std::uint64_t kIndexBytes = 4 * kNodeBytes;
 
 }  // namespace
 
-std::uint64_t record_bytes_of(std::uint32_t contributors, bool is_first) {
+/// `is_first`: whoever comes first pays for the operation's own record, which has a place for each worker of the job.
+std::uint64_t Engine::Impl::record_bytes_of(std::uint32_t contributors, bool is_first) const {
   const std::uint64_t mine = sizeof(Participant) + 2 * kNodeBytes;
   if (!is_first) return mine;
-  return mine + sizeof(Op) + kIndexBytes + std::uint64_t{contributors} * sizeof(std::vector<std::uint32_t>);
+  return mine + sizeof(Op) + kIndexBytes + config_.workers * sizeof(std::uint32_t) +
+         std::uint64_t{contributors} * sizeof(std::vector<std::uint32_t>);
 }
 
 /// Takes the records of a participant into account; whoever comes first pays for the operation's.

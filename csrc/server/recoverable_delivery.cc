@@ -48,20 +48,18 @@ void Engine::Impl::RecoverableDelivery::note(Op& op, const wire::Header& header,
 /// Receives are posted for chunks that this process does not push.
 void Engine::Impl::RecoverableDelivery::handle_ready(Instant now, const wire::Header& header) {
   Op* op = engine_.find_live(key_of(header));
-  const auto mine = [&](const Participant& participant) {
-    return participant.peer.value == header.sender && participant.tag == header.offset && !participant.silent;
-  };
   if (op == nullptr || op->state != OpState::kReady) {
     const Op* const failed = engine_.find_failed(key_of(header), PeerId{header.sender}, header.offset);
     if (failed == nullptr) ++engine_.stats_.messages_rejected;
     return;
   }
-  const auto found = std::find_if(op->participants.begin(), op->participants.end(), mine);
-  if (found == op->participants.end() || header.count > op->chunks || header.chunk > op->chunks - header.count) {
+  const Participant* const mine = op->find(PeerId{header.sender});
+  if (mine == nullptr || mine->tag != header.offset || mine->silent || header.count > op->chunks ||
+      header.chunk > op->chunks - header.count) {
     ++engine_.stats_.messages_rejected;
     return;
   }
-  const auto index = static_cast<std::uint32_t>(found - op->participants.begin());
+  const auto index = static_cast<std::uint32_t>(mine - op->participants.data());
   const std::uint64_t id = op->id;
   for (std::uint32_t number = header.chunk; number < header.chunk + header.count; ++number) {
     const auto chunk = op->in_flight.find(number);
@@ -89,17 +87,15 @@ void Engine::Impl::RecoverableDelivery::handle_receipt(Instant now, const wire::
     const auto known = worker.unsettled.find(tag);
     if (known == worker.unsettled.end()) continue;  // Failed or given up here.
     Op& op = *engine_.find_op(known->second);
-    for (Participant& participant : op.participants) {
-      if (participant.peer.value != header.sender || participant.tag != tag) continue;
-      if (!participant.has_everything() || participant.receipted) {
-        ++engine_.stats_.messages_rejected;
-        break;
-      }
-      participant.receipted = true;
-      op.urgent |= (header.flags & wire::kFlagUrgent) != 0;
-      settle(now, op);
-      break;
+    Participant* const mine = op.find(PeerId{header.sender});
+    if (mine == nullptr || mine->tag != tag) continue;
+    if (!mine->has_everything() || mine->receipted) {
+      ++engine_.stats_.messages_rejected;
+      continue;
     }
+    mine->receipted = true;
+    op.urgent |= (header.flags & wire::kFlagUrgent) != 0;
+    settle(now, op);
   }
 }
 

@@ -99,8 +99,8 @@ std::uint32_t number(const char* name, std::uint32_t otherwise) {
 }
 
 // A job of 2,048 workers and 256 servers, of which either a few lanes or a few workers are played: what a lane and what
-// a worker has posted depends on the other number alone. HERRING_TEST_LANES=256 plays the whole job in the first one
-// (13 GB of memory); HERRING_TEST_WORKERS makes it smaller.
+// a worker has posted depends on the other number alone. HERRING_TEST_LANES=n plays more of the lanes in the first one
+// (5 s for each; all 256 take 17 GB and more than half an hour), HERRING_TEST_WORKERS=n fewer workers.
 TEST(Scale, LanesOfTwoThousandWorkersAnd256ServersLoseOneOfThem) {
   const std::uint32_t workers = number("HERRING_TEST_WORKERS", 2048);
   const std::uint32_t lanes = number("HERRING_TEST_LANES", 2);
