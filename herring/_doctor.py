@@ -15,7 +15,7 @@ from pathlib import Path
 from herring import _core, _doctor_gpu, _doctor_job
 from herring._errors import HerringError
 from herring._fabric import fabric_search
-from herring._finding import LOAD_TIMEOUT_S, Finding, package, run_apart
+from herring._finding import LOAD_TIMEOUT_S, Finding, package, rdma_devices, run_apart
 from herring._job import read_settings
 from herring._version import __version__
 
@@ -40,7 +40,9 @@ def _memory() -> list[Finding]:
         findings.append(Finding("memory limit", "ok", f"this container may use {megabytes(int(limit.read_text()))}"))
     is_free = locked == resource.RLIM_INFINITY
     note = "" if is_free else "; enough for shared memory and tcp. EFA and verbs need more: ulimit -l unlimited"
-    findings.append(Finding("locked memory", "ok" if is_free or not _devices() else "absent", megabytes(locked) + note))
+    findings.append(
+        Finding("locked memory", "ok" if is_free or not rdma_devices() else "absent", megabytes(locked) + note)
+    )
     state = "problem" if 0 <= files < 256 else "ok"
     findings.append(
         Finding("open files", state, f"{files} allowed" + ("; raise it with ulimit -n" if state != "ok" else ""))
@@ -129,12 +131,8 @@ def _fabric() -> list[Finding]:
     return [*findings, *_builtin(report)]
 
 
-def _devices() -> list[str]:
-    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-
-
 def _efa(fabric: list[Finding]) -> Finding:
-    devices = _devices()
+    devices = rdma_devices()
     is_carried = any(CHOSEN in each.text for each in fabric)
     over_tcp = ": traffic between hosts goes over tcp" if is_carried else ""
     if not devices:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from herring._errors import InvalidArgumentError
-from herring._finding import Finding
+from herring._finding import Finding, rdma_devices
 
 if TYPE_CHECKING:
     from herring import _core
@@ -76,7 +76,7 @@ def findings(config: _core.Config, shape: JobShape) -> list[Finding]:
     lines.append(Finding("  worker 0", "ok", _hub_text(needs)))
     if shape.servers > 0:
         lines.append(_process("server process", needs["server"]))
-    return [*lines, _open_files(needs), _memory(needs, shape)]
+    return [*lines, _open_files(needs), _memory(needs, shape), *_pinned(needs)]
 
 
 def _needs(config: _core.Config, shape: JobShape) -> _core.JobNeeds:
@@ -183,3 +183,15 @@ def _memory(needs: _core.JobNeeds, shape: JobShape) -> Finding:
     if wanted > total:
         text += ": lower HERRING_WINDOW or HERRING_EAGER_BYTES, or start fewer processes on a host"
     return Finding("memory", "problem" if wanted > total else "ok", text)
+
+
+def _pinned(needs: _core.JobNeeds) -> list[Finding]:
+    """Only where there is a card that wants it. torch's and TensorFlow's tensors come on top."""
+    wanted = max(needs["worker"]["registered_bytes"], needs["server"]["registered_bytes"])
+    if wanted == 0 or not rdma_devices():
+        return []
+    allowed, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if allowed == resource.RLIM_INFINITY:
+        return [Finding("locked memory", "ok", "this machine allows any amount")]
+    text = f"this machine allows {_mebibytes(allowed)} in a process: EFA and verbs need ulimit -l unlimited"
+    return [Finding("locked memory", "problem" if wanted > allowed else "ok", text)]

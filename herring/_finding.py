@@ -6,6 +6,7 @@ import importlib.metadata
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from herring._own_python import own_command
 
@@ -27,6 +28,11 @@ def package(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def rdma_devices() -> list[str]:
+    """Network cards that EFA or verbs use; they want memory pinned."""
+    return sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
 
 
 def run_apart(code: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import herring
-from herring import _core
+from herring import _core, _doctor_job
 from herring._job import join_as_server, read_settings
 
 DOCTOR = [sys.executable, "-m", "herring._cli", "doctor"]
@@ -86,6 +86,19 @@ def test_machines_with_too_few_open_files_are_a_problem(clean_env):
     assert len(problems) == 1, run.stdout
     assert "this machine allows 2,000 in a process" in problems[0]
     assert "raise the hard limit" in problems[0]
+
+
+def test_a_card_that_pins_memory_is_asked_for_its_limit(monkeypatch):
+    needs = _core.job_needs(read_settings({}), workers=8, hosts=8, servers=0, server_hosts=0)
+    assert _doctor_job._pinned(needs) == [], "no such card here"
+    monkeypatch.setattr(_doctor_job, "rdma_devices", lambda: ["rdmap0s6"])
+    limits = {"few": (1 << 20, 1 << 20), "any": (resource.RLIM_INFINITY, resource.RLIM_INFINITY)}
+    said = {}
+    for name, limit in limits.items():
+        monkeypatch.setattr(resource, "getrlimit", lambda which, limit=limit: limit)
+        [said[name]] = _doctor_job._pinned(needs)
+    assert (said["few"].state, said["any"].state) == ("problem", "ok")
+    assert "allows 1.0 MiB in a process: EFA and verbs need ulimit -l unlimited" in said["few"].text
 
 
 def connections():

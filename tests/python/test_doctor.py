@@ -228,7 +228,7 @@ def test_an_mpi4py_that_does_not_load_is_not_called_ok(tmp_path, monkeypatch):
 
 
 def test_a_device_that_no_provider_uses_is_not_called_ok(monkeypatch):
-    monkeypatch.setattr(_doctor, "_devices", lambda: ["rdmap0s6"])
+    monkeypatch.setattr(_doctor, "rdma_devices", lambda: ["rdmap0s6"])
     tcp = _doctor.Finding("  tcp", "ok", "eth0: CHOSEN: the interface of the default route")
     none = _doctor.Finding("  efa", "absent", "not offered by this libfabric on this machine")
     assert _doctor._efa([tcp, none]).state == "absent"
