@@ -87,6 +87,7 @@ class SimNetwork::State {
     node.posted.clear();
     node.tag_of.clear();
     node.completions.clear();
+    busy_.erase(index);
     // What it was sending is borrowed memory that goes away with its owner.
     std::vector<std::uint64_t> gone;
     for (const auto& [id, message] : messages_) {
@@ -161,14 +162,16 @@ class SimNetwork::State {
     if (known == node.tag_of.end()) return;
     const auto queue = node.posted.find(known->second);
     auto& receives = queue->second;
-    const auto receive =
-        std::find_if(receives.begin(), receives.end(), [token](const Receive& one) { return one.token == token; });
+    // Pools are withdrawn in the order opposite to that in which they were posted.
+    const auto receive = std::prev(std::find_if(receives.rbegin(), receives.rend(), [token](const Receive& one) {
+                                     return one.token == token;
+                                   }).base());
     if (is_late) std::fill(receive->second.begin(), receive->second.end(), std::byte{0xC3});
     receives.erase(receive);
     if (receives.empty()) node.posted.erase(queue);
     node.tag_of.erase(known);
     --node.receives;
-    node.completions.push_back({token, CompletionKind::kCancelled, 0, {}});
+    complete(index, {token, CompletionKind::kCancelled, 0, {}});
   }
 
   /// Sends from `index` to `peer` that have not completed complete now.
@@ -189,6 +192,7 @@ class SimNetwork::State {
     const std::size_t count = std::min(out.size(), queue.size());
     std::move(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(count), out.begin());
     queue.erase(queue.begin(), queue.begin() + static_cast<std::ptrdiff_t>(count));
+    if (queue.empty()) busy_.erase(index);
     return count;
   }
 
@@ -211,10 +215,12 @@ class SimNetwork::State {
     now_ = std::max(now_, when);
   }
 
-  bool has_completions(std::size_t index) const { return !nodes_[index].completions.empty(); }
+  bool has_completions(std::size_t index) const { return busy_.contains(index); }
+  const std::set<std::size_t>& busy() const { return busy_; }
 
   bool is_borrowed(std::size_t index, std::span<const std::byte> memory) const {
     for (const auto& [id, message] : messages_) {
+      if (nodes_[index].sends == 0) break;
       if (message.from != index || message.sent) continue;
       if (overlap(message.first, memory) || overlap(message.second, memory)) return true;
     }
@@ -363,7 +369,7 @@ class SimNetwork::State {
       ++stats_.messages;
       stats_.bytes += message.bytes;
     }
-    node.completions.push_back(std::move(completion));
+    complete(message.to, std::move(completion));
     message.delivered = true;
     if (message.tag == kControlTag && chance(options_.duplicate_chance)) duplicate(message);
     if (message.sent) {
@@ -436,9 +442,12 @@ class SimNetwork::State {
     message.first = message.second = {};
     Node& node = nodes_[message.from];
     --node.sends;
-    if (node.open) {
-      node.completions.push_back({message.token, CompletionKind::kSend, message.bytes, std::move(status)});
-    }
+    if (node.open) complete(message.from, {message.token, CompletionKind::kSend, message.bytes, std::move(status)});
+  }
+
+  void complete(std::size_t index, Completion completion) {
+    nodes_[index].completions.push_back(std::move(completion));
+    busy_.insert(index);
   }
 
   void drop(std::uint64_t id) {
@@ -459,6 +468,7 @@ class SimNetwork::State {
   std::uint64_t next_event_ = 0;
   std::uint64_t next_message_ = 0;
   std::deque<Node> nodes_;
+  std::set<std::size_t> busy_;  // Those with completions.
   std::unordered_map<std::uint64_t, Message> messages_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::set<std::pair<std::size_t, std::size_t>> cut_;
@@ -549,6 +559,7 @@ Instant SimNetwork::next_event() const { return state_->next_event(); }
 bool SimNetwork::advance() { return state_->advance(); }
 void SimNetwork::advance_to(Instant when) { state_->advance_to(when); }
 bool SimNetwork::has_completions(std::size_t endpoint) const { return state_->has_completions(endpoint); }
+const std::set<std::size_t>& SimNetwork::busy() const { return state_->busy(); }
 bool SimNetwork::is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const {
   return state_->is_borrowed(endpoint, memory);
 }

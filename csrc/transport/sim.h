@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -69,6 +70,8 @@ class SimNetwork final {
   void advance_to(Instant when);
   /// True where poll() of that endpoint has something.
   bool has_completions(std::size_t endpoint) const;
+  /// All endpoints of which that is true.
+  const std::set<std::size_t>& busy() const;
   /// True where a post of that endpoint that has not completed may still read or write this memory.
   bool is_borrowed(std::size_t endpoint, std::span<const std::byte> memory) const;
 

@@ -371,19 +371,38 @@ class Cluster {
   struct Due {
     Instant engine = Instant::max();
     Instant pump = Instant::max();
-    bool has_backlog = false;
   };
   template <class Engine, class Pump>
   void note(const Engine& engine, const Pump& pump, std::uint32_t peer) {
-    due_[peer] = {engine.next_deadline(), pump.next_deadline(), pump.has_backlog()};
+    due_[peer] = {engine.next_deadline(), pump.next_deadline()};
+    earliest_due_ = std::min({earliest_due_, due_[peer].engine, due_[peer].pump});
+    if (pump.has_backlog()) {
+      backlogs_.insert(peer);
+    } else {
+      backlogs_.erase(peer);
+    }
+  }
+
+  /// The first peer from `peer` on that may have something to do, or `end`.
+  std::uint32_t next_to_step(std::uint32_t peer, std::uint32_t end, bool all) const {
+    if (all) return peer;
+    std::uint32_t next = end;
+    const auto busy = network_.busy().lower_bound(peer);
+    if (busy != network_.busy().end()) next = std::min(next, static_cast<std::uint32_t>(*busy));
+    const auto backlog = backlogs_.lower_bound(peer);
+    if (backlog != backlogs_.end()) next = std::min(next, *backlog);
+    return next;
   }
 
   template <class Engines, class Pumps>
   bool step_all(Engines& engines, Pumps& pumps, std::uint32_t first_peer) {
     bool busy = false;
     const Instant now = network_.now();
-    for (std::uint32_t i = 0; i < engines.size(); ++i) {
-      const std::uint32_t peer = first_peer + i;
+    // The network does not know what comes from a near peer, nor what checksums wait for.
+    const bool all = options_.near || options_.checksum || earliest_due_ <= now;
+    const auto end = first_peer + static_cast<std::uint32_t>(engines.size());
+    for (std::uint32_t peer = next_to_step(first_peer, end, all); peer < end; peer = next_to_step(peer + 1, end, all)) {
+      const std::uint32_t i = peer - first_peer;
       if (is_dead(peer)) continue;
       if (due_[peer].engine <= now) {
         engines[i]->on_tick(now);
@@ -393,8 +412,7 @@ class Cluster {
       }
       const bool looks = due_[peer].pump <= now;
       const bool is_due = checked_[peer] != nullptr && checked_[peer]->next_deadline() <= now;
-      const bool is_near = has_near(i);  // The network does not know what comes from there.
-      if (is_due || looks || is_near || network_.has_completions(peer) || due_[peer].has_backlog) {
+      if (is_due || looks || has_near(i) || network_.has_completions(peer) || backlogs_.contains(peer)) {
         busy |= pumps[i]->step(now) || is_due || looks;
         note(*engines[i], *pumps[i], peer);
       }
@@ -407,6 +425,7 @@ class Cluster {
     while (true) {
       bool busy = step_all(workers_, worker_pumps_, 0);
       busy |= step_all(lanes_, lane_pumps_, options_.workers);
+      if (earliest_due_ <= network_.now()) find_earliest_due();
       if (after_step_) busy |= after_step_();
       if (busy) {
         fruitless = 0;
@@ -426,13 +445,17 @@ class Cluster {
     }
   }
 
-  bool has_backlog() const { return std::ranges::any_of(due_, &Due::has_backlog); }
+  void find_earliest_due() {
+    earliest_due_ = Instant::max();
+    for (std::uint32_t peer = 0; peer < due_.size(); ++peer) {
+      if (!is_dead(peer)) earliest_due_ = std::min({earliest_due_, due_[peer].engine, due_[peer].pump});
+    }
+  }
+
+  bool has_backlog() const { return !backlogs_.empty(); }
 
   Instant next_deadline() const {
-    Instant next = Instant::max();
-    for (std::uint32_t peer = 0; peer < due_.size(); ++peer) {
-      if (!is_dead(peer)) next = std::min({next, due_[peer].engine, due_[peer].pump});
-    }
+    Instant next = earliest_due_;
     for (std::uint32_t peer = 0; peer < checked_.size(); ++peer) {
       if (checked_[peer] != nullptr && !is_dead(peer)) next = std::min(next, checked_[peer]->next_deadline());
     }
@@ -458,7 +481,9 @@ class Cluster {
   std::vector<std::vector<CompleteAction>> completions_;
   std::map<std::pair<std::uint32_t, OpKey>, std::span<const std::byte>> memory_;  // What each submit lent.
   std::vector<std::uint32_t> dead_;
-  std::vector<Due> due_;  // By peer.
+  std::vector<Due> due_;                   // By peer.
+  Instant earliest_due_ = Instant::max();  // Of all of these, or earlier.
+  std::set<std::uint32_t> backlogs_;       // Peers on which something waits for room.
 };
 
 }  // namespace herring::testing
