@@ -43,6 +43,7 @@ struct ClusterOptions {
   std::uint32_t announce_credits = 8;
   std::uint32_t lane_receives = 0;    ///< Control receives of a lane for each worker; 0: as many as could be used.
   std::uint32_t worker_receives = 0;  ///< And of a worker in all.
+  std::size_t body_bytes = 0;         ///< Of a control message at most; 0: as much as any of these jobs needs.
   std::uint64_t min_shard_bytes = 0;
   bool checksum = false;
   bool strict = false;            ///< On cards that want all memory registered while they use it.
@@ -293,7 +294,7 @@ class Cluster {
     // Every lane may have a window of grants, an error for each operation, and credits on their way to one worker.
     const std::size_t receives =
         options_.worker_receives != 0 ? options_.worker_receives : options_.lanes * (most_window() + 24);
-    runtime::PumpOptions pump{receives, 1100};
+    runtime::PumpOptions pump{receives, options_.body_bytes != 0 ? options_.body_bytes : 1100};
     if (has_near(rank)) pump.near.push_back({PeerId{options_.workers + rank}, receives});
     pump.links.self = PeerId{rank};
     pump.links.job_id = kJob;
@@ -347,8 +348,8 @@ class Cluster {
     // With failover: a Ready for each grant.
     const std::size_t answers = options_.failover ? most_window() + options_.lanes : 0;
     const std::size_t receives = options_.lane_receives != 0 ? options_.lane_receives : announces + answers;
-    runtime::PumpOptions pump{options_.workers * receives,
-                              std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200)};
+    const std::size_t body = std::max<std::size_t>(options_.max_eager_bytes + wire::kAnnounceBytes + 16, 1200);
+    runtime::PumpOptions pump{options_.workers * receives, options_.body_bytes != 0 ? options_.body_bytes : body};
     if (has_near(lane)) pump.near.push_back({PeerId{lane}, receives});
     pump.links.self = PeerId{options_.workers + lane};
     pump.links.job_id = kJob;
