@@ -46,6 +46,8 @@ class JobNeeds(TypedDict):
     chunk_bytes: int
     eager_bytes: int
     announce_credits: int
+    most_eager_bytes: int
+    most_announce_credits: int
     lane_windows: list[int]
     posted_limit: int
     posted_worker: int

@@ -18,9 +18,6 @@ __all__ = ["JobShape", "add_options", "findings", "planned"]
 
 _MOST = 1_000_000  # Of anything; far more than a job can have.
 
-# What a job gets where nothing is scarce; more is never given.
-_SMALL_JOB = {"workers": 2, "hosts": 2, "servers": 1, "server_hosts": 1}
-
 
 @dataclass(frozen=True)
 class JobShape:
@@ -71,7 +68,7 @@ def findings(config: _core.Config, shape: JobShape) -> list[Finding]:
     needs = _needs(config, shape)
     lines = [Finding("job", "ok", _shape_text(shape)), Finding("server lanes", "ok", _lanes_text(needs))]
     if needs["lanes"] > 0:
-        lines += [Finding("network posts", "ok", _posts_text(needs)), *_reduced(config, needs)]
+        lines += [Finding("network posts", "ok", _posts_text(needs)), *_reduced(needs)]
     lines.append(_process("worker", needs["worker"]))
     lines.append(Finding("  worker 0", "ok", _hub_text(needs)))
     if shape.servers > 0:
@@ -124,18 +121,17 @@ def _posts_text(needs: _core.JobNeeds) -> str:
     )
 
 
-def _reduced(config: _core.Config, needs: _core.JobNeeds) -> list[Finding]:
-    small = _needs(config, JobShape(**_SMALL_JOB))
+def _reduced(needs: _core.JobNeeds) -> list[Finding]:
     less = []
-    if needs["announce_credits"] < small["announce_credits"]:
+    if needs["announce_credits"] < needs["most_announce_credits"]:
         less.append(
             f"each worker announces at most {needs['announce_credits']} operations ahead on each lane "
-            f"({small['announce_credits']} in a small job)"
+            f"({needs['most_announce_credits']} in a small job)"
         )
-    if needs["eager_bytes"] < small["eager_bytes"]:
+    if needs["eager_bytes"] < needs["most_eager_bytes"]:
         less.append(
             f"at most {needs['eager_bytes'] // 1024} KiB of data are sent with the announce "
-            f"({small['eager_bytes'] // 1024} KiB in a small job)"
+            f"({needs['most_eager_bytes'] // 1024} KiB in a small job)"
         )
     return [Finding("  made smaller", "ok", "to fit: " + "; ".join(less))] if less else []
 

@@ -27,6 +27,8 @@ py::dict needs_dict(const PyConfig& config, const runtime::JobShape& shape) {
   result["chunk_bytes"] = placement.chunk_bytes;
   result["eager_bytes"] = budget.eager_bytes;
   result["announce_credits"] = budget.announce_credits;
+  result["most_eager_bytes"] = needs.of_two.eager_bytes;
+  result["most_announce_credits"] = needs.of_two.announce_credits;
   result["lane_windows"] = budget.lane_windows;
   result["posted_limit"] = needs.posts;
   result["posted_worker"] = budget.worker.total();

@@ -96,6 +96,15 @@ ProcessNeeds server_needs(const Placement& placement) {
   return needs;
 }
 
+Budget budget_of_two(const Config& config) {
+  BudgetInput input;
+  input.workers = input.hosts = 2;
+  input.lane_windows = {config.window};
+  input.chunk_bytes = config.chunk_bytes;
+  input.eager_bytes = config.eager_bytes;
+  return make_budget(input);
+}
+
 }  // namespace
 
 JobNeeds job_needs(Config config, const JobShape& shape) {
@@ -108,6 +117,7 @@ JobNeeds job_needs(Config config, const JobShape& shape) {
                     : members(Role::kServer, shape.servers, std::min(shape.hosts, shape.servers), "worker host");
   JobNeeds needs;
   needs.placement = make_placement(config, workers, servers);
+  needs.of_two = budget_of_two(config);
   needs.worker = worker_needs(config, needs.placement);
   if (shape.servers > 0) needs.server = server_needs(needs.placement);
   needs.hub_connections = workers.size() + servers.size();

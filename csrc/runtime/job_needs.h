@@ -30,6 +30,7 @@ struct ProcessNeeds {
 struct JobNeeds {
   Placement placement;
   std::uint64_t posts = transport::kMaxOperations;  ///< Of an endpoint, at most; Budget has those of this job.
+  Budget of_two;                                    ///< What two workers with one lane would get, with these settings.
   ProcessNeeds worker;                              ///< One with a server lane, where any worker has one.
   std::uint64_t hub_connections = 0;                ///< What the process of rank 0 has on top,
   std::uint64_t hub_descriptors = 0;                ///< because the hub is in it.

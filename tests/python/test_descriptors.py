@@ -50,6 +50,13 @@ def test_the_settings_count(clean_env):
     assert on["worker"] != off["worker"]
 
 
+@pytest.mark.parametrize("settings", [{"HERRING_FAILOVER": "on"}, {"HERRING_BACKUP_WORKERS": "9"}])
+def test_settings_that_a_small_job_could_not_have(clean_env, settings):
+    run = doctor({**clean_env, **settings}, "--workers", "2048", "--hosts", "256", "--servers", "256")
+    assert run.returncode in (0, 1), run.stderr
+    assert "(64 KiB in a small job)" in run.stdout
+
+
 def test_one_host_needs_no_lane(clean_env):
     run = doctor(clean_env, "--workers", "4", "--hosts", "1", "--json")
     assert run.returncode == 0, run.stderr
