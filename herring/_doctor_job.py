@@ -106,11 +106,11 @@ def _lanes_text(needs: _core.JobNeeds) -> str:
     if needs["lanes"] == 0:
         return "none: all workers are on one host, and sum in shared memory"
     windows = needs["lane_windows"]
-    window = f"{min(windows)} to {max(windows)}" if min(windows) != max(windows) else f"{windows[0]}"
+    window = f"{min(windows)} to {max(windows)} chunks" if min(windows) != max(windows) else _many(windows[0], "chunk")
     is_failover = "on: a lost server costs no step" if needs["is_failover"] else "off in this job"
     return (
-        f"{needs['lanes']:,}; each worker has at most {window} chunks of {needs['chunk_bytes'] // 1024} KiB on their "
-        f"way to each. Failover is {is_failover}"
+        f"{needs['lanes']:,}; each worker has at most {window} of {needs['chunk_bytes'] // 1024} KiB on the way to "
+        f"each. Failover is {is_failover}"
     )
 
 

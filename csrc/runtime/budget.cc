@@ -32,6 +32,9 @@ constexpr std::uint32_t kMaxCredits = 32;
 // Messages of one worker that take no credit (cancels, receipts) and may wait at the same moment. Beyond it they wait
 // in the provider until one of the receives is posted again, so with fewer nothing stops.
 constexpr std::uint32_t kUncredited = 24;
+// Of Moved messages: one comes for each lane that is lost. If more are lost at the same moment, these wait likewise. A
+// receive has room for an announce with its data, so one for each lane of a large job would be most of a lane's memory.
+constexpr std::size_t kMostMoved = 16;
 // What a lane sends to a worker beside its grants: credits, errors, what is settled.
 constexpr std::uint32_t kFromLane = 8;
 constexpr std::uint32_t kFromLanes = 64;  // And in all, where there are few lanes.
@@ -103,7 +106,7 @@ class Planner {
     most_ = budget_.lane_windows.empty() ? 1 : *std::ranges::max_element(budget_.lane_windows);
     if (input_.failover) {
       budget_.ready = most_;
-      budget_.moved = static_cast<std::uint32_t>(budget_.lane_windows.size());
+      budget_.moved = static_cast<std::uint32_t>(std::min<std::size_t>(budget_.lane_windows.size(), kMostMoved));
     }
     budget_.eager_window = std::max(budget_.announce_credits / 2, 1u);
   }

@@ -40,7 +40,7 @@ struct Budget {
   std::uint32_t eager_window = 0;      ///< Unfinished eager announces.
   std::uint32_t uncredited = 0;        ///< Control messages that take no credit and have a receive all the same.
   std::uint32_t ready = 0;             ///< With failover: Ready messages, one for each grant,
-  std::uint32_t moved = 0;             ///< and Moved ones, one for each lane.
+  std::uint32_t moved = 0;             ///< and Moved ones, of so many lanes that are lost at the same moment.
   std::uint32_t from_lane = 0;         ///< The lane's messages to the worker, beside its grants.
 
   std::uint32_t eager_bytes = 0;            ///< Largest shard that travels inside its announce.

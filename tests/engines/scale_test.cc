@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
-#include <optional>
+#include <vector>
 
 #include "engines/plan.h"
 #include "runtime/budget.h"
@@ -66,8 +66,8 @@ TestOp sum_over_all(Random& random, const Cluster& cluster, std::uint64_t number
   return op;
 }
 
-/// `lost`: a lane that dies once the first worker has a sum.
-void expect_sums(const ClusterOptions& options, std::uint64_t operations, std::optional<std::uint32_t> lost = {}) {
+/// `lost`: lanes that die at the same moment, once the first worker has a sum.
+void expect_sums(const ClusterOptions& options, std::uint64_t operations, const std::vector<std::uint32_t>& lost = {}) {
   Cluster cluster(options);
   Random random(options.seed);
   std::deque<TestOp> ops;
@@ -77,8 +77,9 @@ void expect_sums(const ClusterOptions& options, std::uint64_t operations, std::o
   for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
     for (TestOp& op : ops) cluster.submit(rank, op.operation(rank));
   }
-  while (lost && !has_one) cluster.run_until(cluster.now() + std::chrono::microseconds(20));
-  if (lost) cluster.lose_lane(*lost, "the test has ended it");
+  while (!lost.empty() && !has_one) cluster.run_until(cluster.now() + std::chrono::microseconds(20));
+  for (const std::uint32_t lane : lost) cluster.stop_lane(lane);
+  for (const std::uint32_t lane : lost) cluster.lose_lane(lane, "the test has ended it");
   ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
   for (std::uint32_t rank = 0; rank < options.workers; ++rank) {
     ASSERT_EQ(cluster.completions(rank).size(), operations);
@@ -105,11 +106,18 @@ std::uint32_t number(const char* name, std::uint32_t otherwise) {
 TEST(Scale, LanesOfTwoThousandWorkersAnd256ServersLoseOneOfThem) {
   const std::uint32_t workers = number("HERRING_TEST_WORKERS", 2048);
   const std::uint32_t lanes = number("HERRING_TEST_LANES", 2);
-  expect_sums(options_of({workers, lanes, true, false, transport::kMaxOperations, 2048, 256}), 2, 0);
+  expect_sums(options_of({workers, lanes, true, false, transport::kMaxOperations, 2048, 256}), 2, {0});
 }
 
 TEST(Scale, WorkersOfTwoThousandAnd256ServersLoseOneOfThem) {
-  expect_sums(options_of({6, 256, true, false, transport::kMaxOperations, 2048, 256}), 2, 7);
+  expect_sums(options_of({6, 256, true, false, transport::kMaxOperations, 2048, 256}), 2, {7});
+}
+
+// Each worker tells each lane that is left what it had announced to each of them: more than there are receives for.
+TEST(Scale, ThirtyOfFortyServersDieAtOnce) {
+  std::vector<std::uint32_t> lost(30);
+  std::iota(lost.begin(), lost.end(), 3u);
+  expect_sums(options_of({12, 40, true}), 3, lost);
 }
 
 TEST(Scale, TheSameWhereEndpointsHoldLittle) {

@@ -70,6 +70,17 @@ TEST(Budget, SmallJobsGetAllThatTheyAskFor) {
   EXPECT_EQ(budget.control_messages(), 56u + 6 + 8);
 }
 
+// Receives have room for an announce and its data. With one for each lane that might be lost, a lane of 16 workers and
+// 256 servers took 330 MB.
+TEST(Budget, ManyServersTakeNoMoreMemoryEach) {
+  BudgetInput input = input_of(16, 16);
+  input.eager_bytes = 64 << 10;
+  input.failover = true;
+  const std::uint64_t few = make_budget(input).lane_bytes.front();
+  input.lane_windows.assign(256, 6);
+  EXPECT_LE(make_budget(input).lane_bytes.front(), few);
+}
+
 TEST(Budget, BytesAndDescriptorsGrowWithWhoIsThere) {
   const Budget small = make_budget(input_of(8, 4));
   const Budget large = make_budget(input_of(16, 4));
