@@ -32,6 +32,8 @@ class StrictNetwork final : public Network {
     return std::make_unique<transport::StrictCard>(inner_->open_endpoint(number), domain_, options);
   }
 
+  bool takes_descriptors() const override { return inner_->takes_descriptors(); }
+
  private:
   std::unique_ptr<Network> inner_;
   memory::Domain& domain_;

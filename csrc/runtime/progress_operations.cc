@@ -67,14 +67,17 @@ bool is_there(const PendingOperation& operation) {
   return std::min(end, std::uint64_t{operation.output.size()}) <= operation.late->bytes_there();
 }
 
-/// Servers know the parts of an operation alone.
+/// Servers know the parts of an operation alone. What another part failed with, here or on another rank, has been
+/// located there: news of it may come before those of that part itself.
 Status locate(const PendingOperation& operation, std::uint32_t part, const Status& status) {
+  constexpr std::string_view kLocated = "; elements are counted within part ";
+  if (status.message().find(kLocated) != std::string::npos) return status;
   std::string text = operation.name.empty() ? "" : "'" + operation.name + "': ";
   text += status.message();
   if (operation.parts > 1) {
     const std::uint64_t first = part * operation.part_bytes / element_bytes(operation.descriptor.dtype);
-    text += "; elements are counted within part " + std::to_string(part) + ", which begins at element " +
-            std::to_string(first) + " of the operation";
+    text += std::string(kLocated) + std::to_string(part) + ", which begins at element " + std::to_string(first) +
+            " of the operation";
   }
   return Status(status.code(), std::move(text));
 }
@@ -432,13 +435,14 @@ void Progress::part_done(Instant now, const OpKey& key, const Status& status) {
   if (!status.is_ok() && operation->failure.is_ok()) {
     operation->failure = status;
     if (status.code() == Code::kNotFinite) operation->failure = locate(*operation, key.part, status);
+    const Status& why = operation->parts > 1 ? operation->failure : status;
     // Other hosts may wait for this one's part; and parts that nobody else starts would wait for their time-out. What
     // has begun, the network's engine ends itself.
     if (network_ && operation->path == GroupRoute::Path::kHostFirst && !part->aborted &&
         part->network == Part::Network::kNotBegun) {
-      network_->abort(now, network_operation(now, *part, {}), status);
+      network_->abort(now, network_operation(now, *part, {}), why);
     }
-    abort_parts(now, *operation, status);
+    abort_parts(now, *operation, why);
   }
   if (operation->late != nullptr && status.is_ok()) {
     operation->late->on_result(key.part * operation->part_bytes, part->descriptor.part_bytes);
