@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,20 @@ TASK = yaml.safe_load((ROOT / "examples" / "skypilot" / "train.yaml").read_text(
 
 
 def free_ports(count: int) -> list[int]:
+    """Below those that the system gives to connections: such a port could be taken before the job listens on it."""
+    found: list[int] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+        for port in random.sample(range(20_000, 32_000), 1000):
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise AssertionError("no free ports")
 
 
-def test_two_nodes_that_run_its_lines_are_one_job():
+def test_two_nodes_that_run_its_lines_are_one_job(tmp_path):
     """Every node runs the same lines; SkyPilot's variables say which one it is."""
     pytest.importorskip("torch", reason="torch is not installed")
     hub, master = free_ports(2)
@@ -33,22 +41,23 @@ def test_two_nodes_that_run_its_lines_are_one_job():
     kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
     kept.update(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", HERRING_SECRET="of this test")
     told = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}
-    nodes = [
-        subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", lines],
-            cwd=ROOT,
-            env={**kept, **told, "SKYPILOT_NODE_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    outputs = [tmp_path / f"node{rank}" for rank in range(2)]
+    nodes = []
+    for rank, output in enumerate(outputs):
+        with output.open("w") as file:
+            command = ["bash", "-euo", "pipefail", "-c", lines]
+            env = {**kept, **told, "SKYPILOT_NODE_RANK": str(rank)}
+            nodes.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT))
+    deadline = time.monotonic() + 200
     try:
-        said = [node.communicate(timeout=200)[0] for node in nodes]
+        for node in nodes:
+            with suppress(subprocess.TimeoutExpired):
+                node.wait(timeout=max(deadline - time.monotonic(), 0.1))
     finally:
+        codes = [node.poll() for node in nodes]
         for node in nodes:
             node.kill()
             node.wait()
-    assert [node.returncode for node in nodes] == [0, 0], said
+    said = [output.read_text() for output in outputs]
+    assert codes == [0, 0], said
     assert "rank 0 of 2 workers" in said[0]
