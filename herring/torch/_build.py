@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -206,13 +207,14 @@ def _run(commands: list[list[str]]) -> None:
     """All at the same time. Raises BuildError for the first that fails; none is left behind."""
     deadline = time.monotonic() + _COMPILE_LIMIT_S
     runs: list[subprocess.Popen[str]] = []
+    pipe = subprocess.PIPE
     try:
-        runs += [
-            subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        for command in commands:
+            # In a session of its own: what a compiler has started ends with it.
+            run = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
             )
-            for command in commands
-        ]
+            runs.append(run)
         for command, run in zip(commands, runs, strict=True):
             try:
                 _, errors = run.communicate(timeout=max(deadline - time.monotonic(), 0))
@@ -227,7 +229,8 @@ def _run(commands: list[list[str]]) -> None:
                 )
     finally:
         for run in runs:
-            run.kill()
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGTERM)  # It removes its temporary files.
             run.wait()
 
 

@@ -125,10 +125,11 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_unit_that_fails_is_quoted_and_no_compiler_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are compiled at the same time."""
     compiler = tmp_path / "compiler"
+    other = tmp_path / "other"
     compiler.write_text(f"""#!/bin/sh
 case "$*" in
-  *{_build._UNITS[0]}*) echo 'error: in the first' >&2; exit 4;;
-  *) echo $$ > {tmp_path}/other; exec sleep 100;;
+  *{_build._UNITS[0]}*) while [ ! -s {other} ]; do sleep 0.05; done; echo 'error: in the first' >&2; exit 4;;
+  *) sleep 100 & echo $! > {other}; wait;;
 esac
 """)
     compiler.chmod(0o755)
@@ -137,8 +138,11 @@ esac
     with pytest.raises(_build.BuildError, match=r"exit 4(.|\n)*in the first(.|\n)*" + _build._UNITS[0]):
         _build.build_into(tmp_path / "out")
     assert time.monotonic() - start < 60
-    other = tmp_path / "other"
-    assert not other.exists() or not Path(f"/proc/{other.read_text().strip()}").exists(), "the other one goes on"
+    status = Path(f"/proc/{other.read_text().strip()}/status")
+    deadline = time.monotonic() + 10
+    while status.exists() and "(zombie)" not in status.read_text():
+        assert time.monotonic() < deadline, "what the other one has started goes on"
+        time.sleep(0.05)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
