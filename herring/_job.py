@@ -9,8 +9,9 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from herring import _core
 from herring._detect import Detected, Master, detect
@@ -37,6 +38,8 @@ from herring._rendezvous import (
     store_key,
 )
 from herring._start_line import counted
+
+_Connected = TypeVar("_Connected")
 
 _HUB_GRACE_S = 2.0
 # Longer than the pause between two rounds of who looks for a hub (csrc/control/connect.cc).
@@ -68,14 +71,7 @@ class WorkerJob:
 
     def start_runtime(self) -> _core.Runtime:
         """Connects the data plane; every worker and server of the job does this at the same time."""
-        with _others_learn_why_not(self.client):
-            return _core.Runtime(
-                config=self.config,
-                hub=self.client,
-                rank=self.rank,
-                fabric_search=fabric_search(),
-                timeout=max(self.deadline - time.monotonic(), 0.0),
-            )
+        return _connect(_core.Runtime, self)
 
     def close(self) -> None:
         """Says goodbye; in worker 0's process also ends the hub. Shut the runtime down first. Idempotent."""
@@ -85,14 +81,19 @@ class WorkerJob:
             self.hub = None
 
 
-@contextlib.contextmanager
-def _others_learn_why_not(client: _core.HubClient) -> Iterator[None]:
-    """They wait for this process to connect."""
+def _connect(create: Callable[..., _Connected], job: WorkerJob | ServerJob) -> _Connected:
+    """The process's part of the data plane. The others wait for it; where it fails, they learn why."""
     try:
-        yield
+        return create(
+            config=job.config,
+            hub=job.client,
+            rank=job.rank,
+            fabric_search=fabric_search(),
+            timeout=max(job.deadline - time.monotonic(), 0.0),
+        )
     except BaseException as error:
         with contextlib.suppress(HerringError):
-            client.report_failure(text_of(error))
+            job.client.report_failure(text_of(error))
         raise
 
 
@@ -107,14 +108,7 @@ class ServerJob:
 
     def start(self) -> _core.ServerProcess:
         """Connects the data plane; then call run()."""
-        with _others_learn_why_not(self.client):
-            return _core.ServerProcess(
-                config=self.config,
-                hub=self.client,
-                rank=self.rank,
-                fabric_search=fabric_search(),
-                timeout=max(self.deadline - time.monotonic(), 0.0),
-            )
+        return _connect(_core.ServerProcess, self)
 
     def close(self) -> None:
         """Says goodbye. Idempotent."""

@@ -219,11 +219,12 @@ class SimNetwork::State {
   const std::set<std::size_t>& busy() const { return busy_; }
 
   bool is_borrowed(std::size_t index, std::span<const std::byte> memory) const {
-    for (const auto& [id, message] : messages_) {
-      if (nodes_[index].sends == 0) break;
-      if (message.from != index || message.sent) continue;
-      if (overlap(message.first, memory) || overlap(message.second, memory)) return true;
-    }
+    const bool sends = nodes_[index].sends > 0 && std::ranges::any_of(messages_, [&](const auto& entry) {
+                         const Message& message = entry.second;
+                         return message.from == index && !message.sent &&
+                                (overlap(message.first, memory) || overlap(message.second, memory));
+                       });
+    if (sends) return true;
     for (const auto& [tag, receives] : nodes_[index].posted) {
       for (const Receive& receive : receives) {
         if (overlap(receive.first, memory) || overlap(receive.second, memory)) return true;

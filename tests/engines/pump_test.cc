@@ -219,6 +219,18 @@ TEST(Pump, WaitsInOrderWhileTheTransportIsFull) {
   EXPECT_EQ(bench.endpoint.receives.size(), 5u) << "four for control, one for the result";
 }
 
+/// An all-reduce with another worker.
+worker::Operation sum_of_two(std::uint64_t number, std::span<std::byte> memory) {
+  worker::Operation operation;
+  operation.key.op = number;
+  operation.contributor_count = 2;
+  operation.descriptor.dtype = DataType::kUInt8;
+  operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory.size();
+  operation.memory = memory;
+  operation.timeout = std::chrono::seconds(1);
+  return operation;
+}
+
 /// One peer that takes nothing is nobody else's matter; what goes to it stays in order.
 TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
   ScriptedEndpoint endpoint;
@@ -230,14 +242,7 @@ TEST(Pump, APeerThatTakesNothingHoldsUpNobodyElse) {
   endpoint.full = PeerId{1};
   std::vector<std::vector<std::byte>> memory(6, std::vector<std::byte>(256));
   for (std::uint64_t op = 0; op < memory.size(); ++op) {
-    worker::Operation operation;
-    operation.key.op = op + 1;
-    operation.contributor_count = 2;
-    operation.descriptor.dtype = DataType::kUInt8;
-    operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory[op].size();
-    operation.memory = memory[op];
-    operation.timeout = std::chrono::seconds(1);
-    engine.submit({}, operation);
+    engine.submit({}, sum_of_two(op + 1, memory[op]));
     pump.flush({});
   }
   EXPECT_EQ(endpoint.sent.size(), 6u) << "an announce to the other server for each operation";
@@ -269,14 +274,7 @@ TEST(Pump, AFullEndpointIsNotTriedForEachPeer) {
   endpoint.room = kRoom;
   std::vector<std::vector<std::byte>> memory(3, std::vector<std::byte>(kPeers * 64));
   for (std::uint64_t op = 0; op < memory.size(); ++op) {
-    worker::Operation operation;
-    operation.key.op = op + 1;
-    operation.contributor_count = 2;
-    operation.descriptor.dtype = DataType::kUInt8;
-    operation.descriptor.op_bytes = operation.descriptor.part_bytes = memory[op].size();
-    operation.memory = memory[op];
-    operation.timeout = std::chrono::seconds(1);
-    engine.submit({}, operation);
+    engine.submit({}, sum_of_two(op + 1, memory[op]));
   }
   pump.flush({});
   for (std::size_t next = 0; next < endpoint.sent.size();) {
