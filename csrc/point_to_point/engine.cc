@@ -133,7 +133,7 @@ void Engine::Impl::send(Instant now, const SendOperation& operation) {
   send.chunks = static_cast<std::uint32_t>((operation.data.size() + chunk_bytes - 1) / chunk_bytes);
   send.is_queued = true;
   peer.queue.push_back({{}, {}, send.id});
-  ++queued_now_;
+  add_unsent(peer);
   dispatch(peer);
 }
 
@@ -234,7 +234,7 @@ void Engine::Impl::add_awaited(std::uint32_t link, std::vector<PeerId>& workers)
   }
 }
 
-bool Engine::Impl::has_unsent() const { return sends_flying_ > 0 || queued_now_ > 0 || !copies_.empty(); }
+bool Engine::Impl::has_unsent() const { return unsent_ > 0 || !copies_.empty(); }
 
 bool Engine::Impl::is_idle() const {
   return sends_.empty() && receives_.empty() && boxes_.empty() && flights_.empty() && !has_unsent() &&

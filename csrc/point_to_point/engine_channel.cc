@@ -8,6 +8,16 @@
 
 namespace herring::point_to_point {
 
+void Engine::Impl::add_unsent(Peer& peer) {
+  ++peer.unsent;
+  if (!peer.is_gone()) ++unsent_;
+}
+
+void Engine::Impl::take_unsent(Peer& peer, std::size_t count) {
+  peer.unsent -= count;
+  if (!peer.is_gone()) unsent_ -= count;
+}
+
 wire::Header Engine::Impl::header_to(wire::MessageType type, std::uint64_t send_id) const {
   wire::Header header;
   header.type = type;
@@ -22,7 +32,7 @@ void Engine::Impl::enqueue(Peer& peer, wire::Header header, std::vector<std::byt
   if (peer.lost) return;
   header.payload_bytes = static_cast<std::uint32_t>(body.size());
   peer.queue.push_back({header, std::move(body), 0});
-  ++queued_now_;
+  add_unsent(peer);
   dispatch(peer);
 }
 
@@ -30,7 +40,7 @@ void Engine::Impl::dispatch(Peer& peer) {
   while (!peer.queue.empty() && peer.credits > 0) {
     Outgoing out = std::move(peer.queue.front());
     peer.queue.pop_front();
-    --queued_now_;
+    take_unsent(peer);
     --peer.credits;
     Flight flight{Flight::Kind::kControl, peer.id};
     std::span<const std::byte> payload;
@@ -71,7 +81,7 @@ void Engine::Impl::post_send(Peer& peer, Tag tag, const wire::Header& header, st
                              std::span<const std::byte> payload, const Flight& flight) {
   const Token token{next_token_++};
   flights_.emplace(token.value, flight);
-  ++sends_flying_;
+  add_unsent(peer);
   actions_[peer.link].emplace_back(SendAction{peer.id, tag, header, std::move(body), payload, token});
 }
 
@@ -80,7 +90,7 @@ void Engine::Impl::on_sent(Instant now, Token token, const Status& status) {
   if (found == flights_.end() || found->second.kind == Flight::Kind::kReceive) return;
   const Flight flight = found->second;
   flights_.erase(found);
-  --sends_flying_;
+  take_unsent(peer_of(flight.peer));
   Send* const send = flight.id == 0 ? nullptr : find_send(flight.id);
   if (send != nullptr) --send->flying;
   if (!status.is_ok()) {

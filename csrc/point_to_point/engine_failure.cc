@@ -96,7 +96,7 @@ void Engine::Impl::fail(Instant now, Send& send, const Status& why) {
     static_cast<void>(take_unmatched(group, arrival));
     send.is_over = true;
   } else if (send.is_queued) {
-    queued_now_ -= std::erase_if(peer.queue, [&send](const Outgoing& out) { return out.send == send.id; });
+    take_unsent(peer, std::erase_if(peer.queue, [&send](const Outgoing& out) { return out.send == send.id; }));
     send.is_queued = false;
     send.is_over = true;
   } else if (peer.lost || (peer.left && send.invited == 0)) {
@@ -213,10 +213,11 @@ Status Engine::Impl::gone_status(const std::vector<PeerId>& peers) const {
 void Engine::Impl::on_peer_lost(Instant now, PeerId id, const std::string& why) {
   if (id.value >= peers_.size() || id == config_.self || peer_of(id).lost) return;
   Peer& peer = peer_of(id);
+  take_unsent(peer, peer.queue.size());
+  peer.queue.clear();
+  if (!peer.left) unsent_ -= peer.unsent;
   peer.lost = true;
   peer.why = why;
-  queued_now_ -= peer.queue.size();
-  peer.queue.clear();
   for (const auto& [number, held] : peer.held) {
     stats_.held_bytes -= held.body.bytes.size();
     if (held.body.is_kept) release(id, held.body.token);
@@ -252,6 +253,8 @@ void Engine::Impl::on_peer_lost(Instant now, PeerId id, const std::string& why) 
 void Engine::Impl::on_peer_left(Instant now, PeerId id, const std::string& why) {
   if (id.value >= peers_.size() || id == config_.self || peer_of(id).is_gone()) return;
   Peer& peer = peer_of(id);
+  // Its endpoint may be closed: nobody waits for what goes to it, and the network may try for long.
+  unsent_ -= peer.unsent;
   peer.left = true;
   peer.why = why;
   // What has begun to move is on its way; it has received the rest by now or never will, and its word may be, too.

@@ -53,6 +53,7 @@ struct Peer {
   std::uint32_t copying = 0;           // Its messages that are being copied: an Accept of each is to come.
   std::uint32_t incoming = 0;          // Its large messages that are coming in ...
   std::deque<std::uint64_t> waiting;   // ... and the receives whose turn has not come.
+  std::size_t unsent = 0;              // In the queue, or under way to it.
   bool lost = false;
   bool left = false;
   std::string why;
@@ -164,6 +165,8 @@ class Engine::Impl {
   void take_actions(std::uint32_t link, Actions& out);
   Instant next_deadline() const { return timers_.empty() ? Instant::max() : std::get<0>(*timers_.begin()); }
   bool has_unsent() const;
+  void add_unsent(Peer& peer);
+  void take_unsent(Peer& peer, std::size_t count = 1);
   bool is_idle() const;
   bool is_waiting() const { return !sends_.empty() || !receives_.empty(); }
   void add_awaited(std::uint32_t link, std::vector<PeerId>& workers) const;
@@ -291,8 +294,7 @@ class Engine::Impl {
   std::uint32_t incoming_now_ = 0;
   std::size_t waiting_now_ = 0;
   std::uint32_t next_turn_ = 0;  // Peer that start_waiting() asks first.
-  std::size_t sends_flying_ = 0;
-  std::size_t queued_now_ = 0;  // Control messages that wait for a credit.
+  std::size_t unsent_ = 0;       // Of all peers that may wait for it: Peer::unsent.
   EngineStats stats_;
 };
 

@@ -319,6 +319,24 @@ TEST(Messages, BadArgumentsAreRefusedAtOnce) {
   expect_has(done[0].status, Code::kUnavailable, {"rank 1", "rank 0"});
 }
 
+TEST(Messages, NobodyWaitsForWhatGoesToAWorkerThatLeft) {
+  // Its endpoint is closed: what is on its way to it, or waits for a credit, would keep a shutdown waiting.
+  Cluster cluster({.workers = 3});
+  Engine engine(cluster.engine_config(1));
+  for (std::uint64_t tag = 0; tag < 6; ++tag) {
+    engine.send(cluster.now(), send_of(0, tag, {}));  // Four credits.
+  }
+  EXPECT_TRUE(engine.has_unsent());
+  engine.on_peer_left(cluster.now(), PeerId{0}, "rank 0 has left");
+  EXPECT_FALSE(engine.has_unsent()) << "it cannot come";
+  engine.send(cluster.now(), send_of(2, 9, {}));
+  EXPECT_TRUE(engine.has_unsent()) << "another one waits";
+  engine.on_peer_lost(cluster.now(), PeerId{2}, "rank 2 is lost");
+  EXPECT_FALSE(engine.has_unsent());
+  engine.on_peer_lost(cluster.now(), PeerId{0}, "rank 0 is lost, too");
+  EXPECT_FALSE(engine.has_unsent());
+}
+
 // --- A worker that misbehaves --------------------------------------------------------------------------------------
 
 class Hostile : public ::testing::Test {
