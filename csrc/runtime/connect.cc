@@ -11,7 +11,7 @@
 #include "runtime/introduction.h"
 #include "runtime/network.h"
 #include "runtime/process_endpoint.h"
-#include "runtime/progress_options.h"
+#include "runtime/durations.h"
 #include "runtime/routed_endpoint.h"
 #include "wire/action.h"
 

@@ -10,7 +10,7 @@
 
 #include "core/types.h"
 #include "runtime/control.h"
-#include "runtime/progress.h"
+#include "runtime/group.h"
 
 /// The groups that this rank is in, by id. What other ranks say of a group may come before this rank has added it:
 /// nothing orders the two. The table keeps such news until then. Not safe from several threads.

@@ -4,7 +4,7 @@
 
 #include "runtime/communicator.h"
 #include "runtime/placement.h"
-#include "runtime/progress.h"
+#include "runtime/server_exchange.h"
 
 namespace herring::runtime {
 

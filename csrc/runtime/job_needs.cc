@@ -11,8 +11,7 @@
 #include "fusion_buffer/shard_plan.h"
 #include "runtime/checked_endpoint.h"
 #include "runtime/messages.h"
-#include "runtime/progress.h"
-#include "runtime/progress_options.h"
+#include "runtime/server_exchange.h"
 #include "server/engine.h"
 
 namespace herring::runtime {
@@ -64,12 +63,9 @@ ProcessNeeds worker_needs(const Config& config, const Placement& placement) {
   needs.connections = 1;  // To the hub.
   const Budget& budget = placement.budget;
   if (!placement.lanes.empty()) {
-    ProgressOptions options;
-    options.config = config;
-    options.placement = &placement;
-    const std::uint64_t pool =
-        budget.worker.control * (make_pump_options(options, {}).max_body_bytes + wire::kHeaderBytes);
-    needs.registered_bytes = pool + worker::bounce_bytes(make_network_config(options));
+    const std::uint64_t body = worker_pump_options(config, placement, 0, {}).max_body_bytes + wire::kHeaderBytes;
+    const std::uint64_t bounce = worker::bounce_bytes(worker_engine_config(config, placement, 0, 0));
+    needs.registered_bytes = budget.worker.control * body + bounce;
     needs.bytes =
         needs.registered_bytes + checked_bytes(config, budget.worker) + checked_bytes(config, budget.messages);
     needs.connections += placement.workers - 1;  // For messages.

@@ -4,7 +4,7 @@
 
 #include "core/clock.h"
 #include "core/status.h"
-#include "runtime/progress_options.h"
+#include "runtime/durations.h"
 #include "runtime/validate.h"
 #include "server/reduce.h"
 #include "wire/header.h"

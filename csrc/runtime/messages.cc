@@ -7,7 +7,7 @@
 #include "core/copy.h"
 #include "core/status.h"
 #include "runtime/budget.h"
-#include "runtime/progress_options.h"
+#include "runtime/durations.h"
 
 namespace herring::runtime {
 namespace {

@@ -1,87 +1,41 @@
 #include "runtime/progress.h"
 
-#include <pthread.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
+#include "control/protocol.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/thread.h"
-#include "runtime/deadlock.h"
-#include "runtime/poll.h"
-#include "runtime/progress_options.h"
-#include "runtime/progress_part.h"
-#include "runtime/validate.h"
+#include "runtime/durations.h"
 
 namespace herring::runtime {
-namespace {
-
-memory::Buffer map_bounce(memory::Domain& domain, std::size_t bytes) {
-  try {
-    return domain.allocate(bytes);
-  } catch (const Error& error) {
-    throw Error(error.status().code(),
-                "memory for results of servers: " + error.status().message() +
-                    "; lower HERRING_WINDOW or HERRING_CHUNK_BYTES, or set HERRING_FAILOVER=off");
-  }
-}
-
-}  // namespace
 
 Progress::Progress(ProgressOptions options)
     : options_(std::move(options)),
       config_(options_.config),
       lanes_(options_.lanes),
       watches_network_(options_.endpoint != nullptr),
-      isa_(reduction_isa(config_)),
-      local_writes_(isa_),
+      seat_(std::make_shared<DriverSeat>(this)),
+      wait_(seat_->core_share(), options_.neighborhood.get()),
       spin_(std::chrono::microseconds(config_.spin_us)) {
   if (!options_.order) options_.order = std::make_shared<OperationOrder>();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw Error(Code::kTransport, std::string("eventfd: ") + std::strerror(errno));
-  if (options_.neighborhood) join_neighbourhood(*options_.neighborhood);
-  if (options_.endpoint) {
-    memory_ = options_.endpoint->memory();
-    network_config_ = make_network_config(options_);
-    if (network_config_.failover) {
-      bounce_ = map_bounce(*options_.memory, worker::bounce_bytes(network_config_));
-      network_config_.bounce = bounce_.bytes();
-    }
-    network_ = std::make_unique<worker::Engine>(network_config_);
-    pump_ = std::make_unique<Pump<worker::Engine>>(
-        *network_, *options_.endpoint, make_pump_options(options_, lane_links()), no_reduction,
-        [this](const CompleteAction& action) { network_completions_.push_back(action); });
-    traffic_.resize(network_config_.lanes.size());
-  }
-  MessagesOptions message_options;
-  message_options.config = config_;
-  message_options.placement = options_.placement;
-  message_options.rank = options_.rank;
-  message_options.job_id = options_.job_id;
-  message_options.neighborhood = options_.neighborhood;
-  message_options.endpoint = std::move(options_.peer_endpoint);
-  message_options.on_unreachable = [this](const Unreachable& found) {
-    std::vector<std::uint32_t> workers;
-    for (const PeerId peer : found.peers) workers.push_back(peer.value);
-    report_unreachable(workers, found.of, found);
-  };
-  message_options.before_complete = [this] {
-    watch_unsent();  // Else a drain could miss the answers.
-    publish();
-  };
-  message_options.on_complete = [this](bool ok) {
-    ++(ok ? counters_.ops_completed : counters_.ops_failed);
-    count_ended(1);
-  };
-  watch_collectives(message_options);
-  messages_ = std::make_unique<Messages>(std::move(message_options));
-  seat_ = std::make_shared<DriverSeat>(this);
   try {
+    if (options_.neighborhood) host_ = std::make_unique<HostExchange>(host_options());
+    if (options_.endpoint) {
+      servers_ = std::make_unique<ServerExchange>(server_options());
+      traffic_.resize(servers_->config().lanes.size());
+    }
+    messages_ = std::make_unique<Messages>(message_options());
+    operations_ = std::make_unique<PendingOperations>(operation_options());
     thread_ = start_thread("herring-worker", [this] { loop(); });
   } catch (...) {
     close(wake_fd_);
@@ -89,61 +43,76 @@ Progress::Progress(ProgressOptions options)
   }
 }
 
-/// The ranks of this host.
-void Progress::join_neighbourhood(intra_node::Neighborhood& neighborhood) {
-  neighbours_ = options_.placement->neighbours(options_.rank);
-  intra_node::EngineConfig config;
-  config.local_size = static_cast<std::uint32_t>(neighbours_.size());
-  for (std::uint32_t i = 0; i < config.local_size; ++i) {
-    if (neighbours_[i] == options_.rank) config.local_rank = i;
-    config.arenas.push_back(neighborhood.arena(i));
-  }
-  config.check_finite = config_.check_finite == Toggle::kOn;
-  config.stall_warning = stall_warning(config_);
-  config.inline_bytes = local_inline_bytes(neighborhood.max_message_bytes());
-  config.allocate = [&neighborhood](std::size_t bytes) { return neighborhood.allocate(bytes); };
-  config.deallocate = [&neighborhood](std::span<std::byte> memory) { neighborhood.deallocate(memory); };
-  local_ = std::make_unique<intra_node::Engine>(std::move(config));
-  local_backlog_.resize(neighbours_.size());
-  core_balance_.emplace(neighborhood);
-  cpu_set_t cores;
-  shares_cores_ = sched_getaffinity(0, sizeof(cores), &cores) != 0 ||
-                  neighbours_.size() > static_cast<std::size_t>(CPU_COUNT(&cores));
+HostExchangeOptions Progress::host_options() {
+  HostExchangeOptions options;
+  options.config = config_;
+  options.ranks = options_.placement->neighbours(options_.rank);
+  options.rank = options_.rank;
+  options.neighborhood = options_.neighborhood;
+  options.on_message = [this](std::uint32_t from, std::span<const std::byte> bytes) {
+    if (messages_) messages_->deliver(from, bytes);
+  };
+  options.on_action = [this](Instant now, const intra_node::LocalAction& action) {
+    operations_->on_host_action(now, action);
+  };
+  return options;
 }
 
-/// Lanes of this process need no link.
-PumpLinks Progress::lane_links() {
-  PumpLinks links;
-  links.self = PeerId{options_.rank};
-  links.job_id = options_.job_id;
-  links.watch = {dead_after(config_), true};
-  for (const LanePlace& lane : options_.placement->lanes) {
-    if (!lane.embedded || lane.owner != options_.rank) links.peers.push_back(lane.peer);
-  }
-  links.on_unreachable = [this](const Unreachable& found) { report_lanes(found); };
-  return links;
+ServerExchangeOptions Progress::server_options() {
+  ServerExchangeOptions options;
+  options.config = config_;
+  options.placement = options_.placement;
+  options.rank = options_.rank;
+  options.job_id = options_.job_id;
+  options.memory = options_.memory;
+  options.endpoint = std::move(options_.endpoint);
+  options.on_unreachable = [this](std::span<const std::uint32_t> members, std::uint32_t of, const Unreachable& found) {
+    report_unreachable(members, of, found);
+  };
+  return options;
 }
 
-/// A process is as reachable as its worst lane.
-void Progress::report_lanes(const Unreachable& found) {
-  const Placement& placement = *options_.placement;
-  std::set<std::uint32_t> all;
-  std::set<std::uint32_t> silent;
-  for (const LanePlace& lane : placement.lanes) {
-    const bool is_gone = !lane.embedded && lost_servers_.contains(lane.owner);
-    if (is_gone || (lane.embedded && lane.owner == options_.rank)) continue;
-    const std::uint32_t member = lane.embedded ? lane.owner : placement.workers + lane.owner;
-    all.insert(member);
-    if (std::find(found.peers.begin(), found.peers.end(), lane.peer) != found.peers.end()) silent.insert(member);
-  }
-  const std::vector<std::uint32_t> members(silent.begin(), silent.end());
-  report_unreachable(members, static_cast<std::uint32_t>(all.size()), found);
+MessagesOptions Progress::message_options() {
+  MessagesOptions options;
+  options.config = config_;
+  options.placement = options_.placement;
+  options.rank = options_.rank;
+  options.job_id = options_.job_id;
+  options.neighborhood = options_.neighborhood;
+  options.endpoint = std::move(options_.peer_endpoint);
+  options.on_unreachable = [this](const Unreachable& found) {
+    std::vector<std::uint32_t> workers;
+    for (const PeerId peer : found.peers) workers.push_back(peer.value);
+    report_unreachable(workers, found.of, found);
+  };
+  options.before_complete = [this] {
+    watch_unsent();  // Else a drain could miss the answers.
+    publish();
+  };
+  options.on_complete = [this](bool ok) {
+    ++(ok ? counters_.ops_completed : counters_.ops_failed);
+    count_ended(1);
+  };
+  options.on_long_wait = [this](const WaitingCollective& waiting) { operations_->declare(waiting); };
+  options.on_collective_end = [this](const OpKey& key) { ended_collectives_.push_back(key); };
+  return options;
 }
 
-void Progress::report_unreachable(std::span<const std::uint32_t> members, std::uint32_t of, const Unreachable& found) {
-  if (options_.hub != nullptr && !hub_lost_ && !members.empty()) {
-    options_.hub->report_unreachable(members, of, found.answering, found.silent);
-  }
+PendingOperationsOptions Progress::operation_options() {
+  PendingOperationsOptions options;
+  options.config = config_;
+  options.placement = options_.placement;
+  options.rank = options_.rank;
+  options.order = options_.order;
+  options.host = host_.get();
+  options.servers = servers_.get();
+  options.counters = &counters_;
+  options.before_complete = [this] {
+    publish();
+    watch_unsent();  // Else a drain could miss what others may still need.
+  };
+  options.on_complete = [this] { count_ended(1); };
+  return options;
 }
 
 Progress::~Progress() {
@@ -161,7 +130,7 @@ void Progress::submit(std::shared_ptr<PendingOperation> operation) {
     ++pending_;
     // Nobody drives: the caller will, or the progress thread has to.
     needs_thread = !is_driven_ && !operation->is_waited_for;
-    submitted_.push_back(std::move(operation));
+    commands_.operations.push_back(std::move(operation));
   }
   wake_up(needs_thread);
 }
@@ -172,7 +141,7 @@ void Progress::submit(PendingMessage message) {
     const std::scoped_lock lock(mutex_);
     ++pending_;
     needs_thread = !is_driven_;
-    message_commands_.submitted.push_back(std::move(message));
+    commands_.messages.push_back(std::move(message));
   }
   wake_up(needs_thread);
 }
@@ -180,7 +149,7 @@ void Progress::submit(PendingMessage message) {
 void Progress::cancel_unmatched_receives() {
   {
     const std::scoped_lock lock(mutex_);
-    message_commands_.cancel_receives = true;
+    commands_.cancel_receives = true;
   }
   wake_up(true);
 }
@@ -188,7 +157,7 @@ void Progress::cancel_unmatched_receives() {
 void Progress::cancel_unmatched_receives(GroupId group) {
   {
     const std::scoped_lock lock(mutex_);
-    message_commands_.left_groups.push_back(group);
+    commands_.left_groups.push_back(group);
   }
   wake_up(true);
 }
@@ -196,19 +165,9 @@ void Progress::cancel_unmatched_receives(GroupId group) {
 void Progress::look_at_late_memory() {
   {
     const std::scoped_lock lock(mutex_);
-    message_commands_.has_late_memory = true;
+    commands_.has_late_memory = true;
   }
   wake_up(false);  // An operation is pending: somebody drives, or will.
-}
-
-void Progress::wake_up(bool needs_thread) {
-  if (needs_thread) seat_->unpark();
-  if (asleep_.exchange(false)) ring();
-}
-
-void Progress::ring() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
 }
 
 void Progress::fail(const Status& status) {
@@ -243,8 +202,9 @@ RuntimeStats Progress::stats() const {
     const std::scoped_lock lock(mutex_);
     stats = stats_;
   }
-  const std::uint64_t zero_copy = zero_copy_shortcuts_.load(std::memory_order_relaxed);
-  const std::uint64_t staged = staged_shortcuts_.load(std::memory_order_relaxed);
+  if (!host_) return stats;
+  const std::uint64_t zero_copy = host_->zero_copy_exchanges();
+  const std::uint64_t staged = host_->staged_exchanges();
   stats.ops_completed += zero_copy + staged;
   stats.zero_copy_ops += zero_copy;
   stats.staged_ops += staged;
@@ -256,16 +216,38 @@ std::vector<PeerTraffic> Progress::lane_traffic() const {
   return traffic_;
 }
 
+Shortcut Progress::take_shortcut(SmallOperation& operation) {
+  if (is_broken_ || !host_ || operations_->has_departed() || !host_->may_exchange() || !failure().is_ok()) {
+    return Shortcut::kNotTaken;
+  }
+  // Counted, so that a shutdown waits for it; alone, so that what is peeked at is for nobody else.
+  std::uint64_t none = 0;
+  if (!pending_.compare_exchange_strong(none, 1)) return Shortcut::kNotTaken;
+  Shortcut result = Shortcut::kDone;
+  try {
+    if (!host_->exchange(operation, wait_, spin_.longest())) result = Shortcut::kAnnounced;
+  } catch (const std::exception& problem) {
+    break_down(problem);
+    operation.status = failure();
+  }
+  watch_unsent();
+  count_ended(1);
+  if (host_->has_backlog()) seat_->unpark();
+  return result;
+}
+
 bool Progress::do_turn(Instant now) {
   bool busy = take_commands(now);
-  busy |= take_local_messages(now);
-  if (pump_) busy |= pump_->step(now);
+  if (host_) busy |= host_->take_messages(now);
+  if (servers_) busy |= servers_->step(now);
   if (messages_) busy |= messages_->step(now);
-  busy |= run_local_actions(now);
-  busy |= flush_local_backlog();
+  if (host_) {
+    busy |= host_->run_actions(now);
+    busy |= host_->flush_backlog();
+  }
   if (!busy) busy = take_hub_events(now);
   run_ticks(now);
-  if (may_begin_) busy |= begin_held(now);
+  if (operations_->may_begin()) busy |= begin_held(now);
   busy |= end_collectives(now);
   if (!closing_.empty()) end_closing();
   watch_unsent();
@@ -273,25 +255,23 @@ bool Progress::do_turn(Instant now) {
 }
 
 bool Progress::take_commands(Instant now) {
-  std::vector<std::shared_ptr<PendingOperation>> operations;
-  MessageCommands messages;
+  Commands commands;
   Status requested;
   {
     const std::scoped_lock lock(mutex_);
-    operations.swap(submitted_);
-    std::swap(messages, message_commands_);
+    std::swap(commands, commands_);
     if (failure_.is_ok() && !requested_failure_.is_ok()) requested = requested_failure_;
   }
   if (!requested.is_ok()) fail_everything(requested);
-  start_all(now, operations);
-  if (pump_ && !operations.empty()) pump_->flush(now);
-  carry_out(now, messages);
-  return !messages.is_empty() || !operations.empty() || !requested.is_ok();
+  carry_out(now, commands);
+  return !commands.is_empty() || !requested.is_ok();
 }
 
-void Progress::carry_out(Instant now, const MessageCommands& commands) {
-  if (commands.has_late_memory) start_late_parts(now);
-  start_all(now, commands.submitted);
+void Progress::carry_out(Instant now, const Commands& commands) {
+  start_all(now, commands.operations);
+  if (servers_ && !commands.operations.empty()) servers_->flush(now);
+  if (commands.has_late_memory) operations_->start_late_parts(now);
+  start_all(now, commands.messages);
   for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
   for (const GroupId group : commands.left_groups) {
     if (!messages_) break;
@@ -304,6 +284,103 @@ void Progress::carry_out(Instant now, const MessageCommands& commands) {
   }
 }
 
+/// Where one throws, those behind it are submitted again, and end with all the rest.
+void Progress::start_all(Instant now, std::span<const std::shared_ptr<PendingOperation>> operations) {
+  if (operations.empty()) return;
+  Status failed;
+  {
+    const std::scoped_lock lock(mutex_);
+    failed = failure_;
+  }
+  for (std::size_t i = 0; i < operations.size(); ++i) {
+    try {
+      if (failed.is_ok()) {
+        operations_->start(now, operations[i]);
+      } else {
+        operations_->refuse(operations[i], failed);
+      }
+    } catch (...) {
+      const std::scoped_lock lock(mutex_);
+      std::ranges::remove_copy_if(operations.subspan(i), std::back_inserter(commands_.operations),
+                                  [this](const auto& operation) { return operations_->knows(operation); });
+      throw;
+    }
+  }
+}
+
+/// The same. The one that throws is known by then.
+void Progress::start_all(Instant now, std::span<const PendingMessage> messages) {
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (!messages_) {
+      messages[i].work->complete(failure());
+      count_ended(1);
+      continue;
+    }
+    try {
+      messages_->submit(now, messages[i]);
+    } catch (...) {
+      const std::scoped_lock lock(mutex_);
+      std::ranges::copy(messages.subspan(i + 1), std::back_inserter(commands_.messages));
+      throw;
+    }
+  }
+}
+
+/// In call order, as what they waited for has ended.
+bool Progress::begin_held(Instant now) {
+  const std::vector<std::shared_ptr<PendingOperation>> ready = operations_->take_ready();
+  start_all(now, ready);
+  if (servers_ && !ready.empty()) servers_->flush(now);
+  return !ready.empty();
+}
+
+/// Of collectives that are made of messages, and what others call in their place: PendingOperations::declare().
+bool Progress::end_collectives(Instant now) {
+  if (!operations_->has_declared() && ended_collectives_.empty()) return false;
+  const std::vector<OpKey> ended = std::exchange(ended_collectives_, {});
+  if (!messages_) return false;  // Everything has failed.
+  operations_->begin_declared(now);
+  for (const auto& [key, why] : operations_->take_refused()) messages_->end_collective(now, key, why);
+  for (const OpKey& key : ended) operations_->end_declared(now, key);
+  if (servers_) servers_->flush(now);
+  return true;
+}
+
+void Progress::run_ticks(Instant now) {
+  if (host_) {
+    if (const auto stall = host_->tick(now)) warn(*stall);
+  }
+  if (servers_) servers_->tick(now);
+  if (messages_) messages_->tick(now);
+  operations_->tick(now);
+  if (servers_) servers_->end_holds();
+  end_stuck(now);
+}
+
+/// Engines end what is past its deadline as soon as nobody uses its memory any more. A link that stays cut, with a
+/// provider that cannot be talked out of a transfer, may use it for ever: closing the endpoint is all that helps.
+void Progress::end_stuck(Instant now) {
+  if (now < next_look_) return;
+  const Duration grace = dead_after(config_);
+  next_look_ = now + grace / 4;
+  // An engine waits twice so long: for the verdict of a server, and then for what may be on its way.
+  const Duration patience = 3 * grace;
+  std::string what = operations_->stuck(now, patience);
+  if (messages_ && messages_->is_stuck(now, patience)) what = "a message from worker to worker";
+  if (what.empty()) return;
+  const std::string text = what + " did not end by its deadline, and its memory is still in use by the network " +
+                           control::seconds_text(patience) +
+                           " after it: a connection of this process is cut or its peer stopped";
+  fail_everything(Status(Code::kTimeout, text));
+  if (options_.hub != nullptr) options_.hub->report_failure(text);
+}
+
+void Progress::warn(const intra_node::StallWarning& stall) {
+  const std::string name = operations_->name_of(stall.key);
+  Logger(logger_options(config_, "rank " + std::to_string(options_.rank)))
+      .log(LogLevel::kWarning, (name.empty() ? "" : "'" + name + "': ") + stall.text);
+}
+
 /// So many operations have ended; or are known to be in nobody's way any more.
 void Progress::count_ended(std::uint64_t ended) {
   // Who drains says so before it looks at what is pending: either it sees that this was the last, or we see it.
@@ -314,9 +391,9 @@ void Progress::count_ended(std::uint64_t ended) {
 
 /// What others wait for counts as pending until it is out, and so do results that others may still need.
 void Progress::watch_unsent() {
-  note_needed_later(network_ && network_->is_needed());
-  const bool has_unsent = has_local_backlog() || (messages_ && messages_->has_unsent()) ||
-                          (network_config_.failover && is_needed_later_.load(std::memory_order_relaxed));
+  note_needed_later(servers_ && servers_->is_needed());
+  const bool has_unsent = (host_ && host_->has_backlog()) || (messages_ && messages_->has_unsent()) ||
+                          (options_.placement->failover && is_needed_later_.load(std::memory_order_relaxed));
   if (has_unsent == has_unsent_) return;
   has_unsent_ = has_unsent;
   if (has_unsent) {
@@ -335,145 +412,53 @@ void Progress::note_needed_later(bool is_needed) {
   drained_.notify_all();
 }
 
-bool Progress::take_hub_events(Instant now) {
-  HubEvent event;
-  bool any = false;
-  while (options_.hub != nullptr && !hub_lost_ && options_.hub->next_event(event)) {
-    any = true;
-    const std::string who = to_string(event.member);
-    switch (event.kind) {
-      case HubEvent::Kind::kFinished:
-        // With backup workers who is late has the results of operations that others have finished long ago.
-        if (options_.placement->backup_workers > 0) break;
-        [[fallthrough]];
-      case HubEvent::Kind::kLeft:
-        member_left(now, event);
-        break;
-      case HubEvent::Kind::kLost:
-        if (lose_server(now, event)) break;
-        if (event.member.role == Role::kWorker)
-          options_.on_peer_lost(PeerId{event.member.rank}, who + " is lost: " + event.reason);
-        fail_everything(Status(Code::kPeerLost, who + " is lost: " + event.reason));
-        break;
-      case HubEvent::Kind::kFailed:
-        if (lose_server(now, event)) break;
-        fail_everything(event.reason.starts_with(kDeadlockText)
-                            ? Status(Code::kMismatch, event.reason)
-                            : Status(Code::kPeerLost, who + " failed: " + event.reason));
-        break;
-      case HubEvent::Kind::kGroupAborted:
-        group_aborted(now, event);
-        break;
-      case HubEvent::Kind::kGroupLeft:
-        group_left(now, event);
-        break;
-      case HubEvent::Kind::kHubLost:
-        hub_lost_ = true;
-        if (!left_.contains(0)) {
-          fail_everything(Status(Code::kPeerLost, to_string(event)));
-        }
-        break;
-    }
-  }
-  return any;
+/// A lost process's error also says what it kept from ending.
+Status Progress::with_pending(const Status& status) const {
+  const std::uint64_t pending = pending_.load();
+  if (status.code() != Code::kPeerLost || pending == 0) return status;
+  return Status(status.code(),
+                status.message() + "; " + std::to_string(pending) + " pending here" + operations_->listed());
 }
 
-/// True where the event is the end of a server whose work others go on with.
-bool Progress::lose_server(Instant now, const HubEvent& event) {
-  const Placement& placement = *options_.placement;
-  if (event.member.role != Role::kServer || !placement.failover || !network_) return false;
-  lost_servers_.insert(event.member.rank);
-  const bool any_left = std::any_of(placement.lanes.begin(), placement.lanes.end(), [this](const LanePlace& lane) {
-    return lane.embedded || !lost_servers_.contains(lane.owner);
-  });
-  if (!any_left) return false;
-  std::string text = to_string(event.member) + " is lost: " + event.reason;
-  if (options_.rank == 0) {
-    Logger(logger_options(config_, "rank 0")).log(LogLevel::kWarning, text + ". Its work goes on at the other servers");
+void Progress::fail_everything(const Status& status) {
+  const Status with_what = with_pending(status);
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failure_.is_ok()) failure_ = with_what;
+    has_failed_.store(true);
   }
-  for (const LanePlace& lane : placement.lanes) {
-    if (lane.embedded || lane.owner != event.member.rank) continue;
-    options_.endpoint->remove_peer(lane.peer);
-    pump_->forget_peer(lane.peer);
-    network_->on_peer_lost(now, lane.peer, text);
+  publish();
+  // Nothing may touch the callers' memory once their operations have failed: the endpoint goes before they complete.
+  if (servers_) servers_->close();
+  if (host_) host_->close();
+  std::vector<std::shared_ptr<PendingOperation>> operations = operations_->close();
+  std::vector<PendingMessage> messages;
+  std::vector<ClosingGroup> closing;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::ranges::move(std::exchange(commands_.operations, {}), std::back_inserter(operations));
+    messages.swap(commands_.messages);
+    closing.swap(commands_.closed_groups);
   }
-  pump_->flush(now);
-  return true;
-}
-
-void Progress::member_left(Instant now, const HubEvent& event) {
-  const std::string text = to_string(event);
-  if (lose_server(now, event)) return;
-  if (event.member.role == Role::kServer) {
-    fail_everything(Status(Code::kPeerLost, text + " while workers still need it"));
-    return;
+  closing.insert(closing.end(), closing_.begin(), closing_.end());
+  closing_.clear();
+  counters_.ops_failed += operations.size() + messages.size();
+  publish();
+  for (const auto& operation : operations) options_.order->leave(operation->call);
+  for (const auto& operation : operations) operation->work->complete(failure());
+  for (const PendingMessage& message : messages) message.work->complete(failure());
+  std::uint64_t ended = operations.size() + messages.size() + (std::exchange(has_unsent_, false) ? 1 : 0);
+  if (messages_) {
+    ended += messages_->fail_all(failure());
+    messages_.reset();
   }
-  const std::uint32_t rank = event.member.rank;
-  if (event.kind == HubEvent::Kind::kLeft) {
-    left_.insert(rank);
-    for (std::size_t i = 0; i < neighbours_.size(); ++i) {
-      if (neighbours_[i] == rank) local_backlog_[i].clear();
-    }
-  }
-  if (std::ranges::find(departed_, rank, &Departed::rank) == departed_.end()) {
-    departed_.push_back({rank, text});
-    // All that it has sent to ranks of its host is in their rings by now.
-    while (take_local_messages(now)) {
-    }
-    run_local_actions(now);
-    options_.on_peer_left(PeerId{rank}, text);
-    end_local_without(now, rank, text);
-  }
-  if (messages_) messages_->worker_left(now, rank, text, left_.contains(rank));
-  // What it took part in is finished on its side and on its way here; what it did not join never comes. The engines
-  // know which is which, but for groups that a lane does not know yet.
-  const Duration grace = dead_after(config_);
-  for (const auto& operation : operations_) {
-    if (!check_departed(*operation).is_ok()) operation->deadline = std::min(operation->deadline, now + grace);
-  }
-}
-
-void Progress::warn(const intra_node::StallWarning& stall) {
-  const auto found = parts_.find(stall.key);
-  const std::string name = found == parts_.end() ? "" : found->second->operation->name;
-  Logger(logger_options(config_, "rank " + std::to_string(options_.rank)))
-      .log(LogLevel::kWarning, (name.empty() ? "" : "'" + name + "': ") + stall.text);
-}
-
-void Progress::run_ticks(Instant now) {
-  if (local_ && now >= local_->next_deadline()) {
-    while (take_local_messages(now)) {
-    }  // What has arrived in time counts as in time.
-    local_->on_tick(now);
-    if (const auto stall = local_->take_warning()) warn(*stall);
-    run_local_actions(now);
-  }
-  if (network_ && now >= network_->next_deadline()) {
-    network_->on_tick(now);
-    pump_->flush(now);
-  }
-  if (messages_) messages_->tick(now);
-  expire_held(now);
-  expire_operations(now);
-  while (!network_completions_.empty()) {
-    const CompleteAction action = std::move(network_completions_.front());
-    network_completions_.pop_front();
-    network_done(now, action);
-  }
-  if (!lingering_.empty()) release_lingering();
-  end_stuck(now);
+  note_needed_later(false);
+  count_ended(ended);
+  for (const ClosingGroup& each : closing) each.closed->set();
 }
 
 /// What a failed job's engines have counted stays when they are gone.
 void Progress::publish() {
-  if (network_) {
-    const worker::EngineStats& network = network_->stats();
-    counters_.bytes_to_servers = network.bytes_sent;
-    counters_.bytes_from_servers = network.bytes_received;
-    counters_.announces = network.announces;
-    counters_.came_last = network.came_last;
-    counters_.late_us = network.late_us;
-  }
   if (messages_) {
     const point_to_point::EngineStats& messages = messages_->stats();
     counters_.messages_sent = messages.sent;
@@ -482,13 +467,8 @@ void Progress::publish() {
     counters_.message_bytes_received = messages.bytes_received;
   }
   const std::scoped_lock lock(mutex_);
+  if (servers_) servers_->count(counters_, traffic_);
   stats_ = counters_;
-  if (pump_) {
-    for (std::size_t lane = 0; lane < traffic_.size(); ++lane) {
-      const auto traffic = pump_->traffic(network_config_.lanes[lane]);
-      traffic_[lane] = {traffic.bytes_sent, traffic.bytes_received, traffic.messages};
-    }
-  }
 }
 
 }  // namespace herring::runtime

@@ -9,7 +9,6 @@
 #include "core/short_turns.h"
 #include "runtime/poll.h"
 #include "runtime/progress.h"
-#include "runtime/progress_part.h"
 
 namespace herring::runtime {
 namespace {
@@ -69,15 +68,15 @@ void Progress::start_driving() {
 /// Something is under way. The caller holds the lock and the seat.
 bool Progress::is_needed() const {
   const bool failure_waits = failure_.is_ok() && !requested_failure_.is_ok();
-  return pending_.load() > 0 || has_local_backlog() || failure_waits || !message_commands_.is_empty() ||
-         (pump_ && pump_->has_unsent()) ||
+  return pending_.load() > 0 || (host_ && host_->has_backlog()) || failure_waits || !commands_.is_empty() ||
+         (servers_ && servers_->has_unsent()) ||
          std::ranges::any_of(lanes_, [](const Lane* lane) { return !lane->is_quiet(); });
 }
 
 /// True where the progress thread may leave until the next submit, which then knows that nobody drives.
 bool Progress::may_leave() {
   const std::scoped_lock lock(mutex_);
-  is_driven_ = is_needed() || options_.endpoint != nullptr || !lanes_.empty();
+  is_driven_ = is_needed() || (servers_ && servers_->is_open()) || !lanes_.empty();
   return !is_driven_;
 }
 
@@ -110,7 +109,7 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       if (is_caller && watches_network_) spin = spin_.found(now - idle_since);
       idle_since = now;
       busy_until = now + spin;
-    } else if (now < busy_until && yield_core(now)) {
+    } else if (now < busy_until && wait_.yield(now)) {
       continue;
     } else if (now < std::min(busy_until, idle_since + spin_.shortest())) {
       relax();
@@ -121,20 +120,6 @@ void Progress::run_until(const std::function<bool()>& is_over, Instant deadline,
       sleep(std::min({next_deadline(), now + kIdleWait, deadline}));
     }
   }
-}
-
-/// Whom this thread waits for may be on this very core, also where there are enough of them. False where it should not
-/// be left: it would be long in coming back.
-bool Progress::yield_core(Instant now) {
-  // Other ranks come back in time, whatever they do there.
-  const bool is_with_ranks = core_balance_ && core_balance_->on_wait();
-  if (!is_with_ranks && seat_->core_share().is_wanted(now)) return false;
-  if (is_with_ranks) {
-    sched_yield();
-  } else {
-    yield(seat_->core_share());
-  }
-  return true;
 }
 
 bool Progress::turn(Instant now) {
@@ -155,16 +140,22 @@ void Progress::break_down(const std::exception& problem) {
   if (options_.hub != nullptr) options_.hub->report_failure(text);
 }
 
+void Progress::wake_up(bool needs_thread) {
+  if (needs_thread) seat_->unpark();
+  if (asleep_.exchange(false)) ring();
+}
+
+void Progress::ring() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+}
+
 Instant Progress::next_deadline() const {
-  Instant next = held_deadline_;
-  if (local_) next = std::min(next, local_->next_deadline());
-  if (network_) next = std::min(next, network_->next_deadline());
-  if (pump_) next = std::min(next, pump_->next_deadline());
+  Instant next = operations_->next_deadline();
+  if (host_) next = std::min(next, host_->next_deadline());
+  if (servers_) next = std::min(next, servers_->next_deadline());
   if (messages_) next = std::min(next, messages_->next_deadline());
   for (const Lane* lane : lanes_) next = std::min(next, lane->next_deadline());
-  if (!departed_.empty()) {
-    for (const auto& operation : operations_) next = std::min(next, operation->deadline);
-  }
   return next;
 }
 
@@ -173,22 +164,20 @@ void Progress::sleep(Instant until) {
   bool ready = stop_.load();
   {
     const std::scoped_lock lock(mutex_);
-    ready = ready || !submitted_.empty() || !message_commands_.is_empty() ||
-            (failure_.is_ok() && !requested_failure_.is_ok());
+    ready = ready || !commands_.is_empty() || (failure_.is_ok() && !requested_failure_.is_ok());
   }
-  intra_node::Neighborhood* neighborhood = options_.neighborhood.get();
   std::vector<int> descriptors{wake_fd_};
   ready = ready || (messages_ && !messages_->prepare_wait(descriptors, until));
   for (Lane* lane : lanes_) ready = ready || !lane->prepare_wait(descriptors, until);
-  if (!ready && (neighborhood == nullptr || neighborhood->prepare_sleep())) {
+  if (!ready && (!host_ || host_->prepare_sleep())) {
     if (options_.hub != nullptr && !hub_lost_) descriptors.push_back(options_.hub->event_fd());
-    if (neighborhood != nullptr) descriptors.push_back(neighborhood->doorbell_fd());
-    if (options_.endpoint) {
-      options_.endpoint->wait(until, descriptors);
+    if (host_) descriptors.push_back(host_->doorbell_fd());
+    if (servers_ && servers_->is_open()) {
+      servers_->wait(until, descriptors);
     } else {
       poll_until(until, descriptors);
     }
-    if (neighborhood != nullptr) neighborhood->end_sleep();
+    if (host_) host_->end_sleep();
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t drained = read(wake_fd_, &count, sizeof(count));
   }

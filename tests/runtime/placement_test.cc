@@ -12,8 +12,7 @@
 #include "core/status.h"
 #include "fusion_buffer/shard_plan.h"
 #include "runtime/lane.h"
-#include "runtime/progress.h"
-#include "runtime/progress_options.h"
+#include "runtime/server_exchange.h"
 
 namespace herring::runtime {
 namespace {
@@ -166,16 +165,14 @@ TEST(Placement, AWorkerLendsToTheServerInsideItAndToNoOther) {
   Config config;
   const Placement placement = place(config, {"a", "a", "b", "b"});
   for (std::uint32_t rank = 0; rank < 4; ++rank) {
-    ProgressOptions options;
-    options.placement = &placement;
-    options.rank = rank;
-    const std::vector<PeerId> near = make_network_config(options).near_lanes;
+    const std::vector<PeerId> near = worker_engine_config(config, placement, rank, 0).near_lanes;
     ASSERT_EQ(near.size(), 1u);
     const auto lane = std::ranges::find(placement.lanes, near[0], &LanePlace::peer);
     EXPECT_EQ(lane->owner, rank);
     EXPECT_EQ(lane_options(config, placement, *lane).near_worker, rank);
-    options.config.intra_node = Switch::kOff;
-    EXPECT_TRUE(make_network_config(options).near_lanes.empty());
+    Config apart = config;
+    apart.intra_node = Switch::kOff;
+    EXPECT_TRUE(worker_engine_config(apart, placement, rank, 0).near_lanes.empty());
   }
 }
 
