@@ -168,6 +168,7 @@ bool Lane::do_turn(Instant now) {
     const std::string warning = engine_->take_warning();
     if (!warning.empty()) logger_.log(LogLevel::kWarning, warning);
   }
+  if (!engine_->is_idle() && core_wait_.look(now)) engine_->on_core_wait(core_wait_.share());
   pump_->flush(now);
   return pump_->step(now);
 }

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/types.h"
 #include "memory/domain.h"
+#include "runtime/core_wait.h"
 #include "runtime/placement.h"
 #include "runtime/pump.h"
 #include "server/engine.h"
@@ -107,6 +108,7 @@ class Lane final {
   memory::Buffer slots_;
   std::unique_ptr<server::Engine> engine_;
   std::unique_ptr<Pump<server::Engine>> pump_;
+  CoreWait core_wait_;
   bool has_stopped_ = false;
   std::atomic<bool> has_news_{false};  // Of peers.
   mutable std::mutex mutex_;

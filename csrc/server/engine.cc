@@ -30,6 +30,7 @@ void Engine::on_withdrawn(Instant now, Token token) { impl_->on_withdrawn(now, t
 void Engine::on_peer_lost(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_lost(now, worker, why); }
 void Engine::on_peer_left(Instant now, PeerId worker, const std::string& why) { impl_->on_peer_left(now, worker, why); }
 void Engine::on_tick(Instant now) { impl_->on_tick(now); }
+void Engine::on_core_wait(double share) { impl_->on_core_wait(share); }
 Instant Engine::next_deadline() const { return impl_->next_deadline(); }
 std::string Engine::take_warning() { return impl_->take_warning(); }
 void Engine::take_actions(Actions& out) { impl_->take_actions(out); }

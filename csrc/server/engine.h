@@ -139,6 +139,8 @@ class Engine final {
   /// Fails operations past their deadline. Call at or after next_deadline().
   void on_tick(Instant now);
   Instant next_deadline() const;  ///< Instant::max() where nothing waits.
+  /// Of the time in which this lane had work, its thread has waited for a processor core for this part, 0 to 1.
+  void on_core_wait(double share);
   /// Of an operation that has waited for EngineConfig::stall_warning, which ranks it waits for: once for each
   /// operation, and one of them in that time. Empty: nothing new, or another lane says it.
   std::string take_warning();

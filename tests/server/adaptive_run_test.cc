@@ -71,5 +71,18 @@ TEST(AdaptiveRun, IdleTimeIsNotTheLinks) {
   EXPECT_EQ(lane.run.size(kFew), 8u);
 }
 
+TEST(AdaptiveRun, WhereTheLaneWaitsForACoreChunksAreNotSlowBecauseOfTheLink) {
+  Busy lane;
+  lane.complete(50, milliseconds(5));
+  lane.run.on_core_wait(0.25);
+  EXPECT_EQ(lane.run.size(kFew), 1u) << "other programs have a core now and then";
+  lane.run.on_core_wait(0.5);
+  EXPECT_EQ(lane.run.size(kFew), 8u) << "few messages: half of the operation";
+  EXPECT_EQ(lane.run.size(kMany), 8u) << "the most";
+  EXPECT_EQ(lane.run.size(8), 4u);
+  lane.run.on_core_wait(0.1);
+  EXPECT_EQ(lane.run.size(kFew), 1u);
+}
+
 }  // namespace
 }  // namespace herring::server

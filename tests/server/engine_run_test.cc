@@ -70,5 +70,20 @@ TEST(ServerRuns, WhereSlotsAreFewChunksGoOneByOne) {
   EXPECT_TRUE(grants[0].body.empty());
 }
 
+TEST(ServerRuns, ALaneThatWaitsForACoreSendsMoreTogether) {
+  for (const bool waits : {false, true}) {
+    Bench bench(2, 8, 32);
+    bench.config.max_run = 4;
+    bench.config.run_time = std::chrono::milliseconds(1);
+    bench.build();
+    if (waits) bench.engine->on_core_wait(0.6);
+    for (std::uint32_t sender = 0; sender < 2; ++sender) bench.send(sender, bench.announce(sender, 11));
+    const auto grants = bench.sends(wire::MessageType::kGrant);
+    ASSERT_FALSE(grants.empty());
+    const std::vector<std::uint64_t> wanted = waits ? std::vector<std::uint64_t>{4} : std::vector<std::uint64_t>{};
+    EXPECT_EQ(wire::decode_list(grants[0].body, wanted.size()), wanted);
+  }
+}
+
 }  // namespace
 }  // namespace herring::server
