@@ -25,7 +25,8 @@ def run(
     """In the parent: starts both ranks and ends with 0 where they ended as expected. In a rank: runs `body`, in a
     process group where there is a backend."""
     if "RANK" in os.environ:
-        torch.cuda.set_device(0)
+        if os.environ.get("GPU_TEST_DEVICE", "cuda") == "cuda":
+            torch.cuda.set_device(0)
         if backend is None:
             body(int(os.environ["RANK"]))
             return
