@@ -92,6 +92,12 @@ def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, device_ids=[0] if DEVICE == "cuda" else None, **options)
 
 
+def herrings(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    """Herring's own class."""
+    device_ids = [0] if DEVICE == "cuda" else None
+    return herring.torch.parallel.DistributedDataParallel(model, device_ids=device_ids, **options)
+
+
 @case
 def ddp_arguments(rank: int) -> None:
     alone = learned_alone()
@@ -112,8 +118,7 @@ def herrings_ddp(rank: int) -> None:
     """Its own class, also with half the bytes on the wire."""
     alone = learned_alone()
     for options, limit in (({}, 2e-4), ({"wire_dtype": torch.bfloat16}, 5e-3)):
-        device_ids = [0] if DEVICE == "cuda" else None
-        model = herring.torch.parallel.DistributedDataParallel(make_model(), device_ids=device_ids, **options)
+        model = herrings(make_model(), **options)
         learn(model, adam(model), (rank,))
         compare(model.module, alone, limit)
 
@@ -130,7 +135,7 @@ def ddp_hooks(rank: int) -> None:
     ):
         if DEVICE == "cpu" and hook is default_hooks.bf16_compress_hook:
             continue
-        model = wrap(make_model())
+        model = herrings(make_model(), bucket_cap_mb=1) if state is power else wrap(make_model())
         model.register_comm_hook(state, hook)
         learn(model, adam(model), (rank,))
         compare(model.module, alone, limit)
@@ -242,7 +247,9 @@ def fully_sharded(rank: int) -> None:
             fully_shard(layer, mesh=mesh, **options)
         fully_shard(model, mesh=mesh, **options)
         learn(model, adam(model), (rank,))
-        full = [parameter.full_tensor() if "offload_policy" not in options else None for parameter in model.parameters()]
+        full = [
+            parameter.full_tensor() if "offload_policy" not in options else None for parameter in model.parameters()
+        ]
         if full[0] is not None:
             compare(model, alone, limit)
             continue
@@ -403,7 +410,9 @@ def run_case(name: str, on_host: str) -> tuple[str, int, str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--on-host", default="host,device", metavar="LIST", help="HERRING_ON_HOST (default: %(default)s)")
+    parser.add_argument(
+        "--on-host", default="host,device", metavar="LIST", help="HERRING_ON_HOST (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="cases at the same time")
     arguments = parser.parse_args()
     wanted = [(name, where) for where in arguments.on_host.split(",") for name in arguments.cases or CASES]

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 
 import herring
-from herring.torch.parallel import DistributedDataParallel
+from herring.torch.parallel import DistributedDataParallel, in_order
 
 STEPS = 4
 BATCH = 6
@@ -145,8 +145,7 @@ def hooks() -> None:
             model.register_comm_hook(None, hook)
             _train(model, rank)
             _compare(model, _single(size), hook.__name__, tolerance)
-        # Its callbacks wait for collectives. One bucket: those of several would call them in no fixed order, on any
-        # backend that completes futures on threads of its own.
+        # Its callbacks wait for collectives.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
         model = DistributedDataParallel(_model())
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -155,6 +154,64 @@ def hooks() -> None:
             assert parameter.isfinite().all(), f"PowerSGD: {name}"
             same_everywhere(parameter, f"PowerSGD, {name}")
         assert state.compression_stats()[0] > 1, "PowerSGD compressed nothing"
+
+
+def hooks_with_callbacks() -> None:
+    """PowerSGD with several buckets: its callbacks call collectives, and come when they come. torch's own class wants
+    to be told (in_order); without that ranks disagree."""
+    with world() as (rank, _size):
+        calls: list[int] = []
+
+        def watched(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            calls.append(bucket.index())
+            return powerSGD_hook.powerSGD_hook(state, bucket)
+
+        for wrapper, hook in (
+            (DistributedDataParallel, powerSGD_hook.powerSGD_hook),
+            (DistributedDataParallel, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
+            (nn.parallel.DistributedDataParallel, in_order(watched)),
+        ):
+            torch.manual_seed(3)
+            layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+            model = wrapper(layers, bucket_cap_mb=0.5)
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+            model.register_comm_hook(state, hook)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            generator = torch.Generator().manual_seed(rank)
+            for _ in range(25):
+                optimizer.zero_grad()
+                model(torch.randn(8, 256, generator=generator)).square().mean().backward()
+                optimizer.step()
+            for name, parameter in layers.named_parameters():
+                assert parameter.isfinite().all(), name
+                same_everywhere(parameter, f"PowerSGD in several buckets, {name}")
+        assert len(set(calls)) > 2, "one bucket proves nothing"
+        assert calls[-3:] == sorted(calls[-3:]), calls
+
+
+def a_hook_that_fails() -> None:
+    """In order or not, its error comes out of backward, and the next step works."""
+    with world() as (rank, _size):
+        fails = True
+
+        def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            def last(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+                if fails and bucket.index() == 1:
+                    raise ValueError("the hook's own error")
+                return done.value()[0]
+
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(last)
+
+        model = DistributedDataParallel(nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))), bucket_cap_mb=0.25)
+        model.register_comm_hook(None, in_order(hook))
+        with expect_error((RuntimeError, ValueError), "the hook's own error"):
+            for _ in range(2):  # The first makes the buckets.
+                model(torch.ones(2, 256)).sum().backward()
+        fails = False
+        value = torch.ones(1) * rank
+        dist.all_reduce(value)
+        assert value.item() == 1.0
 
 
 def uneven_inputs() -> None:

@@ -23,6 +23,15 @@ def test_stock_communication_hooks_work() -> None:
     run_ranks(2, "cases_ddp:hooks", timeout=180)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_hooks_that_call_collectives_in_callbacks_work_with_several_buckets(ranks: int) -> None:
+    run_ranks(ranks, "cases_ddp:hooks_with_callbacks", timeout=180)
+
+
+def test_a_hooks_own_error_comes_out_of_backward() -> None:
+    run_ranks(2, "cases_ddp:a_hook_that_fails", timeout=120)
+
+
 def test_join_with_uneven_inputs() -> None:
     run_ranks(2, "cases_ddp:uneven_inputs")
 

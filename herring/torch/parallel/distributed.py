@@ -20,6 +20,7 @@ from herring.torch.parallel._average import average_hook, has_backup
 from herring.torch.parallel._buckets import buckets_of
 from herring.torch.parallel._finite import ParameterNames, named_hook
 from herring.torch.parallel.compression import WireDtype, wire_dtype_hook
+from herring.torch.parallel.hooks import calls_in_callbacks, in_order
 
 __all__ = ["DistributedDataParallel"]
 
@@ -114,9 +115,13 @@ class DistributedDataParallel(_TorchDDP):
             self.register_comm_hook(state, named_hook)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it."""
-        if getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS and dist.get_backend(self.process_group) == NAME:
-            hook = _under_another_name(hook)
+        """As torch's. Hooks that compress to bfloat16, which torch refuses without NCCL, work: Herring sums it. Hooks
+        of torch that call collectives in callbacks (PowerSGD, quantization) take one bucket after the other."""
+        if dist.get_backend(self.process_group) == NAME:
+            if calls_in_callbacks(hook):
+                hook = in_order(hook)
+            elif getattr(hook, "__name__", "") in _NCCL_ONLY_HOOKS:
+                hook = _under_another_name(hook)
         super().register_comm_hook(state, hook)
 
 
