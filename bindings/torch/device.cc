@@ -288,13 +288,15 @@ void DeviceWork::finish_with(std::exception_ptr error) {
     exception_ = error;
   }
   cv_.notify_all();
-  if (error) {
-    future_->setError(error);
-    return;
-  }
-  // What the future tells its users is an event on the stream that is current here.
-  const c10::StreamGuard on_stream(streams_.back);
-  future_->markCompleted(c10::IValue(outputs_));
+  Stager::call_back([self = c10::intrusive_ptr<DeviceWork>::unsafe_reclaim_from_nonowning(this), error] {
+    if (error) {
+      self->future_->setError(error);
+      return;
+    }
+    // What the future tells its users is an event on the stream that is current here.
+    const c10::StreamGuard on_stream(self->streams_.back);
+    self->future_->markCompleted(c10::IValue(self->outputs_));
+  });
 }
 
 bool DeviceWork::wait_until_submitted(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit) {
@@ -445,6 +447,17 @@ int StagedWork::sourceRank() const {
   return host_->sourceRank();
 }
 
+namespace {
+
+thread_local runtime::CallbackPool* callbacks_of_this_thread = nullptr;
+
+}  // namespace
+
+void Stager::call_back(std::function<void()> task) {
+  if (callbacks_of_this_thread == nullptr) return task();
+  callbacks_of_this_thread->run(std::move(task));
+}
+
 Stager::~Stager() {
   const GilRelease no_gil;
   stop();
@@ -459,13 +472,16 @@ void Stager::stop() {
   changed_.notify_all();
   // On its own thread, where what it has let go was the last to need it, somebody else joins it.
   const std::lock_guard lock(join_mutex_);
-  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+  if (thread_.get_id() == std::this_thread::get_id()) return;
+  if (thread_.joinable()) thread_.join();
+  if (callbacks_) callbacks_->close(Clock::now() + kLongestFarewell);
 }
 
 void Stager::add(std::shared_ptr<Staged> call) {
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
+      if (!callbacks_) callbacks_ = std::make_unique<runtime::CallbackPool>();
       thread_ = start_thread("herring-stager", [this] { run(); });
     }
     waiting_.push_back(std::move(call));
@@ -510,6 +526,7 @@ void Stager::wait_until_started() {
 }
 
 void Stager::run() {
+  callbacks_of_this_thread = callbacks_.get();
   std::vector<std::shared_ptr<Staged>> started;
   Clock::time_point last_move = Clock::now();
   const Staged* last_first = nullptr;

@@ -22,6 +22,7 @@
 #include "core/device.h"
 #include "host_memory.h"
 #include "pack.h"
+#include "runtime/callback_pool.h"
 
 /// Tensors on an accelerator: how their bytes come to the host and go back, in the order that streams have. Through
 /// c10's device guards alone, so that one binding serves torch with and without CUDA.
@@ -244,6 +245,9 @@ class Stager final {
   void stop();
   /// Something is to be looked at before the nap ends.
   void wake() { changed_.notify_all(); }
+  /// Runs what may wait for other calls on device tensors, as callbacks of the user do: here, or where this is the
+  /// stager's thread, which has to go on, on another one.
+  static void call_back(std::function<void()> task);
 
  private:
   void hold(std::shared_ptr<Staged> call);
@@ -259,6 +263,7 @@ class Stager final {
   bool is_stopping_ = false;
   std::chrono::steady_clock::time_point stops_at_;  ///< At the latest, where it is.
   std::mutex join_mutex_;
+  std::unique_ptr<runtime::CallbackPool> callbacks_;  ///< As long as thread_.
   std::thread thread_;
 };
 

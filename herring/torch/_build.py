@@ -32,7 +32,7 @@ _UNITS = ("module.cc", "process_group.cc")  # Compiled at the same time; each in
 # What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
 HEADERS = (
     "collectives/message_plan.h", "cuda/kernels/tables.h", "cuda/kernels/twins.h", "cuda/open.h",
-    "runtime/communicator.h", "runtime/device_parts.h", "runtime/peer_group.h",
+    "runtime/callback_pool.h", "runtime/communicator.h", "runtime/device_parts.h", "runtime/peer_group.h",
 )  # fmt: skip
 
 

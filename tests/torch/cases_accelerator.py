@@ -232,6 +232,32 @@ def parts() -> None:
         assert strided.cpu().equal(wanted)
 
 
+def callbacks_that_wait() -> None:
+    """As PowerSGD's: each waits for another collective, after tensors that go in parts and after small ones; and one
+    that waits holds no other operation up."""
+    with job() as (_, rank, size):
+
+        def again(done: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            tensor = done.value()[0].clone()
+            dist.all_reduce(tensor)
+            return [tensor]
+
+        for elements in (50_000, 16):
+            future = dist.all_reduce(torch.ones(elements, device=DEVICE), async_op=True).get_future()
+            for _ in range(5):
+                future = future.then(again)
+            assert future.wait()[0].cpu().unique().tolist() == [float(size**6)], elements
+        may_go_on = threading.Event()
+        first = dist.all_reduce(torch.ones(50_000, device=DEVICE), async_op=True).get_future()
+        held = first.then(lambda _: may_go_on.wait(30))
+        for elements in (50_000, 16):
+            other = torch.full((elements,), float(rank), device=DEVICE)
+            dist.all_reduce(other)
+            assert other.cpu().unique().tolist() == [1.0]
+        may_go_on.set()
+        assert held.wait(), "the others waited for a callback"
+
+
 def host_memory_is_the_arenas() -> None:
     """Ranks of a host read each other's tensors where they were copied to."""
     with job() as (_gpu, _rank, _size):

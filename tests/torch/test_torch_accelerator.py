@@ -96,6 +96,7 @@ def test_parts_wait_for_what_they_must(seed: int) -> None:
         "a_part_that_never_comes",
         "parts_that_others_disagree_about",
         "training_in_parts",
+        "callbacks_that_wait",
     ],
 )
 def test_parts(case: str) -> None:
