@@ -14,6 +14,7 @@ from accelerator import DEVICE, IS_REAL, expect_freed, load
 from common import data, expect_error, same_everywhere, world
 
 import herring
+from herring.torch.parallel import DistributedDataParallel, in_order
 
 
 @contextlib.contextmanager
@@ -256,6 +257,38 @@ def callbacks_that_wait() -> None:
             assert other.cpu().unique().tolist() == [1.0]
         may_go_on.set()
         assert held.wait(), "the others waited for a callback"
+
+
+def hooks_in_order() -> None:
+    """A DDP hook whose callback calls a collective, with several buckets: as on the CPU, where gradients are late,
+    too."""
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def halve(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            mean = done.value()[0] / 4
+            dist.all_reduce(mean)  # Twice the sum, then.
+            return mean
+
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(halve)
+
+    with job() as (_gpu, rank, _size):
+        trained = []
+        for place in ("cpu", DEVICE):
+            torch.manual_seed(1)
+            layers = [torch.nn.Linear(40, 40) for _ in range(6)]
+            ddp = DistributedDataParallel(torch.nn.Sequential(*layers).to(place), bucket_cap_mb=0.008)
+            ddp.register_comm_hook(None, in_order(hook))
+            for step in range(6):
+                ddp(data(rank, (4, 40), torch.float32, step).to(place)).square().mean().backward()
+                with torch.no_grad():
+                    for each in ddp.parameters():
+                        assert each.grad is not None
+                        each -= 0.1 * each.grad
+                        each.grad = None
+            trained.append([each.detach() for each in ddp.parameters()])
+        for here, there in zip(*trained, strict=True):
+            same_everywhere(there.cpu(), "the ranks have drifted apart")
+            torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
 
 
 def host_memory_is_the_arenas() -> None:

@@ -97,6 +97,7 @@ def test_parts_wait_for_what_they_must(seed: int) -> None:
         "parts_that_others_disagree_about",
         "training_in_parts",
         "callbacks_that_wait",
+        "hooks_in_order",
     ],
 )
 def test_parts(case: str) -> None:

@@ -61,6 +61,7 @@ def test_a_rank_that_cannot_share_memory(mode: str) -> None:
         "a_group_ends_while_copies_are_under_way",
         "training_in_parts",
         "callbacks_that_wait",
+        "hooks_in_order",
     ],
 )
 def test_what_holds_for_tensors_on_an_accelerator_holds_here(case: str) -> None:

@@ -73,4 +73,6 @@ def _event(device: torch.device) -> Any:
     """Of the current stream; None where there are no streams."""
     if device.type == "cpu":
         return None
-    return torch.get_device_module(device).current_stream(device).record_event()
+    event = torch.Event(device)
+    event.record()
+    return event
