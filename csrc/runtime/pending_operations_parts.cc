@@ -275,7 +275,7 @@ void PendingOperations::hold(Part& part, std::span<std::byte> memory) {
 }
 
 void PendingOperations::submit_network(Instant now, Part& part, std::span<std::byte> memory) {
-  if (!memory.empty()) {
+  if (servers_->wants_holds() && !memory.empty()) {
     try {
       hold(part, memory);
     } catch (const Error& error) {

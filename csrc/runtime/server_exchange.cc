@@ -164,15 +164,6 @@ bool ServerExchange::lose_server(Instant now, std::uint32_t server, const std::s
   return true;
 }
 
-memory::Hold ServerExchange::hold(std::span<std::byte> memory) {
-  return memory_ == nullptr ? memory::Hold() : memory_->hold(memory);
-}
-
-memory::Hold ServerExchange::hold_shared(std::span<std::byte> memory) {
-  if (memory_ == nullptr) return {};
-  return memory_->hold(memory, MemoryKind::kShared, memory::Reuse::kUntilInvalidated);
-}
-
 void ServerExchange::release(std::span<const std::byte> memory, memory::Hold hold) {
   if (!hold || lost_servers_.empty() || !pump_ || !pump_->uses(memory)) return;
   hold.outlive_memory();

@@ -75,10 +75,14 @@ class ServerExchange final {
   /// A server process is gone. False where no server is left.
   bool lose_server(Instant now, std::uint32_t server, const std::string& why);
 
-  /// So that the network may use the memory; an empty hold where any memory will do. Throws Error.
-  memory::Hold hold(std::span<std::byte> memory);
+  /// The network wants to know the memory that it uses: else any will do, without a hold.
+  bool wants_holds() const { return memory_ != nullptr; }
+  /// So that the network may use the memory. Throws Error.
+  memory::Hold hold(std::span<std::byte> memory) { return memory_->hold(memory); }
   /// The same for memory of the arena, which later operations use too.
-  memory::Hold hold_shared(std::span<std::byte> memory);
+  memory::Hold hold_shared(std::span<std::byte> memory) {
+    return memory_->hold(memory, MemoryKind::kShared, memory::Reuse::kUntilInvalidated);
+  }
   /// The memory's operation is over. A server that was lost may be sent to for a while yet: what is read for it stays
   /// registered so long.
   void release(std::span<const std::byte> memory, memory::Hold hold);
@@ -99,7 +103,7 @@ class ServerExchange final {
   void report(const Unreachable& found) const;
 
   ServerExchangeOptions options_;
-  memory::Domain* const memory_;  // Of the endpoint; null where any memory will do.
+  memory::Domain* const memory_;  // Of the endpoint; may be null.
   worker::EngineConfig config_;
   memory::Buffer bounce_;  // Failover: where results land.
   // Null from close() on.
