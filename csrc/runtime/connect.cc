@@ -8,10 +8,10 @@
 #include "core/status.h"
 #include "core/text.h"
 #include "runtime/checked_endpoint.h"
+#include "runtime/durations.h"
 #include "runtime/introduction.h"
 #include "runtime/network.h"
 #include "runtime/process_endpoint.h"
-#include "runtime/durations.h"
 #include "runtime/routed_endpoint.h"
 #include "wire/action.h"
 
