@@ -187,12 +187,23 @@ Status Progress::failure() const {
 }
 
 bool Progress::drain(Instant deadline) {
+  const Instant begun = std::chrono::steady_clock::now();
   seat_->unpark();
   ++drainers_;
   std::unique_lock lock(mutex_);
   const bool ended =
       drained_.wait_until(lock, deadline, [this] { return pending_.load() == 0 && !is_needed_later_.load(); });
   --drainers_;
+  const bool is_pending = pending_.load() > 0;
+  lock.unlock();
+  if (!ended && failure().is_ok()) {
+    const std::string what =
+        is_pending ? "operations or messages of it have not ended" : "other ranks may still need results that it has";
+    Logger(logger_options(config_, "rank " + std::to_string(options_.rank)))
+        .log(LogLevel::kWarning, "this process shuts down although " + what + " after " +
+                                     control::seconds_text(std::chrono::steady_clock::now() - begun) +
+                                     ". Other ranks may fail because of it");
+  }
   return ended;
 }
 

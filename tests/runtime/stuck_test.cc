@@ -136,6 +136,19 @@ TEST_F(StuckTest, AMessageOnALinkThatStaysCutFails) {
   EXPECT_EQ(message.work->status().code(), Code::kTimeout) << message.work->status().to_string();
 }
 
+TEST_F(StuckTest, WhoShutsDownWithSomethingUnderWaySaysSo) {
+  std::vector<float> values(16, 1);
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(progress_->drain(std::chrono::steady_clock::now() + 5s)) << "there is nothing to wait for";
+  const auto work = reduce(values, 60s);
+  EXPECT_FALSE(progress_->drain(std::chrono::steady_clock::now() + 50ms));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("herring[rank 0] warning: this process shuts down although operations or messages of it have not "
+                      "ended after "),
+            std::string::npos)
+      << said;
+}
+
 TEST(Overdue, CountsOnlyWhileSomebodyLooks) {
   Overdue overdue(Instant{} + 10s);
   EXPECT_FALSE(overdue.look(Instant{} + 9s, 1s));
