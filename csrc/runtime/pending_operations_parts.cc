@@ -358,12 +358,11 @@ void PendingOperations::abort_parts(Instant now, const PendingOperation& operati
   // join's, before the first part.
   for (std::uint32_t number = 0; number < std::max(operation.next_part, 1u); ++number) {
     const OpKey key{operation.group->id, operation.op, number};
-    const auto found = parts_.find(key);
-    if (found == parts_.end() || found->second->operation.get() != &operation || found->second->aborted) continue;
-    Part& part = *found->second;
-    part.aborted = true;
-    if (part.network == Part::Network::kUnderWay || !part.local) {
-      servers_->abort(now, network_operation(now, part, part.memory), why);
+    Part* const part = find(key);
+    if (part == nullptr || part->operation.get() != &operation || part->aborted) continue;
+    part->aborted = true;
+    if (part->network == Part::Network::kUnderWay || !part->local) {
+      servers_->abort(now, network_operation(now, *part, part->memory), why);
       servers_->flush(now);
     } else {
       host_->abort(now, key, why);

@@ -193,7 +193,6 @@ void ServerExchange::count(RuntimeStats& stats, std::vector<PeerTraffic>& lanes)
   stats.announces = network.announces;
   stats.came_last = network.came_last;
   stats.late_us = network.late_us;
-  lanes.resize(config_.lanes.size());
   for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
     const auto traffic = pump_->traffic(config_.lanes[lane]);
     lanes[lane] = {traffic.bytes_sent, traffic.bytes_received, traffic.messages};

@@ -95,7 +95,7 @@ class ServerExchange final {
   /// Everything has failed: nothing touches anybody's memory from now on, and nothing is submitted any more.
   void close();
 
-  /// Writes what it has counted, and with each lane, in plan order. After close() nothing.
+  /// Writes what it has counted, and with each of config()'s lanes. After close() nothing.
   void count(RuntimeStats& stats, std::vector<PeerTraffic>& lanes) const;
 
  private:

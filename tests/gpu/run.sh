@@ -1,5 +1,6 @@
 #!/bin/bash
-# What Herring does on a real GPU: at most 10 minutes on a machine with torch (CUDA), a driver and a compiler; downloads nothing.
+# What Herring does on a real GPU: about 10 minutes on a machine with torch (CUDA), a driver and a compiler, and about 4
+# more for the step `wrappers` (16 cores); downloads nothing.
 #   OUT=folder tests/gpu/run.sh [STEP...]
 # Writes $OUT/summary.txt, and what each step printed into $OUT/STEP.txt. Without STEP all steps run. A step that fails
 # does not end the others; the exit code tells. GPU_TEST_TOOLS: a folder with the programs `contract` and `speed`, built

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import copy
 import os
 import shutil
@@ -31,9 +32,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint as checkpointed
 
 import herring.torch.parallel
 
@@ -79,13 +81,22 @@ def learned_alone(**options: bool) -> nn.Sequential:
     return model
 
 
+def full(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+
+
+def same_on_both(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        mine = full(parameter)
+        both = [torch.empty_like(mine) for _ in range(2)]
+        dist.all_gather(both, mine)
+        assert both[0].equal(both[1]), "the ranks have drifted apart"
+
+
 def compare(mine: nn.Module, alone: nn.Module, limit: float = 2e-4) -> None:
     for one, other in zip(mine.parameters(), alone.parameters(), strict=True):
-        whole = one.full_tensor() if hasattr(one, "full_tensor") else one.detach()
-        torch.testing.assert_close(whole.to(other.device), other.detach(), rtol=limit, atol=limit)
-        both = [torch.empty_like(whole) for _ in range(2)]
-        dist.all_gather(both, whole)
-        assert both[0].equal(both[1]), "the ranks have drifted apart"
+        torch.testing.assert_close(full(one).to(other.device), other.detach(), rtol=limit, atol=limit)
+    same_on_both(mine)
 
 
 def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
@@ -144,7 +155,6 @@ def ddp_hooks(rank: int) -> None:
 @case
 def ddp_accumulates(rank: int) -> None:
     """no_sync(), a checkpointed layer, gradients clipped after backward."""
-    from torch.utils.checkpoint import checkpoint as again
 
     def steps(model: nn.Module, of: Iterable[int], quiet: Callable[[], Any]) -> None:
         optimizer = adam(model)
@@ -162,9 +172,7 @@ def ddp_accumulates(rank: int) -> None:
             self.layers = make_model()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers[3:](again(self.layers[:3], x, use_reentrant=False))
-
-    import contextlib
+            return self.layers[3:](checkpointed(self.layers[:3], x, use_reentrant=False))
 
     alone = Checkpointed()
     steps(alone, (0, 1), contextlib.nullcontext)
@@ -183,13 +191,11 @@ def ddp_uneven_inputs(rank: int) -> None:
             optimizer.zero_grad()
             model(batch(step, (rank,))).square().mean().backward()
             optimizer.step()
-    compare(model.module, model.module)
+    same_on_both(model.module)
 
 
 @case
 def ddp_compiled(rank: int) -> None:
-    import shutil
-
     backend = "inductor" if DEVICE == "cuda" and shutil.which("gcc") else "aot_eager"
     model = torch.compile(wrap(make_model()), backend=backend)
     learn(model, adam(model), (rank,))
@@ -217,7 +223,7 @@ def scaled_half_precision(rank: int) -> None:
         same = all(one.equal(other) for one, other in zip(before, model.parameters(), strict=True))
         assert same == (step == 2), f"step {step}: parameters {'stayed' if same else 'changed'}"
     assert scaler.get_scale() == 128.0, scaler.get_scale()
-    compare(model.module, model.module)
+    same_on_both(model.module)
 
 
 @case
@@ -247,10 +253,7 @@ def fully_sharded(rank: int) -> None:
             fully_shard(layer, mesh=mesh, **options)
         fully_shard(model, mesh=mesh, **options)
         learn(model, adam(model), (rank,))
-        full = [
-            parameter.full_tensor() if "offload_policy" not in options else None for parameter in model.parameters()
-        ]
-        if full[0] is not None:
+        if "offload_policy" not in options:
             compare(model, alone, limit)
             continue
         for mine, other in zip(model.parameters(), alone.parameters(), strict=True):

@@ -259,6 +259,16 @@ def callbacks_that_wait() -> None:
         assert held.wait(), "the others waited for a callback"
 
 
+def _train(ddp: torch.nn.Module, rank: int, shape: tuple[int, int], place: str, steps: int) -> None:
+    for step in range(steps):
+        ddp(data(rank, shape, torch.float32, step).to(place)).square().mean().backward()
+        with torch.no_grad():
+            for each in ddp.parameters():
+                assert each.grad is not None
+                each -= 0.1 * each.grad
+                each.grad = None
+
+
 def hooks_in_order() -> None:
     """A DDP hook whose callback calls a collective, with several buckets: as on the CPU, where gradients are late,
     too."""
@@ -278,13 +288,7 @@ def hooks_in_order() -> None:
             layers = [torch.nn.Linear(40, 40) for _ in range(6)]
             ddp = DistributedDataParallel(torch.nn.Sequential(*layers).to(place), bucket_cap_mb=0.008)
             ddp.register_comm_hook(None, in_order(hook))
-            for step in range(6):
-                ddp(data(rank, (4, 40), torch.float32, step).to(place)).square().mean().backward()
-                with torch.no_grad():
-                    for each in ddp.parameters():
-                        assert each.grad is not None
-                        each -= 0.1 * each.grad
-                        each.grad = None
+            _train(ddp, rank, (4, 40), place, steps=6)
             trained.append([each.detach() for each in ddp.parameters()])
         for here, there in zip(*trained, strict=True):
             same_everywhere(there.cpu(), "the ranks have drifted apart")
@@ -455,13 +459,7 @@ def training_in_parts() -> None:
             torch.manual_seed(1)
             model = torch.nn.Sequential(torch.nn.Linear(60, 80), torch.nn.Tanh(), torch.nn.Linear(80, 40)).to(place)
             ddp = torch.nn.parallel.DistributedDataParallel(model)
-            for step in range(3):
-                ddp(data(rank, (4, 60), torch.float32, step).to(place)).square().mean().backward()
-                with torch.no_grad():
-                    for each in model.parameters():
-                        assert each.grad is not None
-                        each -= 0.1 * each.grad
-                        each.grad = None
+            _train(ddp, rank, (4, 60), place, steps=3)
             trained.append([each.detach() for each in model.parameters()])
         for here, there in zip(*trained, strict=True):
             same_everywhere(there.cpu(), "the ranks have drifted apart")
