@@ -16,6 +16,22 @@
 #include "runtime/durations.h"
 
 namespace herring::runtime {
+namespace {
+
+/// One after the other. Where `take` throws, those behind it are still in the queue.
+template <typename Item, typename Take>
+void take_all(std::vector<Item>& queue, const Take& take) {
+  auto next = queue.begin();
+  try {
+    while (next != queue.end()) take(*next++);
+  } catch (...) {
+    queue.erase(queue.begin(), next);
+    throw;
+  }
+  queue.clear();
+}
+
+}  // namespace
 
 Progress::Progress(ProgressOptions options)
     : options_(std::move(options)),
@@ -270,20 +286,43 @@ bool Progress::take_commands(Instant now) {
   Status requested;
   {
     const std::scoped_lock lock(mutex_);
-    std::swap(commands, commands_);
-    if (failure_.is_ok() && !requested_failure_.is_ok()) requested = requested_failure_;
+    if (failure_.is_ok() && !requested_failure_.is_ok()) {
+      requested = requested_failure_;
+    } else {
+      std::swap(commands, commands_);
+    }
   }
-  if (!requested.is_ok()) fail_everything(requested);
-  carry_out(now, commands);
-  return !commands.is_empty() || !requested.is_ok();
+  if (!requested.is_ok()) {
+    fail_everything(requested);
+    return true;
+  }
+  const bool busy = !commands.is_empty();
+  carry_out(now, std::move(commands));
+  return busy;
 }
 
-void Progress::carry_out(Instant now, const Commands& commands) {
+/// Where one throws, those that were not begun end with all the rest.
+void Progress::carry_out(Instant now, Commands commands) {
+  try {
+    begin(now, commands);
+  } catch (...) {
+    const auto give_back = [](const auto& from, auto& to) { to.insert(to.end(), from.begin(), from.end()); };
+    const std::scoped_lock lock(mutex_);
+    give_back(commands.operations, commands_.operations);
+    give_back(commands.messages, commands_.messages);
+    give_back(commands.closed_groups, commands_.closed_groups);
+    throw;
+  }
+}
+
+/// Takes out of them what it begins.
+void Progress::begin(Instant now, Commands& commands) {
+  const bool has_operations = !commands.operations.empty();
   start_all(now, commands.operations);
-  if (servers_ && !commands.operations.empty()) servers_->flush(now);
+  if (servers_ && has_operations) servers_->flush(now);
   if (commands.has_late_memory) operations_->start_late_parts(now);
-  start_all(now, commands.messages);
-  for (const ClosingGroup& closing : commands.closed_groups) start_closing(now, closing);
+  take_all(commands.messages, [&](const PendingMessage& message) { start(now, message); });
+  take_all(commands.closed_groups, [&](const ClosingGroup& closing) { start_closing(now, closing); });
   for (const GroupId group : commands.left_groups) {
     if (!messages_) break;
     messages_->cancel_unmatched_receives(
@@ -295,54 +334,39 @@ void Progress::carry_out(Instant now, const Commands& commands) {
   }
 }
 
-/// Where one throws, those behind it are submitted again, and end with all the rest.
-void Progress::start_all(Instant now, std::span<const std::shared_ptr<PendingOperation>> operations) {
+void Progress::start_all(Instant now, std::vector<std::shared_ptr<PendingOperation>>& operations) {
   if (operations.empty()) return;
   Status failed;
   {
     const std::scoped_lock lock(mutex_);
     failed = failure_;
   }
-  for (std::size_t i = 0; i < operations.size(); ++i) {
+  take_all(operations, [&](const std::shared_ptr<PendingOperation>& operation) {
+    if (!failed.is_ok()) return operations_->refuse(operation, failed);
     try {
-      if (failed.is_ok()) {
-        operations_->start(now, operations[i]);
-      } else {
-        operations_->refuse(operations[i], failed);
-      }
+      operations_->start(now, operation);
     } catch (...) {
       const std::scoped_lock lock(mutex_);
-      std::ranges::remove_copy_if(operations.subspan(i), std::back_inserter(commands_.operations),
-                                  [this](const auto& operation) { return operations_->knows(operation); });
+      if (!operations_->knows(operation)) commands_.operations.push_back(operation);
       throw;
     }
-  }
+  });
 }
 
-/// The same. The one that throws is known by then.
-void Progress::start_all(Instant now, std::span<const PendingMessage> messages) {
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    if (!messages_) {
-      messages[i].work->complete(failure());
-      count_ended(1);
-      continue;
-    }
-    try {
-      messages_->submit(now, messages[i]);
-    } catch (...) {
-      const std::scoped_lock lock(mutex_);
-      std::ranges::copy(messages.subspan(i + 1), std::back_inserter(commands_.messages));
-      throw;
-    }
-  }
+/// Where it throws, the message is known by then.
+void Progress::start(Instant now, const PendingMessage& message) {
+  if (messages_) return messages_->submit(now, message);
+  message.work->complete(failure());
+  count_ended(1);
 }
 
 /// In call order, as what they waited for has ended.
 bool Progress::begin_held(Instant now) {
-  const std::vector<std::shared_ptr<PendingOperation>> ready = operations_->take_ready();
-  start_all(now, ready);
-  if (servers_ && !ready.empty()) servers_->flush(now);
-  return !ready.empty();
+  Commands held;
+  held.operations = operations_->take_ready();
+  const bool busy = !held.is_empty();
+  carry_out(now, std::move(held));
+  return busy;
 }
 
 /// Of collectives that are made of messages, and what others call in their place: PendingOperations::declare().

@@ -172,9 +172,10 @@ class Progress final : public Driver {
   // progress.cc: one turn, and what is said about it.
   bool do_turn(Instant now);
   bool take_commands(Instant now);
-  void carry_out(Instant now, const Commands& commands);
-  void start_all(Instant now, std::span<const std::shared_ptr<PendingOperation>> operations);
-  void start_all(Instant now, std::span<const PendingMessage> messages);
+  void carry_out(Instant now, Commands commands);
+  void begin(Instant now, Commands& commands);
+  void start_all(Instant now, std::vector<std::shared_ptr<PendingOperation>>& operations);
+  void start(Instant now, const PendingMessage& message);
   bool begin_held(Instant now);
   bool end_collectives(Instant now);
   void run_ticks(Instant now);

@@ -138,8 +138,8 @@ void GroupClosed::wait() {
 }
 
 void Progress::start_closing(Instant now, const ClosingGroup& closing) {
+  closing_.push_back(closing);  // First: fail_everything() finds it there where the rest throws.
   end_group(now, closing.group, closing.end);
-  closing_.push_back(closing);
   end_closing();
 }
 

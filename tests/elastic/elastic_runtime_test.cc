@@ -378,7 +378,9 @@ void on_both_kinds(const std::function<void(ElasticRuntime&)>& body) {
 }
 
 TEST(ElasticJobs, PendingCallsOnOneMemoryOrOfOneNameGoInTheirOrder) {
-  on_both_kinds([](ElasticRuntime& runtime) {
+  // Rank 1 comes to "a" when rank 0 was refused "b": "a" must not end before.
+  std::atomic<bool> was_refused{false};
+  on_both_kinds([&was_refused](ElasticRuntime& runtime) {
     std::vector<float> values(100'000, 1.0F);
     std::vector<float> copy(values.size());
     std::vector<std::shared_ptr<runtime::Work>> works;
@@ -403,9 +405,12 @@ TEST(ElasticJobs, PendingCallsOnOneMemoryOrOfOneNameGoInTheirOrder) {
       works.push_back(runtime.submit(request));
       request.name = "b";
       const auto refused = runtime.submit(request);
-      ASSERT_TRUE(refused->wait(in_seconds(20)));
+      const bool has_ended = refused->wait(in_seconds(20));
+      was_refused = true;
+      ASSERT_TRUE(has_ended);
       EXPECT_EQ(refused->status().code(), Code::kInvalidArgument) << refused->status().message();
     } else {
+      ASSERT_TRUE(eventually([&] { return was_refused.exchange(false); }));
       Request request = all_reduce(values);
       request.name = "a";
       works.push_back(runtime.submit(request));

@@ -416,7 +416,7 @@ def main() -> int:
     parser.add_argument(
         "--on-host", default="host,device", metavar="LIST", help="HERRING_ON_HOST (default: %(default)s)"
     )
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="cases at the same time")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="cases at the same time")
     arguments = parser.parse_args()
     wanted = [(name, where) for where in arguments.on_host.split(",") for name in arguments.cases or CASES]
     failed = 0

@@ -4,7 +4,12 @@
 #include <poll.h>
 
 #include <deque>
+#include <functional>
+#include <future>
+#include <mutex>
 #include <set>
+#include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "core/status.h"
@@ -88,7 +93,8 @@ class StuckTest : public testing::Test {
     group_->route = make_route(placement_, config_, 0, all);
   }
 
-  std::shared_ptr<PendingWork> reduce(std::span<float> values, Duration timeout) {
+  std::shared_ptr<PendingWork> reduce(std::span<float> values, Duration timeout,
+                                      std::shared_ptr<LateMemory> late = nullptr) {
     auto operation = std::make_shared<PendingOperation>();
     operation->group = group_;
     operation->op = group_->next_op++;
@@ -98,9 +104,22 @@ class StuckTest : public testing::Test {
     operation->output = std::as_writable_bytes(values);
     operation->input = operation->output;
     operation->deadline = std::chrono::steady_clock::now() + timeout;
+    operation->late = std::move(late);
     operation->work = std::make_shared<PendingWork>(callbacks_, progress_->seat());
     progress_->submit(operation);
     return operation->work;
+  }
+
+  PendingMessage message_to_other(std::span<const float> values, Duration timeout) {
+    PendingMessage message;
+    message.route = {group_, &group_->route};
+    message.peer = 1;
+    message.is_send = true;
+    message.tag = 7;
+    message.data = std::as_bytes(values);
+    message.deadline = std::chrono::steady_clock::now() + timeout;
+    message.work = std::make_shared<MessageWork>(callbacks_);
+    return message;
   }
 
   Config config_;
@@ -123,17 +142,56 @@ TEST_F(StuckTest, AnOperationOnALinkThatStaysCutFails) {
 
 TEST_F(StuckTest, AMessageOnALinkThatStaysCutFails) {
   std::vector<float> values(100'000, 1);
-  PendingMessage message;
-  message.route = {group_, &group_->route};
-  message.peer = 1;
-  message.is_send = true;
-  message.tag = 7;
-  message.data = std::as_bytes(std::span(values));
-  message.deadline = std::chrono::steady_clock::now() + 100ms;
-  message.work = std::make_shared<MessageWork>(callbacks_);
+  const PendingMessage message = message_to_other(values, 100ms);
   progress_->submit(message);
   ASSERT_TRUE(message.work->wait(std::chrono::steady_clock::now() + 5s));
   EXPECT_EQ(message.work->status().code(), Code::kTimeout) << message.work->status().to_string();
+}
+
+/// The thread that moves data asks it how much is there.
+class AskedMemory final : public LateMemory {
+ public:
+  explicit AskedMemory(std::function<void()> on_asked) : on_asked_(std::move(on_asked)) {}
+  std::uint64_t bytes_there() const override {
+    on_asked_();
+    return 0;
+  }
+  Status status() const override { return {}; }
+  void on_result(std::uint64_t, std::uint64_t) override {}
+
+ private:
+  std::function<void()> on_asked_;
+};
+
+/// An operation, a message, and who waits for the end of a group.
+TEST_F(StuckTest, AFailureLosesNothingThatCameInTheSameTurn) {
+  std::vector<float> values(16, 1);
+  std::promise<void> held;
+  std::promise<void> all_asked;
+  std::once_flag once;
+  const auto hold = [&] {
+    held.set_value();
+    all_asked.get_future().wait();
+  };
+  const auto first = reduce(values, 60s, std::make_shared<AskedMemory>([&] { std::call_once(once, hold); }));
+  held.get_future().wait();
+  const auto failing =
+      reduce(values, 60s, std::make_shared<AskedMemory>([] { throw std::runtime_error("no memory"); }));
+  const auto behind = reduce(values, 60s);
+  const PendingMessage message = message_to_other(values, 60s);
+  progress_->submit(message);
+  std::packaged_task<void()> wait([closed = progress_->close_group(GroupId{7})] { closed->wait(); });
+  const std::future<void> closed = wait.get_future();
+  std::thread(std::move(wait)).detach();
+  all_asked.set_value();
+  const Instant limit = std::chrono::steady_clock::now() + 5s;
+  for (const auto& work : {first, failing, behind}) {
+    ASSERT_TRUE(work->wait(limit));
+    EXPECT_NE(work->status().message().find("no memory"), std::string::npos) << work->status().to_string();
+  }
+  EXPECT_TRUE(message.work->wait(limit));
+  EXPECT_EQ(closed.wait_until(limit), std::future_status::ready) << "who left a group waits for ever";
+  EXPECT_TRUE(progress_->drain(limit)) << "something is counted as under way";
 }
 
 TEST_F(StuckTest, WhoShutsDownWithSomethingUnderWaySaysSo) {
