@@ -4,9 +4,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -15,7 +13,10 @@
 
 #include "core/copy.h"
 #include "point_to_point/engine.h"
+#include "runtime/control_receives.h"
+#include "runtime/link_questions.h"
 #include "runtime/post_table.h"
+#include "runtime/pump_backlog.h"
 #include "runtime/pump_engines.h"
 #include "server/engine.h"
 #include "worker/engine.h"
@@ -40,14 +41,8 @@ class Pump<Engine>::Impl {
         reduce_(std::move(reduce)),
         complete_(std::move(complete)),
         posts_(endpoint, options_),
-        watch_(options_.links.watch, options_.links.peers) {
-    for (const PeerId peer : options_.links.peers) peers_[peer].is_linked = true;
-    for (std::size_t i = 0; i < options_.control_receives; ++i) unposted_.push_back(add_control(kAnyPeer));
-    for (const NearPeer& near : options_.near) {
-      for (std::size_t i = 0; i < near.control_receives; ++i) unposted_.push_back(add_control(near.peer));
-    }
-    post_controls();
-  }
+        controls_(endpoint, posts_, options_),
+        links_(endpoint, posts_, peers_, options_.links) {}
 
   ~Impl() { close(); }
 
@@ -60,39 +55,24 @@ class Pump<Engine>::Impl {
       busy = true;
       flush(now);
     }
-    if (count < kPollBatch && is_waiting() && watch_.is_due(now)) look(now);
+    if (count < kPollBatch && is_waiting() && links_.is_due(now)) look(now);
     return busy;
   }
 
-  Instant next_deadline() const {
-    return options_.links.watch.patience > Duration::zero() && is_waiting() ? watch_.next_look() : Instant::max();
-  }
+  Instant next_deadline() const { return is_waiting() ? links_.next_look() : Instant::max(); }
 
-  void forget_peer(PeerId peer) { watch_.forget(peer); }
+  void forget_peer(PeerId peer) { links_.forget(peer); }
 
   /// True where an action was carried out.
   bool flush(Instant now) {
     last_now_ = now;
-    answer_late();
-    engine_.take_actions(fresh_);
-    for (Action& action : fresh_) backlog_.push_back(std::move(action));
-    fresh_.clear();
-    post_controls();
-    bool any = retry_lines();
-    while (!backlog_.empty()) {
-      Action& next = backlog_.front();
-      if (Line* line = line_of(next); line != nullptr) {
-        line->push_back(std::move(next));
-      } else if (!carry_out_any(next)) {
-        const auto* send = std::get_if<SendAction>(&next);
-        if (send == nullptr) break;
-        lines_[send->to].push_back(std::move(next));
-      } else {
-        any = true;
-      }
-      backlog_.pop_front();
-    }
-    return any;
+    links_.answer();
+    backlog_.take_from(engine_);
+    controls_.post();
+    const auto carry_out_one = [this](Action& action) { return carry_out_any(action); };
+    const bool any = backlog_.retry_lines(
+        options_.near, [this] { return endpoint_.takes_sends(); }, carry_out_one);
+    return backlog_.carry_out_all(carry_out_one) || any;
   }
 
   bool uses(std::span<const std::byte> memory) const {
@@ -103,10 +83,8 @@ class Pump<Engine>::Impl {
              before(memory.data(), post.payload.data() + post.payload.size());
     });
   }
-  bool has_backlog() const {
-    return !backlog_.empty() || !lines_.empty() || !unposted_.empty() || !late_answers_.empty();
-  }
-  bool has_unsent() const { return sends_ > 0 || !backlog_.empty() || !lines_.empty() || !late_answers_.empty(); }
+  bool has_backlog() const { return !backlog_.is_empty() || controls_.has_waiting() || links_.owes_answers(); }
+  bool has_unsent() const { return sends_ > 0 || !backlog_.is_empty() || links_.owes_answers(); }
   const PumpStats& stats() const { return stats_; }
   PumpTraffic traffic(PeerId peer) const {
     const auto found = peers_.find(peer);
@@ -117,78 +95,8 @@ class Pump<Engine>::Impl {
   using Kind = PostKind;
   using Peer = PumpPeer;
 
-  std::size_t add_control(PeerId from) {
-    std::size_t index = 0;
-    if (spares_.empty()) {
-      index = posts_.add(Kind::kControl, true).value();
-      ++controls_;
-    } else {
-      index = spares_.back();
-      spares_.pop_back();
-    }
-    posts_[index].from = from;
-    return index;
-  }
-
-  void post_controls() {
-    while (!unposted_.empty()) {
-      const std::size_t index = unposted_.back();
-      const Post& post = posts_[index];
-      const Status status = endpoint_.post_receive_from(post.from, kControlTag, post.buffer, {}, Token{index});
-      if (!status.is_ok()) return;  // Again with the next step; a broken endpoint shows in the engine's deadlines.
-      unposted_.pop_back();
-      ++posted_controls_;
-    }
-  }
-
   bool carry_out_any(Action& action) {
     return std::visit([this](auto& one) { return carry_out(one); }, action);
-  }
-
-  using Line = std::deque<Action>;
-
-  /// Where the action has to wait behind others; null where it need not.
-  Line* line_of(const Action& action) {
-    if (lines_.empty()) return nullptr;
-    std::optional<PeerId> peer;
-    if (const auto* send = std::get_if<SendAction>(&action)) peer = send->to;
-    if (const auto* receive = std::get_if<PostReceiveAction>(&action)) peer = receive->behind;
-    const auto found = peer ? lines_.find(*peer) : lines_.end();
-    return found == lines_.end() ? nullptr : &found->second;
-  }
-
-  /// Where the endpoint is full, nobody else is tried: each message among thousands of lines would cost a try of all.
-  /// Peers in this process have a way of their own.
-  bool retry_lines() {
-    if (lines_.empty()) return false;
-    bool any = false;
-    for (const NearPeer& near : options_.near) {
-      if (auto line = lines_.find(near.peer); line != lines_.end()) any |= retry_line(line);
-    }
-    for (auto line = lines_.begin(); line != lines_.end() && endpoint_.takes_sends();) any |= retry_line(line);
-    return any;
-  }
-
-  /// Goes on to the next one.
-  bool retry_line(std::map<PeerId, Line>::iterator& line) {
-    const std::size_t before = line->second.size();
-    while (!line->second.empty() && carry_out_any(line->second.front())) line->second.pop_front();
-    const bool any = line->second.size() < before;
-    line = line->second.empty() ? lines_.erase(line) : std::next(line);
-    return any;
-  }
-
-  /// A receive that waits in a line need not be posted any more.
-  void drop_from_lines(Token token) {
-    for (auto line = lines_.begin(); line != lines_.end(); ++line) {
-      const std::size_t count = std::erase_if(line->second, [token](const Action& action) {
-        const auto* receive = std::get_if<PostReceiveAction>(&action);
-        return receive != nullptr && receive->token == token;
-      });
-      if (count == 0) continue;
-      if (line->second.empty()) lines_.erase(line);
-      return;
-    }
   }
 
   bool carry_out(SendAction& action) {
@@ -208,16 +116,7 @@ class Pump<Engine>::Impl {
     post.token = action.token;
     post.to = action.to;
     post.payload = is_copied ? std::span<const std::byte>{} : action.payload;
-    const wire::HeaderBytes header = wire::encode(action.header);
-    std::memcpy(post.buffer.data(), header.data(), header.size());
-    if (!action.body.empty()) {
-      std::memcpy(post.buffer.data() + header.size(), action.body.data(), action.body.size());
-    }
-    std::span<const std::byte> payload = action.payload;
-    if (is_copied) {
-      copy_bytes(payload, post.buffer.subspan(head, payload.size()));
-      payload = post.buffer.subspan(head, payload.size());
-    }
+    const std::span<const std::byte> payload = fill(post, action, is_copied);
     Status status = action.is_unregistered ? posts_.register_payload(index) : Status::ok();
     if (status.is_ok()) {
       status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), payload, Token{index});
@@ -236,6 +135,19 @@ class Pump<Engine>::Impl {
     if (status.is_again()) return false;
     engine_.on_sent(last_now_, action.token, status);
     return take_fresh();
+  }
+
+  /// Header and body, and a payload that is copied. Returns where the payload is sent from.
+  static std::span<const std::byte> fill(Post& post, const SendAction& action, bool is_copied) {
+    const wire::HeaderBytes header = wire::encode(action.header);
+    std::memcpy(post.buffer.data(), header.data(), header.size());
+    if (!action.body.empty()) {
+      std::memcpy(post.buffer.data() + header.size(), action.body.data(), action.body.size());
+    }
+    if (!is_copied) return action.payload;
+    const auto copy = post.buffer.subspan(header.size() + action.body.size(), action.payload.size());
+    copy_bytes(action.payload, copy);
+    return copy;
   }
 
   /// Needs no registered memory, and takes what is sent where it lies.
@@ -269,7 +181,7 @@ class Pump<Engine>::Impl {
   bool carry_out(CancelReceiveAction& action) {
     const auto found = by_token_.find(action.token.value);
     if (found == by_token_.end()) {
-      drop_from_lines(action.token);  // Else it came in the meantime.
+      backlog_.drop_receive(action.token);  // Else it came in the meantime.
       engine_.on_withdrawn(last_now_, action.token);
       return take_fresh();
     }
@@ -297,7 +209,7 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(ReleaseAction& action) {
-    spares_.push_back(static_cast<std::size_t>(action.token.value));
+    controls_.release(static_cast<std::size_t>(action.token.value));
     return true;
   }
 
@@ -308,9 +220,7 @@ class Pump<Engine>::Impl {
 
   /// What the engine wants after it heard of an action's end, behind what waits already.
   bool take_fresh() {
-    engine_.take_actions(fresh_);
-    for (Action& action : fresh_) backlog_.push_back(std::move(action));
-    fresh_.clear();
+    backlog_.take_from(engine_);
     return true;
   }
 
@@ -328,17 +238,9 @@ class Pump<Engine>::Impl {
         break;
       }
       case Kind::kPing:
-        peers_[posts_[index].to].is_pinged = false;
-        posts_.free(index);
+      case Kind::kPong:
+        links_.completed(index);
         break;
-      case Kind::kPong: {
-        Peer& peer = peers_[posts_[index].to];
-        const PeerId to = posts_[index].to;
-        posts_.free(index);
-        peer.is_ponged = false;
-        if (peer.owes_pong) late_answers_.push_back(to);
-        break;
-      }
       case Kind::kReceive:
         deliver_receive(now, index, completion);
         break;
@@ -364,7 +266,7 @@ class Pump<Engine>::Impl {
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
       ++stats_.messages_received;
       Peer& peer = peers_[PeerId{header->sender}];
-      if (header->job_id == options_.links.job_id) peer.heard = now;
+      links_.hear(now, peer, *header);
       ++peer.traffic.messages;
       peer.traffic.bytes_received += header->payload_bytes;
       if constexpr (Sums<Engine>) {
@@ -384,7 +286,7 @@ class Pump<Engine>::Impl {
   }
 
   void deliver_control(Instant now, std::size_t index, const transport::Completion& completion) {
-    --posted_controls_;
+    controls_.completed();
     if (is_closing_ || completion.kind == transport::CompletionKind::kCancelled) return;
     const Post post = posts_[index];
     const std::optional<wire::Header> header =
@@ -399,17 +301,13 @@ class Pump<Engine>::Impl {
         if (header->type == wire::MessageType::kAnnounce && header->payload_bytes > wire::kAnnounceBytes) {
           peer.traffic.bytes_received += header->payload_bytes - wire::kAnnounceBytes;
         }
-        if (header->job_id == options_.links.job_id) {
-          peer.heard = now;
-          is_taken = take_link_message(peer, *header);
-        }
+        is_taken = links_.take(now, peer, *header);
       }
-      if (!is_taken && give_control(now, *header, index)) index = add_control(post.from);
+      if (!is_taken && give_control(now, *header, index)) return controls_.replace(index);
     } else {
       ++stats_.malformed;
     }
-    unposted_.push_back(index);
-    post_controls();
+    controls_.repost(index);
   }
 
   /// True where the engine keeps the buffer until it releases it.
@@ -420,45 +318,6 @@ class Pump<Engine>::Impl {
     return false;
   }
 
-  /// True where it was a Ping or a Pong of one who may send them.
-  bool take_link_message(Peer& peer, const wire::Header& header) {
-    if (!peer.is_linked) return false;
-    if (header.type == wire::MessageType::kPong) return true;
-    if (header.type != wire::MessageType::kPing) return false;
-    // One at a time: whoever asks faster than answers leave gets fewer.
-    if (!std::exchange(peer.owes_pong, true) && !peer.is_ponged) late_answers_.push_back(PeerId{header.sender});
-    answer_late();
-    return true;
-  }
-
-  void answer_late() {
-    while (!late_answers_.empty()) {
-      Peer& peer = peers_[late_answers_.back()];
-      const Status status = post_link_message(late_answers_.back(), Kind::kPong);
-      if (status.is_again()) return;  // With the next step.
-      peer.owes_pong = false;
-      peer.is_ponged = status.is_ok();
-      late_answers_.pop_back();
-    }
-  }
-
-  /// Past the backlog: what waits there says nothing about this peer.
-  Status post_link_message(PeerId to, Kind kind) {
-    const std::optional<std::size_t> added = posts_.add(kind, false);
-    if (!added) return Status::again();
-    const std::size_t index = *added;
-    posts_[index].to = to;
-    wire::Header header;
-    header.type = kind == Kind::kPing ? wire::MessageType::kPing : wire::MessageType::kPong;
-    header.job_id = options_.links.job_id;
-    header.sender = options_.links.self.value;
-    const wire::HeaderBytes bytes = wire::encode(header);
-    std::memcpy(posts_[index].buffer.data(), bytes.data(), bytes.size());
-    Status status = endpoint_.post_send(to, kControlTag, posts_[index].buffer.first(bytes.size()), {}, Token{index});
-    if (!status.is_ok()) posts_.free(index);
-    return status;
-  }
-
   bool is_waiting() const {
     if constexpr (Waits<Engine>) return engine_.is_waiting();
     return false;
@@ -467,17 +326,7 @@ class Pump<Engine>::Impl {
   void look(Instant now) {
     std::vector<PeerId> awaited;
     if constexpr (Waits<Engine>) engine_.add_awaited(awaited);
-    const std::vector<PeerId> questions = watch_.look(now, awaited, [this](PeerId peer) { return peers_[peer].heard; });
-    for (const PeerId to : questions) {
-      Peer& peer = peers_[to];
-      const Status status = peer.is_pinged ? Status::ok() : post_link_message(to, Kind::kPing);
-      peer.is_pinged = status.is_ok();  // Else the endpoint cannot reach it at all, which is an answer too.
-      // Where it is this peer that lets nothing out, waiting for room tells as much as a question.
-      const bool is_stuck = peer.sends > 0 && now - peer.moved >= options_.links.watch.patience / 2;
-      if (!status.is_again() || is_stuck) watch_.asked(now, to);
-    }
-    const Unreachable unreachable = watch_.take_unreachable();
-    if (!unreachable.peers.empty()) options_.links.on_unreachable(unreachable);
+    links_.look(now, awaited);
   }
 
   static std::optional<wire::Header> decode(const Post& post) {
@@ -518,13 +367,13 @@ class Pump<Engine>::Impl {
   void close_one(const transport::Completion& completion) {
     const auto index = static_cast<std::size_t>(completion.token.value);
     if (posts_[index].kind == Kind::kControl) {
-      --posted_controls_;
+      controls_.completed();
     } else if (posts_[index].kind != Kind::kFree) {
       posts_.free(index);
     }
   }
 
-  std::size_t in_transport() const { return posted_controls_ + (posts_.in_use() - controls_); }
+  std::size_t in_transport() const { return controls_.posted() + (posts_.in_use() - controls_.all()); }
 
   Engine& engine_;
   transport::Endpoint& endpoint_;
@@ -532,18 +381,12 @@ class Pump<Engine>::Impl {
   ReduceFunction reduce_;
   CompleteFunction complete_;
   PostTable posts_;
-  std::vector<std::size_t> unposted_;  // Control receives that wait for room.
-  std::vector<std::size_t> spares_;    // That the engine has kept and released.
-  std::size_t controls_ = 0;           // Of the pool, posted or not, the kept and the spare ones included.
-  std::size_t posted_controls_ = 0;
+  PumpPeers peers_;
+  ControlReceives controls_;
+  LinkQuestions links_;
+  PumpBacklog backlog_;
   std::size_t sends_ = 0;                                    // Of the engine's, in the transport.
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
-  std::deque<Action> backlog_;
-  std::map<PeerId, Line> lines_;  // What waits for room at one peer, and what has to follow it. No empty ones.
-  Actions fresh_;
-  std::unordered_map<PeerId, Peer> peers_;
-  LinkWatch watch_;
-  std::vector<PeerId> late_answers_;  // To whom a Pong is owed and may go.
   PumpStats stats_;
   Instant last_now_{};
   bool is_closing_ = false;

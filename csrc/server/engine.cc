@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/delivery.h"
+#include "server/grant_plan.h"
 
 namespace herring::server {
 namespace {
@@ -60,6 +61,7 @@ Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
   pool_ = SlotPool(static_cast<std::uint32_t>(std::min<std::size_t>(count, kNone - 1)));
   workers_.resize(config.workers);
   lateness_.resize(config.workers);
+  plan_ = std::make_unique<GrantPlan>(*this);
   if (config.failover) {
     delivery_ = std::make_unique<RecoverableDelivery>(*this);
   } else {
@@ -150,7 +152,7 @@ void Engine::Impl::on_reduced(Instant now, Token token, std::span<const NotFinit
     fail(now, op, not_finite(op, number, found));  // Its results are never sent.
   } else {
     for (Input& input : chunk.inputs) {
-      if (&input != &output_of(chunk)) release_slots(chunk, input);
+      if (&input != &chunk.output()) release_slots(chunk, input);
     }
     send_results(now, op, number);
   }
