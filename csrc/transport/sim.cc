@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace herring::transport {
@@ -27,7 +28,7 @@ struct Node {
   double slowness = 1;
   Instant uplink_free{};
   Instant downlink_free{};
-  std::size_t sends = 0;
+  std::unordered_set<std::uint64_t> sends;  // Messages whose send has not completed.
   std::size_t receives = 0;
   std::uint64_t unexpected = 0;
   std::unordered_map<std::uint64_t, std::deque<Receive>> posted;         // By tag.
@@ -37,6 +38,7 @@ struct Node {
 };
 
 struct Message {
+  std::uint64_t id = 0;
   std::size_t from = 0;
   std::size_t to = 0;
   Tag tag;
@@ -89,15 +91,11 @@ class SimNetwork::State {
     node.completions.clear();
     busy_.erase(index);
     // What it was sending is borrowed memory that goes away with its owner.
-    std::vector<std::uint64_t> gone;
-    for (const auto& [id, message] : messages_) {
-      if (message.from == index && !message.sent) gone.push_back(id);
-    }
-    for (const std::uint64_t id : gone) messages_.erase(id);
+    for (const std::uint64_t id : std::exchange(node.sends, {})) messages_.erase(id);
   }
 
   bool takes_sends(std::size_t index) const {
-    return nodes_[index].sends < options_.max_sends && !is_full(nodes_[index]);
+    return nodes_[index].sends.size() < options_.max_sends && !is_full(nodes_[index]);
   }
 
   Status send(std::size_t from, std::size_t to, Tag tag, std::span<const std::byte> first,
@@ -107,9 +105,10 @@ class SimNetwork::State {
       ++stats_.refused;
       return Status::again();
     }
-    ++node.sends;
     const std::uint64_t id = next_message_++;
+    node.sends.insert(id);
     Message message;
+    message.id = id;
     message.from = from;
     message.to = to;
     message.tag = tag;
@@ -177,8 +176,8 @@ class SimNetwork::State {
   /// Sends from `index` to `peer` that have not completed complete now.
   void forget(std::size_t index, std::size_t peer, const std::string& why) {
     std::vector<std::uint64_t> ids;
-    for (const auto& [id, message] : messages_) {
-      if (message.from == index && message.to == peer && !message.sent) ids.push_back(id);
+    for (const std::uint64_t id : nodes_[index].sends) {
+      if (messages_.at(id).to == peer) ids.push_back(id);
     }
     std::sort(ids.begin(), ids.end());
     for (const std::uint64_t id : ids) {
@@ -219,12 +218,10 @@ class SimNetwork::State {
   const std::set<std::size_t>& busy() const { return busy_; }
 
   bool is_borrowed(std::size_t index, std::span<const std::byte> memory) const {
-    const bool sends = nodes_[index].sends > 0 && std::ranges::any_of(messages_, [&](const auto& entry) {
-                         const Message& message = entry.second;
-                         return message.from == index && !message.sent &&
-                                (overlap(message.first, memory) || overlap(message.second, memory));
-                       });
-    if (sends) return true;
+    for (const std::uint64_t id : nodes_[index].sends) {
+      const Message& message = messages_.at(id);
+      if (overlap(message.first, memory) || overlap(message.second, memory)) return true;
+    }
     for (const auto& [tag, receives] : nodes_[index].posted) {
       for (const Receive& receive : receives) {
         if (overlap(receive.first, memory) || overlap(receive.second, memory)) return true;
@@ -262,7 +259,7 @@ class SimNetwork::State {
   const SimStats& stats() const { return stats_; }
 
  private:
-  bool is_full(const Node& node) const { return node.sends + node.receives >= options_.max_operations; }
+  bool is_full(const Node& node) const { return node.sends.size() + node.receives >= options_.max_operations; }
 
   bool chance(double probability) {
     return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
@@ -383,6 +380,7 @@ class SimNetwork::State {
   void duplicate(const Message& message) {
     ++stats_.duplicated;
     Message again;
+    again.id = next_message_++;
     again.from = message.from;
     again.to = message.to;
     again.tag = message.tag;
@@ -393,7 +391,7 @@ class SimNetwork::State {
       copy_out(message, again.copy);
     }
     again.sent = true;
-    const std::uint64_t id = next_message_++;
+    const std::uint64_t id = again.id;
     messages_.emplace(id, std::move(again));
     schedule(now_ + delay(message.from, message.to), EventKind::kArrive, id);
   }
@@ -442,7 +440,7 @@ class SimNetwork::State {
     message.sent = true;
     message.first = message.second = {};
     Node& node = nodes_[message.from];
-    --node.sends;
+    node.sends.erase(message.id);
     if (node.open) complete(message.from, {message.token, CompletionKind::kSend, message.bytes, std::move(status)});
   }
 
