@@ -23,9 +23,9 @@ class LinkQuestions final {
  public:
   LinkQuestions(transport::Endpoint& endpoint, PostTable& posts, PumpPeers& peers, const PumpLinks& links);
 
-  /// Something came from the peer. True where that is a Ping or a Pong of one who may send them.
+  /// A control message came from the peer. True where it is a Ping or a Pong of one who may send them.
   bool take(Instant now, PumpPeer& peer, const wire::Header& header);
-  /// The same for what is neither.
+  /// Anything else came from the peer.
   void hear(Instant now, PumpPeer& peer, const wire::Header& header) const {
     if (header.job_id == links_.job_id) peer.heard = now;
   }

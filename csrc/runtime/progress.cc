@@ -296,9 +296,9 @@ bool Progress::take_commands(Instant now) {
     fail_everything(requested);
     return true;
   }
-  const bool busy = !commands.is_empty();
+  if (commands.is_empty()) return false;
   carry_out(now, std::move(commands));
-  return busy;
+  return true;
 }
 
 /// Where one throws, those that were not begun end with all the rest.
@@ -342,9 +342,12 @@ void Progress::start_all(Instant now, std::vector<std::shared_ptr<PendingOperati
     failed = failure_;
   }
   take_all(operations, [&](const std::shared_ptr<PendingOperation>& operation) {
-    if (!failed.is_ok()) return operations_->refuse(operation, failed);
     try {
-      operations_->start(now, operation);
+      if (failed.is_ok()) {
+        operations_->start(now, operation);
+      } else {
+        operations_->refuse(operation, failed);
+      }
     } catch (...) {
       const std::scoped_lock lock(mutex_);
       if (!operations_->knows(operation)) commands_.operations.push_back(operation);
@@ -364,9 +367,9 @@ void Progress::start(Instant now, const PendingMessage& message) {
 bool Progress::begin_held(Instant now) {
   Commands held;
   held.operations = operations_->take_ready();
-  const bool busy = !held.is_empty();
+  if (held.is_empty()) return false;
   carry_out(now, std::move(held));
-  return busy;
+  return true;
 }
 
 /// Of collectives that are made of messages, and what others call in their place: PendingOperations::declare().

@@ -7,9 +7,9 @@
 
 namespace herring::server {
 
-/// Not more than leave two messages of each pusher on their way, as to slots and the
-/// window, so that one is summed while the next one comes. One by one where somebody posts its receives without regard
-/// to runs, where a result may come from a lane that died, or where somebody may be missing.
+/// Not more than leave two messages of each pusher on their way, as to slots and the window, so that one is summed
+/// while the next one comes. One by one where somebody posts its receives without regard to runs, where a result may
+/// come from a lane that died, or where somebody may be missing.
 std::uint32_t Engine::Impl::GrantPlan::run_length(const Op& op) const {
   if (op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some() || is_small_one_hop(op)) return 1;
   std::uint32_t run = std::bit_floor(std::max(std::min(engine_.run_.size(op.chunks), engine_.window_.size() / 2), 1u));
@@ -52,8 +52,9 @@ std::optional<Obstacle> Engine::Impl::GrantPlan::obstacle_to(const Op& op, std::
     if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
     // With the chunks before it that this one owns.
     const std::uint32_t room = number - std::max(op.next_chunk, owner.announce.owned_first) + together;
-    if (engine_.workers_[owner.peer.value].granted + room > engine_.window_.size())
+    if (engine_.workers_[owner.peer.value].granted + room > engine_.window_.size()) {
       return Obstacle{run, 0, owner.peer, room, 0};
+    }
   }
   if (wanted > free) {
     const std::size_t taken = engine_.pool_.free(SlotPool::order_for(run)) - free;

@@ -270,10 +270,11 @@ struct Op {
     return kNone;
   }
   bool is_held_by_all(std::uint32_t chunk) const {
-    for (std::uint32_t k = 0; any_held && k < owners.size(); ++k) {
+    if (!any_held) return false;
+    for (std::uint32_t k = 0; k < owners.size(); ++k) {
       if (!owner(k, chunk).holds(chunk)) return false;
     }
-    return any_held;
+    return true;
   }
 };
 
