@@ -152,6 +152,16 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   return part;
 }
 
+/// The first item of the home lane's shard, also for a process that has no chunk of it.
+LanePart Engine::Impl::make_home_part(const Op& op) const {
+  const std::uint32_t home = home_lane(config_, op.operation.key, op.operation.rails);
+  const ByteRange shard = plan_part(config_, op.operation)[home];
+  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+  const std::uint64_t seed = heir_seed(op.operation.key);
+  const std::vector<Item> items = make_items(home, chunks, losses_, config_.lane_weights, seed);
+  return make_part(op, *std::ranges::min_element(items, {}, &Item::first), shard, true);
+}
+
 void Engine::Impl::announce_or_queue(Op& op, std::size_t index) {
   Lane& lane = lanes_[op.parts[index].lane];
   if (lane.credits == 0 || !lane.queue.empty()) {

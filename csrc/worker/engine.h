@@ -114,8 +114,8 @@ class Engine final {
   /// kInvalidArgument.
   void submit(Instant now, const Operation& operation);
   /// Gives an operation up (its owner knows that it failed: a mismatch inside the host, a user's abort): tells the
-  /// lanes, which tell the other contributors `why`. Unknown keys are told to the home lane too: others may wait for
-  /// this one.
+  /// lanes, which tell the other contributors `why`. Unknown keys are told too, to one lane: others may wait for this
+  /// worker.
   void abort(Instant now, const Operation& operation, const Status& why);
 
   void on_control(Instant now, const wire::Header& header, std::span<const std::byte> body);

@@ -13,27 +13,39 @@ void Engine::Impl::abort(Instant now, const Operation& operation, const Status& 
   if (op != nullptr) {
     fail(now, *op, why.is_ok() ? Status(Code::kCancelled, "given up by its owner") : why);
   } else if (check_operation(config_, operation).is_ok() || operation.memory.empty()) {
-    send_unannounced_cancel(operation, why);
+    cancel_unknown(operation, why);
   }
 }
 
-/// The home lane hears of every operation, so it can tell all who wait for this worker.
-void Engine::Impl::send_unannounced_cancel(const Operation& operation, const Status& why) {
+/// Nobody has heard of it from this process: as if it had begun, and waited for credits.
+void Engine::Impl::cancel_unknown(const Operation& operation, const Status& why) {
   if (operation.contributor >= operation.contributor_count || losses_.size() == lanes_.size()) return;
-  const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
-  const ByteRange shard = plan_part(config_, operation)[home];
-  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
-  const std::vector<Item> items = make_items(home, chunks, losses_, config_.lane_weights, heir_seed(operation.key));
-  const Item& item =
-      *std::min_element(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.first < b.first; });
-  const Lane& lane = lanes_[item.lane];
-  if (lane.lost) return;
+  Op op;
+  op.operation = operation;
+  op.is_one_hop = goes_in_one_hop(config_, operation);
+  op.failure = why;
+  make_parts(op);
+  if (op.parts.empty()) op.parts.push_back(make_home_part(op));  // It has no bytes of it: no lane waits for it.
+  cancel_unannounced(op);
+}
+
+/// A lane that has not heard from this process cannot finish without it, and has a process of each contributor, which
+/// tells the others of its host. The home lane, or one of the others: where that is shared out by lane, the home lane
+/// may have all that it needs from the others of this host.
+void Engine::Impl::cancel_unannounced(const Op& op) {
+  const LanePart* told = nullptr;
+  for (const LanePart& part : op.parts) {
+    if (part.is_announced || part.is_closing || part.is_done || lanes_[part.lane].lost) continue;
+    if (told == nullptr || part.is_home) told = &part;
+  }
+  if (told == nullptr) return;
+  const Operation& operation = op.operation;
   wire::Header header = header_to(operation.key, wire::MessageType::kCancel);
-  header.shard = !operation.roster.empty() ? wire::kRosterShard : delivery_->shard_of(item);
+  header.shard = shard_of(*told);
   header.chunk = operation.contributor;
   header.offset = operation.contributor_count;
-  header.count = announcers_of(config_, home, chunks, operation);
-  send(lane.peer, kControlTag, header, wire::encode_reason(why), {}, {});
+  header.count = told->announcers;
+  send(lanes_[told->lane].peer, kControlTag, header, wire::encode_reason(op.failure), {}, {});
 }
 
 /// The first error wins; the operation completes when no lane can write to its memory any more, or after lane_grace.
@@ -42,6 +54,7 @@ void Engine::Impl::fail(Instant now, Op& op, const Status& why) {
   op.has_failed = true;
   op.failure = why;
   set_timer(op, now + config_.lane_grace);
+  cancel_unannounced(op);
   for (std::size_t i = 0; i < op.parts.size(); ++i) {
     LanePart& part = op.parts[i];
     if (!part.is_closing && !part.is_done) {
@@ -59,7 +72,6 @@ void Engine::Impl::give_up_part(Op& op, std::size_t index) {
   if (!part.is_announced) {
     std::erase(lane.queue, std::pair{op.id, index});
     finish_part(part, op);
-    if (part.is_home) send_unannounced_cancel(op.operation, op.failure);
     return;
   }
   cancel(op, index, !part.has_error);

@@ -202,6 +202,7 @@ class Engine::Impl {
   std::uint32_t shard_of(const LanePart& part) const;
   void make_parts(Op& op) const;
   LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
+  LanePart make_home_part(const Op& op) const;
   void announce_or_queue(Op& op, std::size_t index);
   wire::Announce announce_of(const Op& op, const LanePart& part) const;
   void announce(Op& op, std::size_t index);
@@ -254,7 +255,8 @@ class Engine::Impl {
   void fail(Instant now, Op& op, const Status& why);
   void give_up_part(Op& op, std::size_t index);
   void cancel(Op& op, std::size_t index, bool wants_answer);
-  void send_unannounced_cancel(const Operation& operation, const Status& why);
+  void cancel_unknown(const Operation& operation, const Status& why);
+  void cancel_unannounced(const Op& op);
   void drain_part(Op& op, LanePart& part, bool force);
   void close_part(Op& op, LanePart& part);
   std::string timeout_text(const Op& op) const;

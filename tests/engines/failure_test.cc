@@ -329,6 +329,62 @@ TEST(EngineFailures, AnAbortEndsTheOperationForAllWithItsReason) {
   });
 }
 
+/// Two processes of each host share out the chunks, often by lane: no lane hears from all of them. Those of a host hear
+/// from each other.
+TEST(EngineFailures, AnAbortOfOneOwnerEndsTheOperationOnAllHosts) {
+  for_each_seed(1000, [](Random& random, std::uint64_t seed) {
+    ClusterOptions options = failure_options(random, seed);
+    options.workers = chance(random, 0.5) ? 4 : 6;
+    options.lanes = options.near ? options.workers : static_cast<std::uint32_t>(pick(random, 2, 6));
+    options.slots = options.workers * 2;
+    if (!options.failover && seed / 3 % 4 != 0) options.rails = 2;
+    Cluster cluster(options);
+    TestOp op = all_reduce(random, cluster, everybody(cluster), 0, 1);
+    op.owners = 2;
+    if (options.rails != op.owners) op.one_hop_bytes = 0;
+    fill(op, random, cluster.worker_config(0));
+    const std::size_t quitter = pick(random, 0, op.ranks.size() - 1);
+    const bool submits = chance(random, 0.5);
+    const Status why(Code::kCancelled, "rank " + std::to_string(quitter) + " was told to stop");
+    const auto is_over = [&](std::size_t i) { return !outcomes(cluster, op.ranks[i], op.key).empty(); };
+    const auto has_failed = [&](std::size_t i) {
+      return is_over(i) && !outcomes(cluster, op.ranks[i], op.key).front()->is_ok();
+    };
+    bool has_quit = false;
+    cluster.after_step([&] {
+      bool any = false;
+      for (std::size_t i = 0; has_quit && i < op.ranks.size(); ++i) {
+        const std::size_t mate = i ^ 1;
+        const bool tells = i == quitter || has_failed(i);
+        if (!tells || is_over(mate) || (mate == quitter && !submits)) continue;
+        cluster.abort(op.ranks[mate], op.shape(mate), why);
+        any |= is_over(mate);
+      }
+      return any;
+    });
+    for (std::size_t i = 0; i < op.ranks.size(); ++i) {
+      if (i != quitter || submits) submit_at(cluster, soon(random, cluster), op, i);
+    }
+    cluster.run_until(soon(random, cluster) + std::chrono::nanoseconds(pick(random, 0, 800'000)));
+    const Instant start = cluster.now();
+    has_quit = !is_over(quitter);
+    if (has_quit) cluster.abort(op.ranks[quitter], op.operation(quitter), why);
+    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
+    EXPECT_LT(cluster.now() - start, std::chrono::seconds(10)) << "somebody had to wait for a time-out";
+    for (std::size_t i = 0; i < op.ranks.size(); ++i) {
+      const auto found = outcomes(cluster, op.ranks[i], op.key);
+      ASSERT_EQ(found.size(), i == quitter && !submits ? 0u : 1u) << "rank " << i;
+      if (found.empty()) continue;
+      if (found[0]->is_ok()) {
+        EXPECT_EQ(op.memory[i], op.expected[i]);
+      } else {
+        EXPECT_EQ(found[0]->code(), Code::kCancelled) << found[0]->to_string();
+      }
+    }
+    expect_healthy(random, cluster, 2);
+  });
+}
+
 TEST(EngineFailures, TheFailedKeyWorksAgain) {
   for_each_seed(300, [](Random& random, std::uint64_t seed) {
     Cluster cluster(without_failover(failure_options(random, seed)));
