@@ -9,13 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include <unistd.h>
-
 #include "bindings/c/job.h"
 #include "core/clock.h"
 #include "core/config.h"
 #include "core/process.h"
-#include "intra_node/neighborhood.h"
+#include "runtime/own_member.h"
 #include "runtime/runtime.h"
 
 namespace {
@@ -87,13 +85,6 @@ std::pair<std::string, std::uint16_t> split(std::string_view hub) {
   return {std::string(host), static_cast<std::uint16_t>(port)};
 }
 
-control::Member self(std::uint32_t rank) {
-  char name[256] = {};
-  const bool has_name = gethostname(name, sizeof name - 1) == 0;
-  return {control::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(),
-          has_name ? name : "unknown host"};
-}
-
 std::uint64_t random_id() {
   std::random_device source;
   return ((std::uint64_t{source()} << 32 | source()) >> 1) + 1;
@@ -111,7 +102,7 @@ std::shared_ptr<control::Hub> open_hub(const Config& config, const std::string& 
   options.heartbeat = seconds(config.heartbeat_s);
   options.dead_after = seconds(config.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(config, "rank 0"));
-  options.lead = self(0);
+  options.lead = runtime::own_member(control::Role::kWorker, 0);
   return std::make_shared<control::Hub>(options);
 }
 
@@ -130,7 +121,7 @@ std::unique_ptr<herring_job> join(const herring_join_options& options) {
   hub.host = host;
   hub.ports = {port};
   hub.secret = config.secret;
-  hub.self = self(options.rank);
+  hub.self = runtime::own_member(control::Role::kWorker, options.rank);
   hub.workers = options.size;
   hub.servers = config.servers;
   job->client = std::make_shared<control::HubClient>(hub, deadline);

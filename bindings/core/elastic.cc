@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "elastic/elastic_runtime.h"
 #include "elastic/rendezvous_server.h"
-#include "intra_node/neighborhood.h"
+#include "runtime/own_member.h"
 
 namespace herring::python {
 namespace {
@@ -23,8 +23,7 @@ elastic::Home make_home(const PyConfig& config, std::string host, std::uint16_t 
   home.config = config.result.config;
   home.host = std::move(host);
   home.port = port;
-  home.self = control::Member{control::Role::kWorker, rank, static_cast<std::uint32_t>(process_id()),
-                              intra_node::host_identity(), host_name()};
+  home.self = runtime::own_member(control::Role::kWorker, rank);
   home.fabric_search = std::move(fabric_search);
   return home;
 }

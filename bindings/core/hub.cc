@@ -10,14 +10,9 @@
 #include "bindings/core/py_runtime.h"
 #include "bindings/core/python.h"
 #include "core/clock.h"
-#include "intra_node/neighborhood.h"
+#include "runtime/own_member.h"
 
 namespace herring::python {
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? std::string(name) : std::string("unknown host");
-}
 
 namespace {
 
@@ -45,9 +40,7 @@ std::unique_ptr<PyHub> make_hub(std::string listen_host, std::vector<std::uint16
   options.heartbeat = duration_of(settings.heartbeat_s);
   options.dead_after = duration_of(settings.dead_after_s);
   options.logger = std::make_shared<Logger>(logger_options(settings, "rank 0"));
-  options.lead =
-      Member{Role::kWorker,    0, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
-             std::move(launch)};
+  options.lead = runtime::own_member(Role::kWorker, 0, std::move(launch));
   options.meet_host = std::move(meet_host);
   options.master_port = master_port;
   options.doubt_for = duration_of(doubt_for);
@@ -68,9 +61,7 @@ std::unique_ptr<PyHubClient> join(std::string host, std::vector<std::uint16_t> p
   options.host = std::move(host);
   options.ports = std::move(ports);
   options.secret = config.result.config.secret;
-  options.self =
-      Member{parse_role(role), rank, static_cast<std::uint32_t>(process_id()), intra_node::host_identity(), host_name(),
-             std::move(launch)};
+  options.self = runtime::own_member(parse_role(role), rank, std::move(launch));
   options.workers = workers;
   options.servers = config.result.config.servers;
   options.master_port = master_port;

@@ -43,7 +43,5 @@ PyRow place(const std::vector<std::string>& names, const std::vector<std::uint64
 }
 
 py::dict to_dict(const runtime::ServerCounters& counters);
-/// Of this machine, for messages to people.
-std::string host_name();
 
 }  // namespace herring::python

@@ -211,7 +211,8 @@ Member HubClient::Impl::member(std::size_t index) const {
           place.pid,
           host.identity,
           host.name,
-          {}};
+          {},
+          host.nodes};
 }
 
 std::vector<Member> HubClient::Impl::members(std::size_t first, std::size_t last) const {

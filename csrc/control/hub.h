@@ -12,6 +12,7 @@
 
 #include "control/blobs.h"
 #include "core/log.h"
+#include "core/numa.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -31,6 +32,7 @@ struct Member {
   /// What launched it calls its job, by variable: "SLURM_JOB_ID=12\n..." . Told where it joins, and not in rosters; may
   /// be empty.
   std::string launch = {};
+  NumaNodes nodes = 0;  ///< Where it may run on its host.
   friend bool operator==(const Member&, const Member&) = default;
 };
 /// "worker 3 (pid 812 on node-b)"

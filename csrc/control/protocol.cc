@@ -140,7 +140,7 @@ std::vector<std::byte> encode(const Join& join) {
   BodyWriter writer;
   writer.u8(static_cast<std::uint8_t>(join.member.role)).u32(join.member.rank).u32(join.workers).u32(join.servers);
   writer.u32(join.member.pid).text(join.member.host_identity, kMaxIdentity).text(join.member.host_name, kMaxIdentity);
-  writer.text(join.member.launch, kMaxIdentity);
+  writer.text(join.member.launch, kMaxIdentity).u64(join.member.nodes);
   return writer.take();
 }
 
@@ -156,6 +156,7 @@ std::optional<Join> decode_join(std::span<const std::byte> body) {
   join.member.host_identity = reader.text(kMaxIdentity);
   join.member.host_name = reader.words(kMaxIdentity);
   join.member.launch = reader.text(kMaxIdentity);
+  join.member.nodes = reader.u64();
   if (!reader.done() || (role != 1 && role != 2)) return std::nullopt;
   return join;
 }
@@ -191,7 +192,7 @@ std::string shortened_identity(const std::string& identity) {
 }
 
 std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::span<const Member> members) {
-  constexpr std::size_t kMaxEntry = 2 * 5 + 2 * (2 + kMaxIdentity);
+  constexpr std::size_t kMaxEntry = 2 * 5 + 2 * (2 + kMaxIdentity) + 8;
   std::vector<std::vector<std::byte>> frames;
   std::size_t first = 0;
   while (first < members.size()) {
@@ -204,6 +205,7 @@ std::vector<std::vector<std::byte>> encode_roster(std::uint64_t job_id, std::spa
       const Member& member = members[first + count];
       BodyWriter host;
       host.text(shortened_identity(member.host_identity), kMaxIdentity).text(member.host_name, kMaxIdentity);
+      host.u64(member.nodes);
       const auto [found, is_new] = number.try_emplace(host.take(), hosts.size());
       if (is_new) hosts.push_back(found->first);
       if (is_new) host_bytes += found->first.size();
@@ -238,6 +240,7 @@ std::optional<Roster> decode_roster(std::span<const std::byte> body) {
     BodyReader text((*encoded)[i]);
     Roster::Host host{text.text(kMaxIdentity), {}};
     host.name = text.words(kMaxIdentity);
+    host.nodes = text.u64();
     if (!text.done()) return std::nullopt;
     roster.hosts.push_back(std::move(host));
   }

@@ -13,13 +13,14 @@
 #include "control/frame.h"
 #include "control/hub.h"
 #include "core/hmac.h"
+#include "core/numa.h"
 #include "core/types.h"
 
 /// Bodies and handshake of the control plane: docs/wire-control.md. Everything here is pure. Decoders return nothing
 /// for a body that no correct peer sends: short, long, or with a value out of range.
 namespace herring::control {
 
-inline constexpr std::uint32_t kProtocolVersion = 2;
+inline constexpr std::uint32_t kProtocolVersion = 3;
 /// Bit 0: frames carry macs. Bit 1: the data plane knows items and failover (docs/wire.md). Bit 2: a hub says whose it
 /// is, and refuses who is of another job. Bit 3: the data plane answers whether a link works, and the hub judges links.
 /// Bit 4: a group can be aborted alone, and who waits to say goodbye is announced. Bit 5: who joins says what launched
@@ -102,6 +103,7 @@ struct Roster {
   struct Host {
     std::string identity;
     std::string name;
+    NumaNodes nodes = 0;  ///< Of these members there; others of the host have a host of their own.
   };
   struct Place {
     std::uint32_t pid = 0;

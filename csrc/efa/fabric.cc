@@ -76,7 +76,7 @@ Fabric::Fabric(const FabricOptions& options, memory::Domain& domain) : impl_(std
 Fabric::~Fabric() = default;
 
 const std::string& Fabric::provider() const { return impl_->provider; }
-std::size_t Fabric::alternatives() const { return impl_->selection.alternatives; }
+const std::vector<int>& Fabric::nodes() const { return impl_->selection.nodes; }
 
 std::unique_ptr<transport::Endpoint> Fabric::open_endpoint() {
   std::shared_ptr<Card> card = impl_->shared;

@@ -7,22 +7,36 @@
 #include <vector>
 
 #include "core/status.h"
+#include "transport/cards.h"
 #include "transport/transport.h"
 
 /// libfabric, loaded at run time. The only folder that includes rdma/*.h.
 namespace herring::efa {
 
+/// The processes of this host that share its cards, in the same order in all of them.
+struct CardShare {
+  std::vector<transport::CardUser> users;
+  std::uint32_t self = 0;
+  std::uint32_t first = 0;  ///< deal_cards(), same name.
+};
+
 struct FabricOptions {
   std::string library;            ///< Path of libfabric.so; empty: search.
   std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
-  std::uint32_t number = 0;       ///< Of several EFA devices the number-th, from 0 and round again.
+  /// Of several EFA devices the number-th, from 0 and round again; or where `cards` has users, of those that are dealt
+  /// to this process (transport::deal_cards()).
+  std::uint32_t number = 0;
+  CardShare cards;
   /// Further files to try last: where PyPI wheels keep theirs (the binding finds them).
   std::vector<std::string> search;
   std::size_t receives = 8192;    ///< Posted at the same moment on one endpoint: layered providers make room for them.
   double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
   bool always_registers = false;  ///< Memory is registered though the provider would take any: as with EFA, for tests.
 };
+
+/// Which of several devices FabricOptions::number is, by their nodes (at least one).
+std::uint32_t place_among(std::span<const int> nodes, const FabricOptions& options);
 
 struct ProviderReport {
   std::string name;    ///< "tcp"
@@ -52,8 +66,8 @@ class Fabric final {
   Fabric& operator=(const Fabric&) = delete;
 
   const std::string& provider() const;
-  /// Devices that FabricOptions::number chose among; at least 1.
-  std::size_t alternatives() const;
+  /// Of the devices that FabricOptions::number chose among; at least one.
+  const std::vector<int>& nodes() const;
   /// Each endpoint has a completion queue of its own. Where memory is registered, they share a libfabric domain, and so
   /// what is registered; else nothing.
   std::unique_ptr<transport::Endpoint> open_endpoint();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -74,6 +75,24 @@ std::string why(const Candidate& candidate, const FabricOptions& options) {
   if (candidate.interface.loopback) return "chosen: only loopback is there, so one host only";
   if (candidate.interface.default_route) return "chosen: the interface of the default route";
   return "chosen: an interface that can reach other hosts";
+}
+
+std::vector<int> nodes_of(std::span<const Candidate> candidates, std::span<const std::size_t> some) {
+  std::vector<int> nodes;
+  for (const std::size_t i : some) nodes.push_back(candidates[i].node);
+  return nodes;
+}
+
+/// "0000:9f:00.0" has the card's node in sysfs.
+int node_of(const fi_info& info) {
+  if (info.nic == nullptr || info.nic->bus_attr == nullptr || info.nic->bus_attr->bus_type != FI_BUS_PCI) {
+    return kUnknownNode;
+  }
+  const fi_pci_attr& pci = info.nic->bus_attr->attr.pci;
+  std::array<char, 16> address{};
+  std::snprintf(address.data(), address.size(), "%04x:%02x:%02x.%x", unsigned{pci.domain_id}, unsigned{pci.bus_id},
+                unsigned{pci.device_id} & 0xFF, unsigned{pci.function_id} & 0xF);
+  return node_of_pci_device(address.data());
 }
 
 std::string address_text(const fi_info& info, Candidate& candidate) {
@@ -145,6 +164,7 @@ void collect(const fi_info* list, ProviderKind kind, const InterfaceFactsReader&
     offer.candidate.domain = info->domain_attr->name;
     offer.candidate.address = address_text(*info, offer.candidate);
     offer.candidate.interface = facts(offer.candidate.domain);
+    offer.candidate.node = node_of(*info);
     offer.candidate.problem = problem_with(*info);
     bool seen = false;
     for (const Offer& earlier : offers) seen = seen || same(earlier.candidate, offer.candidate);
@@ -197,13 +217,21 @@ std::vector<std::size_t> alternatives(std::span<const Candidate> candidates, con
   return best;
 }
 
+std::uint32_t place_among(std::span<const int> nodes, const FabricOptions& options) {
+  const CardShare& cards = options.cards;
+  if (cards.users.empty()) return options.number % static_cast<std::uint32_t>(nodes.size());
+  const auto hands = transport::deal_cards(nodes, cards.users, cards.first);
+  const std::vector<std::uint32_t>& own = hands.at(cards.self);
+  return own[options.number % own.size()];
+}
+
 int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons) {
   if (!known_option(options.provider)) {
     throw Error(Code::kInvalidArgument,
                 "provider is '" + options.provider + "' (HERRING_PROVIDER); it takes auto, efa, verbs or tcp");
   }
   const std::vector<std::size_t> best = alternatives(candidates, options);
-  const int chosen = best.empty() ? -1 : static_cast<int>(best[options.number % best.size()]);
+  const int chosen = best.empty() ? -1 : static_cast<int>(best[place_among(nodes_of(candidates, best), options)]);
   reasons.clear();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     reasons.push_back(why_not(candidates[i], options));
@@ -247,10 +275,12 @@ Selection select(const Library& library, const FabricOptions& options, Look look
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& c = candidates[i];
     const std::string domain = c.address.empty() ? c.domain : c.domain + " (" + c.address + ")";
+    if (c.node != kUnknownNode) reasons[i] += "; on NUMA node " + std::to_string(c.node);
     selection.reports.push_back({std::string(fabric_name(c.kind)), domain, c.problem.empty(), reasons[i]});
   }
   selection.reports.insert(selection.reports.end(), absent.begin(), absent.end());
-  selection.alternatives = std::max<std::size_t>(alternatives(candidates, options).size(), 1);
+  const std::vector<std::size_t> alike = alternatives(candidates, options);
+  if (!alike.empty()) selection.nodes = nodes_of(candidates, alike);
   if (selection.chosen >= 0) {
     const Offer& offer = offers[static_cast<std::size_t>(selection.chosen)];
     selection.kind = offer.candidate.kind;

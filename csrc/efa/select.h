@@ -33,7 +33,8 @@ struct Candidate {
   bool ipv6 = false;
   bool link_local = false;
   InterfaceFacts interface;
-  std::string problem;  ///< Not empty: cannot carry our messages, and why.
+  int node = kUnknownNode;  ///< Where its card is.
+  std::string problem;      ///< Not empty: cannot carry our messages, and why.
 };
 
 /// Indices of the best candidates: EFA devices, of which a host's processes take different ones (all of a subnet's
@@ -47,7 +48,7 @@ int choose(std::span<const Candidate> candidates, const FabricOptions& options, 
 struct Selection {
   std::vector<ProviderReport> reports;  ///< Candidates in order, then providers that offered nothing.
   int chosen = -1;
-  std::size_t alternatives = 1;  ///< What alternatives() has of the candidates, at least 1.
+  std::vector<int> nodes{kUnknownNode};  ///< Of the alternatives(); of one where there are none.
   ProviderKind kind = ProviderKind::kTcp;
   InfoPtr info;  ///< The chosen one; null where chosen is -1.
 };

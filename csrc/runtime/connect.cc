@@ -32,24 +32,33 @@ struct Opener {
   const EndpointWrapper& wrap;
 };
 
-/// Which of several interfaces a process begins with: a host's workers take them in turn, and so do its servers; hosts
-/// with one server begin with different ones.
-std::uint32_t first_interface(const Placement& placement, const HubClient& hub, Role role, std::uint32_t rank) {
+/// Who shares this host's network cards: its workers do, and so do its servers; hosts with one server begin with
+/// different cards.
+efa::CardShare card_share(const Placement& placement, const HubClient& hub, Role role, std::uint32_t rank) {
+  efa::CardShare share;
+  const auto add = [&](const Member& member) {
+    if (member.rank == rank) share.self = static_cast<std::uint32_t>(share.users.size());
+    const auto lanes =
+        std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, member.rank); });
+    share.users.push_back({member.nodes, std::max<std::uint32_t>(static_cast<std::uint32_t>(lanes), 1)});
+  };
   if (role == Role::kWorker) {
-    const std::vector<std::uint32_t> neighbours = placement.neighbours(rank);
-    return static_cast<std::uint32_t>(std::ranges::find(neighbours, rank) - neighbours.begin());
+    for (const std::uint32_t worker : placement.neighbours(rank)) add(hub.member(worker));
+    return share;
   }
   const std::vector<Member> servers = hub.servers();
   std::vector<std::string> hosts;
-  std::uint32_t before = 0;
-  for (std::uint32_t server = 0; server <= rank; ++server) {
-    const std::string& host = servers[server].host_identity;
-    before += server < rank && host == servers[rank].host_identity ? 1 : 0;
-    if (std::ranges::find(hosts, host) == hosts.end()) hosts.push_back(host);
+  for (const Member& server : servers) {
+    if (server.host_identity == servers[rank].host_identity) add(server);
+    if (std::ranges::find(hosts, server.host_identity) == hosts.end()) hosts.push_back(server.host_identity);
   }
   const auto own = std::ranges::find(hosts, servers[rank].host_identity);
-  return before + static_cast<std::uint32_t>(own - hosts.begin());
+  share.first = static_cast<std::uint32_t>(own - hosts.begin());
+  return share;
 }
+
+/// Of several interfaces by name, or of Herring's own tcp: they are taken in turns.
+std::uint32_t first_interface(const efa::CardShare& share) { return share.first + share.self; }
 
 /// With checksums where they are set. `number`: Network::open_endpoint().
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
@@ -88,13 +97,11 @@ std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement
   return std::make_unique<Lane>(options, std::move(endpoint));
 }
 
-/// This process's lanes, and its worker's own way to them.
+/// This process's lanes, the first one on interface `number`, and its worker's own way to them.
 void open_lanes(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                const Opener& opener, Connections& result) {
+                std::uint32_t number, const Opener& opener, Connections& result) {
   auto near = std::make_unique<ProcessEndpoint>();
   std::set<PeerId> near_lanes;
-  std::uint32_t number =
-      first_interface(placement, hub, role, rank);  // One lane after the other on the next interface.
   for (const LanePlace& lane : placement.lanes) {
     if (!is_own(lane, role, rank)) continue;
     std::unique_ptr<ProcessEndpoint> lanes_end;
@@ -128,7 +135,8 @@ DescriptorClaim claim_descriptors(const Placement& placement, Role role, std::ui
 
 /// With room for all that the budget counts on.
 std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
-                                      std::uint32_t rank, std::span<const std::string> search,
+                                      std::uint32_t rank, const efa::CardShare& cards,
+                                      std::span<const std::string> search,
                                       std::shared_ptr<tcp::StrangerCounters> strangers, memory::Domain& domain) {
   const Budget& budget = placement.budget;
   NetworkOptions options;
@@ -136,10 +144,9 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
   options.member = role == Role::kWorker ? rank : placement.workers + rank;
-  options.number = first_interface(placement, hub, role, rank);
-  const auto lanes =
-      std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); });
-  options.numbers = std::max<std::uint32_t>(static_cast<std::uint32_t>(lanes), 1);
+  options.number = first_interface(cards);
+  options.numbers = cards.users.at(cards.self).endpoints;
+  options.cards = cards;
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -156,12 +163,13 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   Connections result;
   OwnAddresses own;
   if (!placement.lanes.empty()) {
-    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers, domain);
+    const efa::CardShare cards = card_share(placement, hub, role, rank);
+    const std::uint32_t number = first_interface(cards);
+    result.network = open_network(config, placement, hub, role, rank, cards, fabric_search, result.strangers, domain);
     if (result.network->takes_descriptors()) result.network->keep(claim_descriptors(placement, role, rank));
     const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {
-        const std::uint32_t number = first_interface(placement, hub, role, rank);
         return open_endpoint(config, placement.workers, hub, PeerId{rank}, number, result.damage, opener);
       };
       result.endpoint = open();
@@ -169,7 +177,7 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
       result.peer_endpoint = open();
       own.worker = {result.endpoint->address(), result.peer_endpoint->address()};
     }
-    open_lanes(config, placement, hub, role, rank, opener, result);
+    open_lanes(config, placement, hub, role, rank, number, opener, result);
     for (const auto& lane : result.lanes) own.lanes.push_back(lane->address());
   }
   const OthersAddresses others = introduce(hub, settings_that_must_agree(config), own, deadline);

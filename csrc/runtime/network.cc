@@ -26,32 +26,41 @@ class FabricNetwork final : public Network {
                 memory::Domain& domain)
       : options_(std::move(options)), interfaces_(std::move(interfaces)) {
     auto first = open(options_.number, domain);
-    fabrics_.resize(interfaces_.empty() ? first->alternatives() : interfaces_.size());
-    fabrics_[options_.number % fabrics_.size()] = std::move(first);
+    nodes_ = first->nodes();
+    fabrics_.resize(interfaces_.empty() ? nodes_.size() : interfaces_.size());
+    fabrics_[place_of(options_.number)] = std::move(first);
     for (std::uint32_t number = options_.number; number < options_.number + numbers; ++number) {
-      auto& fabric = fabrics_[number % fabrics_.size()];
+      auto& fabric = fabrics_[place_of(number)];
       if (!fabric) fabric = open(number, domain);
     }
   }
   std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
-    return fabrics_[number % fabrics_.size()]->open_endpoint();
+    return fabrics_[place_of(number)]->open_endpoint();
   }
   bool takes_descriptors() const override { return !is_rdma(); }
   bool is_rdma() const {
-    const std::string& provider = fabrics_[options_.number % fabrics_.size()]->provider();
+    const std::string& provider = fabrics_[place_of(options_.number)]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
   }
 
  private:
-  std::unique_ptr<efa::Fabric> open(std::uint32_t number, memory::Domain& domain) const {
+  /// What this process's number-th endpoint is on: of the interfaces that are named, or of all cards.
+  std::size_t place_of(std::uint32_t number) const {
+    return interfaces_.empty() ? efa::place_among(nodes_, options_for(number)) : number % interfaces_.size();
+  }
+  efa::FabricOptions options_for(std::uint32_t number) const {
     efa::FabricOptions options = options_;
-    options.number = number;
+    options.number = options.cards.users.empty() ? number : number - options_.number;
     if (!interfaces_.empty()) options.interface = interfaces_[number % interfaces_.size()];
-    return std::make_unique<efa::Fabric>(options, domain);
+    return options;
+  }
+  std::unique_ptr<efa::Fabric> open(std::uint32_t number, memory::Domain& domain) const {
+    return std::make_unique<efa::Fabric>(options_for(number), domain);
   }
 
   const efa::FabricOptions options_;
   const std::vector<std::string> interfaces_;
+  std::vector<int> nodes_;                             // Of the cards, where no interface is named.
   std::vector<std::unique_ptr<efa::Fabric>> fabrics_;  // Null where nothing is opened.
 };
 
@@ -122,6 +131,7 @@ std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions
   efa::FabricOptions options = fabric_options(config, given.fabric_search);
   options.receives = std::max(options.receives, given.receives);
   options.number = given.number;
+  options.cards = given.cards;
   options.always_registers = given.always_registers;
   const std::vector<std::string> interfaces = split_list(config.interface);
   if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, given.numbers, domain);

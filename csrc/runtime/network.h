@@ -22,7 +22,8 @@ namespace herring::runtime {
 class Network {
  public:
   virtual ~Network() = default;
-  /// Where there are several interfaces: on the number-th of them, from 0 and round again.
+  /// Where there are several interfaces: on the number-th of them, from 0 and round again; or with
+  /// NetworkOptions::cards on the next one of this process's.
   virtual std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) = 0;
   /// Each connection is a file descriptor.
   virtual bool takes_descriptors() const = 0;
@@ -41,8 +42,9 @@ struct NetworkOptions {
   /// to be known before any is allocated.
   std::uint32_t number = 0;
   std::uint32_t numbers = 1;
-  bool always_registers = false;                             ///< efa::FabricOptions, same name.
-  std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
+  efa::CardShare cards;           ///< efa::FabricOptions, same name; where HERRING_INTERFACE names none.
+  bool always_registers = false;  ///< efa::FabricOptions, same name.
+  std::uint64_t job_id = 0;       ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
   std::shared_ptr<tcp::StrangerCounters> strangers = {};
 };

@@ -27,6 +27,8 @@ TEST(Hub, MembersJoinInAnyOrderAndKnowEachOther) {
     EXPECT_EQ(member->servers()[1].role, Role::kServer);
     EXPECT_EQ(member->servers()[1].host_identity, "this-host");
     EXPECT_EQ(member->workers()[0].pid, static_cast<std::uint32_t>(::getpid()));
+    EXPECT_EQ(member->workers()[2].nodes, 0b100u);
+    EXPECT_EQ(member->servers()[1].nodes, 0b10u);
   }
   EXPECT_TRUE(eventually([&] { return hub.counters().joined == 5; }));
 }

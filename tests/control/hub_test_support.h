@@ -48,6 +48,7 @@ inline HubClientOptions member_options(std::uint16_t port, Role role, std::uint3
   options.ports = {port};
   options.secret = "correct horse";
   options.self = {role, rank, static_cast<std::uint32_t>(::getpid()), "this-host", "node"};
+  options.self.nodes = NumaNodes{1} << rank;
   options.workers = workers;
   options.servers = servers;
   return options;

@@ -129,6 +129,27 @@ TEST(Choose, ProcessesOfAHostTakeDifferentEfaDevicesAndNothingElse) {
   EXPECT_EQ(picked(1, "auto", ""), 0) << "they may be on different networks";
 }
 
+TEST(Choose, ProcessesTakeEfaDevicesOfTheirOwnNode) {
+  std::vector<Candidate> candidates = {efa_device(), efa_device(), tcp("eth0", "10.0.0.1"), efa_device(), efa_device()};
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    if (i != 2) candidates[i].domain += std::to_string(i);
+    candidates[i].node = i < 2 ? 0 : 1;
+  }
+  const auto picked = [&candidates](std::uint32_t self, std::uint32_t number) {
+    FabricOptions options;
+    options.cards.users = {{0b10, 2}, {0b01, 2}};
+    options.cards.self = self;
+    options.number = number;
+    std::vector<std::string> reasons;
+    return choose(candidates, options, reasons);
+  };
+  EXPECT_EQ(picked(0, 0), 3);
+  EXPECT_EQ(picked(0, 1), 4);
+  EXPECT_EQ(picked(0, 2), 3);
+  EXPECT_EQ(picked(1, 0), 0);
+  EXPECT_EQ(picked(1, 1), 1);
+}
+
 TEST(Probe, ReportsWhatItTriedWhereThereIsNothing) {
   FabricOptions options;
   options.library = "/nonexistent/libfabric.so.1";
