@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from herring import _doctor_job, _kubernetes_options
 from herring._completion import offer_completion
-from herring._errors import HerringError, InvalidArgumentError
+from herring._errors import SERVER_LOST_PEER, HerringError, InvalidArgumentError, PeerLostError
 from herring._parser import Parser
 from herring._start_line import counted
 from herring._streams import checked_stdout, open_standard_descriptors
@@ -45,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         help="run a server process",
         description="Runs until all workers have left. Set MASTER_ADDR, MASTER_PORT (or HERRING_HUB) and "
         "HERRING_SERVERS as for the workers, unless the scheduler sets them. Processes may start in any order. "
-        "If WORLD_SIZE is set, it must be the number of workers.",
+        "If WORLD_SIZE is set, it must be the number of workers. Exit status: 0 if all workers ended well; "
+        f"{SERVER_LOST_PEER} if one failed, was lost or could not be reached; 1 for any other error.",
     )
     server.add_argument(
         "--rank",
@@ -144,7 +145,7 @@ def _server(args: argparse.Namespace) -> int:
             print(f"herring server {rank}: stopped by a signal", file=sys.stderr)
             return 1
         print(f"herring server {rank}: {error}", file=sys.stderr)
-        return 1
+        return SERVER_LOST_PEER if isinstance(error, PeerLostError) else 1
     finally:
         counters = process.counters()
         process.close()

@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import builtins
 
+# Exit status of `herring server` where another process of the job failed, was lost or cannot be reached.
+SERVER_LOST_PEER = 3
+
 
 class HerringError(RuntimeError):
     """Anything that Herring raises."""

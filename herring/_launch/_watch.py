@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from herring._errors import SERVER_LOST_PEER
 from herring._launch._commands import Command
 from herring._launch._job import Member
 
@@ -14,6 +15,8 @@ __all__ = ["Policy", "dead_after_s", "watch"]
 
 # After a rank has failed, the others get this long to notice by themselves and print their own errors.
 FAILURE_GRACE_S = 10.0
+# A server often ends before the rank that it ended for. So long it is not called the first that failed.
+_EFFECT_GRACE_S = 3.0
 # How often processes are looked at, whether they stand still (SIGSTOP, a debugger).
 _STOPPED_CHECK_S = 0.5
 _DEAD_AFTER_S = 5.0
@@ -154,10 +157,33 @@ def _goes_on(job: Supervised, process: Member, policy: Policy) -> bool:
     return True
 
 
+class _Effects:
+    """Servers that have ended because of another process: that one may end later than they do."""
+
+    def __init__(self, job: Supervised) -> None:
+        self._job = job
+        self._waiting: list[tuple[float, Member]] = []
+
+    def keeps(self, process: Member) -> bool:
+        """Whether it is one of them."""
+        is_one = process.is_server and process.code == SERVER_LOST_PEER
+        if is_one:
+            self._waiting.append((time.monotonic() + _EFFECT_GRACE_S, process))
+        return is_one
+
+    def take_due(self) -> list[Member]:
+        """Those that have waited long enough, or for whom nobody is left to wait for."""
+        is_over = not any(other.is_worker for other in self._job.running())
+        due = [process for when, process in self._waiting if is_over or time.monotonic() > when]
+        self._waiting = [one for one in self._waiting if one[1] not in due]
+        return due
+
+
 def watch(job: Supervised, policy: Policy) -> int:
     """Until all are gone; ends the job when one fails that is needed. Returns the exit code: 128 + signal where the
     first that failed was killed."""
     failed: Member | None = None
+    effects = _Effects(job)
     give_up = float("inf")
     some_have_finished, next_look = False, 0.0
     while job.running():
@@ -166,10 +192,14 @@ def watch(job: Supervised, policy: Policy) -> int:
             if _look_at_stopped(job, policy, some_have_finished):
                 job.stop()
                 return 1
+        ended = []
         for process in job.poll(_TURN_S):
             some_have_finished = some_have_finished or process.code == 0
             policy.note(process)
-            if process.code == 0 or failed is not None or _goes_on(job, process, policy):
+            if process.code != 0 and not effects.keeps(process):
+                ended.append(process)
+        for process in ended + effects.take_due():
+            if failed is not None or _goes_on(job, process, policy):
                 continue
             failed = process
             give_up = time.monotonic() + FAILURE_GRACE_S

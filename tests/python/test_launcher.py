@@ -244,6 +244,43 @@ def test_the_exit_status_is_that_of_who_failed_first(launches, case):
     assert text in err
 
 
+# What comes first runs last: as with a program that has much to tidy up after Herring has told the others.
+FAILS_AND_ENDS_LATE = """
+import atexit
+atexit.register(time.sleep, 1)
+import numpy, herring
+herring.init()
+herring.allreduce(numpy.ones(4 + rank, dtype=numpy.float32))
+"""
+ENDS_WELL_WITHOUT_A_WORD = """
+import herring
+herring.init()
+os._exit(0)
+"""
+
+
+def run_with_packages(launches: Launches, code: str, servers: int) -> tuple[int, list[str]]:
+    """The exit status and what herringrun said."""
+    program = [sys.executable, str(launches.folder / "script.py")]
+    status, _, err = launches.run(code, "--servers", str(servers), program=program)
+    return status, [line for line in err.splitlines() if line.startswith("herringrun:")]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_server_that_ends_before_the_rank_that_failed_is_not_the_first(launches, servers):
+    status, said = run_with_packages(launches, FAILS_AND_ENDS_LATE, servers)
+    assert len(said) == 1, said
+    assert said[0].startswith("herringrun: rank "), said
+    assert said[0].endswith("ended with exit code 1; ending the job"), said
+    assert status == 1
+
+
+def test_a_server_that_misses_a_rank_which_ended_well_is_named(launches):
+    status, said = run_with_packages(launches, ENDS_WELL_WITHOUT_A_WORD, 1)
+    assert said == ["herringrun: server 0 ended with exit code 3; ending the job"]
+    assert status == 3
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
