@@ -233,7 +233,8 @@ constexpr auto kSettings = std::to_array<Setting>({
      kProviderChoices},
     {"HERRING_INTERFACE", Type::kText, &Config::interface,
      "Network interface, or an address of it, to bind to. Several, with commas: the ranks of a host, and the lanes "
-     "of a server, take them in turns. Empty: choose; of several EFA devices the ranks take one each, in turns."},
+     "of a server, take them in turns. Empty: choose; several EFA devices are shared out evenly, to processes of the "
+     "same NUMA node first."},
     {"HERRING_SIMD",
      Type::kChoice,
      &Config::simd,
