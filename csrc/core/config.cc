@@ -65,7 +65,8 @@ constexpr auto kSettings = std::to_array<Setting>({
      "Operations larger than this cross the network in parts of this size.", kWireAlignment, kTiB, kWireAlignment},
     {"HERRING_CHUNK_BYTES", Type::kBytes, &Config::chunk_bytes,
      "Data is sent, summed and returned in chunks of this size, several at the same time. With many lanes chunks are "
-     "smaller, down to 32KB; on fast links one message carries up to 8 of them. At most HERRING_PART_BYTES.",
+     "smaller, down to 32KB; on fast links one message carries up to 8 of them. At most HERRING_PART_BYTES. With "
+     "HERRING_PROVIDER=efa the default is 1MB.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "How much data of one worker is on its way to all lanes together, in units of HERRING_CHUNK_BYTES. On fast links "
@@ -447,6 +448,9 @@ class Builder {
   /// Values that must fit each other. One that nobody set follows the one that somebody did.
   void reconcile() {
     Config& c = config_;
+    // Eight chunks of a job with eight servers are a message that EFA's receiver reads from the sender's memory.
+    constexpr std::uint32_t kEfaChunkBytes = 1 * kMiB;
+    if (c.provider == "efa" && may_adjust(&Config::chunk_bytes)) c.chunk_bytes = kEfaChunkBytes;
     if (c.chunk_bytes > c.part_bytes && may_adjust(&Config::chunk_bytes)) {
       c.chunk_bytes = static_cast<std::uint32_t>(c.part_bytes);
     }

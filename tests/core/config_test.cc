@@ -279,6 +279,10 @@ TEST(Config, WhatNobodySetFollowsWhatSomebodyDid) {
   EXPECT_EQ(read({{"HERRING_DEAD_AFTER_S", "0.5"}}).heartbeat_s, 0.1);
   EXPECT_EQ(read({{"HERRING_ARENA_BYTES", "1MB"}}).local_part_bytes, 512u << 10);
   EXPECT_EQ(origin_of(read_config({}), "HERRING_HEARTBEAT_S").source, "default");
+  EXPECT_EQ(read({{"HERRING_PROVIDER", "efa"}}).chunk_bytes, 1u << 20);
+  EXPECT_EQ(read({{"HERRING_PROVIDER", "efa"}, {"HERRING_PART_BYTES", "8KB"}}).chunk_bytes, 8192u);
+  EXPECT_EQ(read({{"HERRING_PROVIDER", "efa"}, {"HERRING_CHUNK_BYTES", "64KB"}}).chunk_bytes, 64u << 10);
+  EXPECT_EQ(read({{"HERRING_PROVIDER", "verbs"}}).chunk_bytes, 128u << 10);
 }
 
 TEST(Config, EverySettingIsDocumentedOnceAndItsDefaultIsAccepted) {

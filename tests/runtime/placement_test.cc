@@ -13,6 +13,7 @@
 #include "fusion_buffer/shard_plan.h"
 #include "runtime/lane.h"
 #include "runtime/server_exchange.h"
+#include "wire/header.h"
 
 namespace herring::runtime {
 namespace {
@@ -259,6 +260,14 @@ TEST(Placement, LanesShareWhatAWorkerHasInFlightByWeight) {
       }
     }
   }
+}
+
+/// Larger messages EFA's receiver reads by itself, smaller ones are copied.
+TEST(Placement, OnEfaWithEightServersAMessageMayHaveOneMebibyte) {
+  const std::vector<std::pair<std::string, std::string>> environment = {{"HERRING_PROVIDER", "efa"}};
+  const Placement placement = place(read_config(environment).config, {"a", "b", "c", "d", "e", "f", "g", "h"});
+  ASSERT_EQ(placement.lanes.size(), 8u);
+  EXPECT_GE(placement.chunk_bytes * wire::kMaxRun, 1u << 20);
 }
 
 TEST(Placement, SmallerSettingsBoundChunksAndWindows) {
