@@ -25,6 +25,7 @@ WORKER = Path(__file__).with_name("chaos_worker.py")
 # What a loaded machine may take for starting, for noticing beside the silence, and for ending after an error.
 START_S = 20.0
 SLACK_S = 1.0
+MOST_READING_S = 2.0  # For what a process said before it exited.
 HUB_GRACE_S = 2.0  # Worker 0 waits so long at the end of a failed start, so that the others hear who was missing.
 LAUNCHER_GRACE_S = 16.0
 GOING_ON_S = 10.0  # For the rest of the steps, where the job goes on without the lost.
@@ -37,7 +38,9 @@ class Process:
     index: int
     popen: subprocess.Popen[bytes]
     began: float
-    ended: float | None = None
+    exited: float | None = None
+    ended: float | None = None  # The same, once all that it said has been read.
+    readers: list[threading.Thread] = field(default_factory=list)
 
 
 @dataclass
@@ -83,7 +86,6 @@ class Job:
         self.processes: list[Process] = []
         self.pids: dict[int, int] = {}
         self._changed = threading.Condition()
-        self._readers: list[threading.Thread] = []
         self._env = self._environment(token, port)
         if plan.launcher:
             self._start(LAUNCHER, 0, [*self._launch_command(), *self._worker_command()], self._env)
@@ -158,8 +160,8 @@ class Job:
         self.pids[index] = popen.pid
         for stream, is_error in ((popen.stdout, False), (popen.stderr, True)):
             reader = threading.Thread(target=self._read, args=(process, stream, is_error), daemon=True)
+            process.readers.append(reader)
             reader.start()
-            self._readers.append(reader)
 
     def _read(self, process: Process, stream: Any, is_error: bool) -> None:
         for raw in stream:
@@ -199,9 +201,14 @@ class Job:
             return True
 
     def look(self) -> None:
+        """Who has ended. A process's children may keep its pipes open."""
         for process in self.processes:
-            if process.ended is None and process.popen.poll() is not None:
-                process.ended = time.monotonic()
+            if process.ended is not None or process.popen.poll() is None:
+                continue
+            process.exited = process.exited or time.monotonic()
+            is_read = not any(reader.is_alive() for reader in process.readers)
+            if is_read or time.monotonic() > process.exited + MOST_READING_S:
+                process.ended = process.exited
 
     def has_ended(self, indices: set[int]) -> bool:
         return all(process.ended is not None for process in self.processes if process.index in indices)
@@ -238,7 +245,7 @@ class Job:
                         os.killpg(process.popen.pid, number)
             process.popen.wait()
         deadline = time.monotonic() + 2.0
-        for reader in self._readers:
+        for reader in (reader for process in self.processes for reader in process.readers):
             reader.join(max(deadline - time.monotonic(), 0.0))
 
     def output(self) -> str:
