@@ -50,8 +50,8 @@ def test_an_elastic_jobset_goes_on_and_takes_the_lost_worker_back(played, tmp_pa
     stage = played("jobset", *options, command=script)
     stage.wait({"workers", "rendezvous"}, 120)
     said = stage.text("workers")
-    assert "now 2 workers" in said
-    assert "now 3 workers" in said
+    assert "workers now: 2" in said
+    assert "workers now: 3" in said
     assert "with 3 workers" in said.rpartition("done: ")[2]
     assert sorted(stage.starts[:3]) == [1, 1, 2]
 
