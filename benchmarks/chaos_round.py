@@ -39,7 +39,7 @@ class Process:
     popen: subprocess.Popen[bytes]
     began: float
     exited: float | None = None
-    ended: float | None = None  # The same, once all that it said has been read.
+    has_ended: bool = False  # It has exited, and all that it said has been read.
     readers: list[threading.Thread] = field(default_factory=list)
 
 
@@ -203,15 +203,14 @@ class Job:
     def look(self) -> None:
         """Who has ended. A process's children may keep its pipes open."""
         for process in self.processes:
-            if process.ended is not None or process.popen.poll() is None:
+            if process.has_ended or process.popen.poll() is None:
                 continue
             process.exited = process.exited or time.monotonic()
             is_read = not any(reader.is_alive() for reader in process.readers)
-            if is_read or time.monotonic() > process.exited + MOST_READING_S:
-                process.ended = process.exited
+            process.has_ended = is_read or time.monotonic() > process.exited + MOST_READING_S
 
     def has_ended(self, indices: set[int]) -> bool:
-        return all(process.ended is not None for process in self.processes if process.index in indices)
+        return all(process.has_ended for process in self.processes if process.index in indices)
 
     def last_step_at(self) -> float:
         """When a worker began its latest step; 0 before the first."""
@@ -220,7 +219,7 @@ class Job:
 
     def running(self) -> set[int]:
         self.look()
-        return {process.index for process in self.processes if process.ended is None}
+        return {process.index for process in self.processes if not process.has_ended}
 
     def code_of(self, index: int) -> int | None:
         return next(process.popen.returncode for process in self.processes if process.index == index)
@@ -244,7 +243,7 @@ class Job:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.popen.pid, number)
             process.popen.wait()
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + MOST_READING_S
         for reader in (reader for process in self.processes for reader in process.readers):
             reader.join(max(deadline - time.monotonic(), 0.0))
 

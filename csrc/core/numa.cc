@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <sstream>
-#include <system_error>
 #include <vector>
+
+#include "core/first_line.h"
+#include "core/text.h"
 
 namespace herring {
 namespace {
@@ -23,8 +23,7 @@ struct Range {
 /// What cannot be read is no range.
 std::vector<Range> ranges_of(const std::string& list) {
   std::vector<Range> ranges;
-  std::istringstream items(list);
-  for (std::string item; std::getline(items, item, ',');) {
+  for (const std::string& item : split_list(list)) {
     std::istringstream text(item);
     Range range;
     char dash = 0;
@@ -34,13 +33,6 @@ std::vector<Range> ranges_of(const std::string& list) {
     ranges.push_back(range);
   }
   return ranges;
-}
-
-std::string first_line(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 }  // namespace
@@ -70,12 +62,8 @@ NumaNodes nodes_of_process() {
     if (CPU_ISSET(core, &allowed)) cores.push_back(core);
   }
   std::vector<std::string> cores_of_node;
-  std::error_code ignored;
   for (std::uint32_t node = 0; node < kMostNodes; ++node) {
-    const std::filesystem::path folder = "/sys/devices/system/node/node" + std::to_string(node);
-    if (!std::filesystem::exists(folder, ignored)) continue;
-    cores_of_node.resize(node + 1);
-    cores_of_node[node] = first_line(folder / "cpulist");
+    cores_of_node.push_back(first_line("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist"));
   }
   return nodes_of_cores(cores, cores_of_node);
 }

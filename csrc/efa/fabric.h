@@ -18,14 +18,18 @@ struct CardShare {
   std::vector<transport::CardUser> users;
   std::uint32_t self = 0;
   std::uint32_t first = 0;  ///< deal_cards(), same name.
+
+  /// Of cards that are taken in turns instead, this process's first one.
+  std::uint32_t turn() const { return first + self; }
+  std::uint32_t endpoints() const { return users.empty() ? 1 : users[self].endpoints; }
 };
 
 struct FabricOptions {
   std::string library;            ///< Path of libfabric.so; empty: search.
   std::string provider = "auto";  ///< auto (efa, verbs, tcp), or one of them.
   std::string interface;          ///< Interface name, address, or empty: prefer one that can reach other hosts.
-  /// Of several EFA devices the number-th, from 0 and round again; or where `cards` has users, of those that are dealt
-  /// to this process (transport::deal_cards()).
+  /// Of several EFA devices the number-th, from 0 and round again, of those that are dealt to this process
+  /// (transport::deal_cards()); of all, where `cards` has no users.
   std::uint32_t number = 0;
   CardShare cards;
   /// Further files to try last: where PyPI wheels keep theirs (the binding finds them).
@@ -35,8 +39,8 @@ struct FabricOptions {
   bool always_registers = false;  ///< Memory is registered though the provider would take any: as with EFA, for tests.
 };
 
-/// Which of several devices FabricOptions::number is, by their nodes (at least one).
-std::uint32_t place_among(std::span<const int> nodes, const FabricOptions& options);
+/// Which of several devices this process's number-th one is, by their nodes (at least one).
+std::uint32_t place_among(std::span<const int> nodes, const CardShare& cards, std::uint32_t number);
 
 struct ProviderReport {
   std::string name;    ///< "tcp"

@@ -217,12 +217,11 @@ std::vector<std::size_t> alternatives(std::span<const Candidate> candidates, con
   return best;
 }
 
-std::uint32_t place_among(std::span<const int> nodes, const FabricOptions& options) {
-  const CardShare& cards = options.cards;
-  if (cards.users.empty()) return options.number % static_cast<std::uint32_t>(nodes.size());
+std::uint32_t place_among(std::span<const int> nodes, const CardShare& cards, std::uint32_t number) {
+  if (cards.users.empty()) return number % static_cast<std::uint32_t>(nodes.size());
   const auto hands = transport::deal_cards(nodes, cards.users, cards.first);
   const std::vector<std::uint32_t>& own = hands.at(cards.self);
-  return own[options.number % own.size()];
+  return own[number % own.size()];
 }
 
 int choose(std::span<const Candidate> candidates, const FabricOptions& options, std::vector<std::string>& reasons) {
@@ -231,7 +230,9 @@ int choose(std::span<const Candidate> candidates, const FabricOptions& options, 
                 "provider is '" + options.provider + "' (HERRING_PROVIDER); it takes auto, efa, verbs or tcp");
   }
   const std::vector<std::size_t> best = alternatives(candidates, options);
-  const int chosen = best.empty() ? -1 : static_cast<int>(best[place_among(nodes_of(candidates, best), options)]);
+  const int chosen =
+      best.empty() ? -1
+                   : static_cast<int>(best[place_among(nodes_of(candidates, best), options.cards, options.number)]);
   reasons.clear();
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     reasons.push_back(why_not(candidates[i], options));

@@ -1,20 +1,13 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 
+#include "core/first_line.h"
 #include "intra_node/neighborhood.h"
 
 namespace herring::intra_node {
 namespace {
-
-std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string link_target(const char* path) {
   char target[128] = {};

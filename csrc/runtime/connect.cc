@@ -22,6 +22,11 @@ bool is_own(const LanePlace& lane, Role role, std::uint32_t rank) {
   return lane.embedded == (role == Role::kWorker) && lane.owner == rank;
 }
 
+std::uint32_t own_lanes(const Placement& placement, Role role, std::uint32_t rank) {
+  return static_cast<std::uint32_t>(
+      std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); }));
+}
+
 /// Bytes of the largest message that stands in front of other memory: an announce, an error's text.
 constexpr std::size_t kMaxHeadBytes = wire::kHeaderBytes + 2048;
 
@@ -38,9 +43,7 @@ efa::CardShare card_share(const Placement& placement, const HubClient& hub, Role
   efa::CardShare share;
   const auto add = [&](const Member& member) {
     if (member.rank == rank) share.self = static_cast<std::uint32_t>(share.users.size());
-    const auto lanes =
-        std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, member.rank); });
-    share.users.push_back({member.nodes, std::max<std::uint32_t>(static_cast<std::uint32_t>(lanes), 1)});
+    share.users.push_back({member.nodes, std::max(own_lanes(placement, role, member.rank), 1u)});
   };
   if (role == Role::kWorker) {
     for (const std::uint32_t worker : placement.neighbours(rank)) add(hub.member(worker));
@@ -56,9 +59,6 @@ efa::CardShare card_share(const Placement& placement, const HubClient& hub, Role
   share.first = static_cast<std::uint32_t>(own - hosts.begin());
   return share;
 }
-
-/// Of several interfaces by name, or of Herring's own tcp: they are taken in turns.
-std::uint32_t first_interface(const efa::CardShare& share) { return share.first + share.self; }
 
 /// With checksums where they are set. `number`: Network::open_endpoint().
 std::unique_ptr<transport::Endpoint> open_endpoint(const Config& config, std::uint32_t workers, const HubClient& hub,
@@ -97,11 +97,12 @@ std::unique_ptr<Lane> open_lane(const Config& config, const Placement& placement
   return std::make_unique<Lane>(options, std::move(endpoint));
 }
 
-/// This process's lanes, the first one on interface `number`, and its worker's own way to them.
+/// This process's lanes, and its worker's own way to them.
 void open_lanes(const Config& config, const Placement& placement, HubClient& hub, Role role, std::uint32_t rank,
-                std::uint32_t number, const Opener& opener, Connections& result) {
+                const Opener& opener, Connections& result) {
   auto near = std::make_unique<ProcessEndpoint>();
   std::set<PeerId> near_lanes;
+  std::uint32_t number = 0;  // One lane after the other on the next card.
   for (const LanePlace& lane : placement.lanes) {
     if (!is_own(lane, role, rank)) continue;
     std::unique_ptr<ProcessEndpoint> lanes_end;
@@ -119,8 +120,7 @@ void open_lanes(const Config& config, const Placement& placement, HubClient& hub
 
 /// With tcp each connection is a descriptor. Those of small operations and of messages may never be needed.
 DescriptorClaim claim_descriptors(const Placement& placement, Role role, std::uint32_t rank) {
-  const auto own = static_cast<std::uint64_t>(
-      std::ranges::count_if(placement.lanes, [&](const LanePlace& lane) { return is_own(lane, role, rank); }));
+  const std::uint64_t own = own_lanes(placement, role, rank);
   const Budget& budget = placement.budget;
   const bool is_worker = role == Role::kWorker;
   const bool each_pushes = !placement.host_first || placement.hosts == placement.workers;
@@ -135,8 +135,7 @@ DescriptorClaim claim_descriptors(const Placement& placement, Role role, std::ui
 
 /// With room for all that the budget counts on.
 std::unique_ptr<Network> open_network(const Config& config, const Placement& placement, const HubClient& hub, Role role,
-                                      std::uint32_t rank, const efa::CardShare& cards,
-                                      std::span<const std::string> search,
+                                      std::uint32_t rank, std::span<const std::string> search,
                                       std::shared_ptr<tcp::StrangerCounters> strangers, memory::Domain& domain) {
   const Budget& budget = placement.budget;
   NetworkOptions options;
@@ -144,9 +143,7 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.fabric_search.assign(search.begin(), search.end());
   options.job_id = hub.job_id();
   options.member = role == Role::kWorker ? rank : placement.workers + rank;
-  options.number = first_interface(cards);
-  options.numbers = cards.users.at(cards.self).endpoints;
-  options.cards = cards;
+  options.cards = card_share(placement, hub, role, rank);
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
@@ -163,21 +160,19 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   Connections result;
   OwnAddresses own;
   if (!placement.lanes.empty()) {
-    const efa::CardShare cards = card_share(placement, hub, role, rank);
-    const std::uint32_t number = first_interface(cards);
-    result.network = open_network(config, placement, hub, role, rank, cards, fabric_search, result.strangers, domain);
+    result.network = open_network(config, placement, hub, role, rank, fabric_search, result.strangers, domain);
     if (result.network->takes_descriptors()) result.network->keep(claim_descriptors(placement, role, rank));
     const Opener opener{*result.network, domain, wrap};
     if (role == Role::kWorker) {
       const auto open = [&] {
-        return open_endpoint(config, placement.workers, hub, PeerId{rank}, number, result.damage, opener);
+        return open_endpoint(config, placement.workers, hub, PeerId{rank}, 0, result.damage, opener);
       };
       result.endpoint = open();
       // Its connections are made by the provider when the first message goes.
       result.peer_endpoint = open();
       own.worker = {result.endpoint->address(), result.peer_endpoint->address()};
     }
-    open_lanes(config, placement, hub, role, rank, number, opener, result);
+    open_lanes(config, placement, hub, role, rank, opener, result);
     for (const auto& lane : result.lanes) own.lanes.push_back(lane->address());
   }
   const OthersAddresses others = introduce(hub, settings_that_must_agree(config), own, deadline);

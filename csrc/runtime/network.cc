@@ -19,17 +19,16 @@ constexpr std::string_view kBuiltin = "builtin";
 /// Where auto finds neither EFA nor verbs. docs/adr/0014-builtin-tcp.md has the measurements.
 constexpr bool kAutoTakesBuiltin = true;
 
-/// A Fabric for each interface that endpoints are opened on, all from the start (NetworkOptions::number).
+/// A Fabric for each card or interface that endpoints are opened on, all from the start (NetworkOptions::cards).
 class FabricNetwork final : public Network {
  public:
-  FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, std::uint32_t numbers,
-                memory::Domain& domain)
+  FabricNetwork(efa::FabricOptions options, std::vector<std::string> interfaces, memory::Domain& domain)
       : options_(std::move(options)), interfaces_(std::move(interfaces)) {
-    auto first = open(options_.number, domain);
+    auto first = open(0, domain);
     nodes_ = first->nodes();
     fabrics_.resize(interfaces_.empty() ? nodes_.size() : interfaces_.size());
-    fabrics_[place_of(options_.number)] = std::move(first);
-    for (std::uint32_t number = options_.number; number < options_.number + numbers; ++number) {
+    fabrics_[place_of(0)] = std::move(first);
+    for (std::uint32_t number = 1; number < options_.cards.endpoints(); ++number) {
       auto& fabric = fabrics_[place_of(number)];
       if (!fabric) fabric = open(number, domain);
     }
@@ -39,23 +38,21 @@ class FabricNetwork final : public Network {
   }
   bool takes_descriptors() const override { return !is_rdma(); }
   bool is_rdma() const {
-    const std::string& provider = fabrics_[place_of(options_.number)]->provider();
+    const std::string& provider = fabrics_[place_of(0)]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
   }
 
  private:
-  /// What this process's number-th endpoint is on: of the interfaces that are named, or of all cards.
+  /// Of the interfaces that are named, or of all cards.
   std::size_t place_of(std::uint32_t number) const {
-    return interfaces_.empty() ? efa::place_among(nodes_, options_for(number)) : number % interfaces_.size();
-  }
-  efa::FabricOptions options_for(std::uint32_t number) const {
-    efa::FabricOptions options = options_;
-    options.number = options.cards.users.empty() ? number : number - options_.number;
-    if (!interfaces_.empty()) options.interface = interfaces_[number % interfaces_.size()];
-    return options;
+    if (interfaces_.empty()) return efa::place_among(nodes_, options_.cards, number);
+    return (options_.cards.turn() + number) % interfaces_.size();
   }
   std::unique_ptr<efa::Fabric> open(std::uint32_t number, memory::Domain& domain) const {
-    return std::make_unique<efa::Fabric>(options_for(number), domain);
+    efa::FabricOptions options = options_;
+    options.number = number;
+    if (!interfaces_.empty()) options.interface = interfaces_[place_of(number)];
+    return std::make_unique<efa::Fabric>(options, domain);
   }
 
   const efa::FabricOptions options_;
@@ -66,18 +63,20 @@ class FabricNetwork final : public Network {
 
 class BuiltinNetwork final : public Network {
  public:
-  explicit BuiltinNetwork(tcp::Options options) : options_(std::move(options)) {}
+  /// `first`: the interface of this process's first endpoint.
+  BuiltinNetwork(tcp::Options options, std::uint32_t first) : options_(std::move(options)), first_(first) {}
   /// The job's own bytes, this process's and a number: others are told most of that only once.
   std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) override {
     const std::uint64_t opened = ++opened_;
     for (std::size_t i = 0; i < 4; ++i) options_.instance[12 + i] = static_cast<std::byte>(opened >> (8 * i) & 0xFF);
-    options_.number = number;
+    options_.number = first_ + number;
     return tcp::open_endpoint(options_);
   }
   bool takes_descriptors() const override { return true; }
 
  private:
   tcp::Options options_;
+  const std::uint32_t first_;
   std::uint32_t opened_ = 0;
 };
 
@@ -126,22 +125,21 @@ bool may_choose(const Config& config) {
 std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions& given, memory::Domain& domain) {
   const bool is_free = may_choose(config);
   if (is_builtin_asked(config) || (is_free && !has_rdma_device())) {
-    return std::make_unique<BuiltinNetwork>(builtin_options(config, given));
+    return std::make_unique<BuiltinNetwork>(builtin_options(config, given), given.cards.turn());
   }
   efa::FabricOptions options = fabric_options(config, given.fabric_search);
   options.receives = std::max(options.receives, given.receives);
-  options.number = given.number;
   options.cards = given.cards;
   options.always_registers = given.always_registers;
   const std::vector<std::string> interfaces = split_list(config.interface);
-  if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, given.numbers, domain);
+  if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, domain);
   try {
-    auto fabric = std::make_unique<FabricNetwork>(options, interfaces, given.numbers, domain);
+    auto fabric = std::make_unique<FabricNetwork>(options, interfaces, domain);
     if (fabric->is_rdma()) return fabric;
   } catch (const Error& error) {
     if (error.status().code() != Code::kUnavailable) throw;
   }
-  return std::make_unique<BuiltinNetwork>(builtin_options(config, given));
+  return std::make_unique<BuiltinNetwork>(builtin_options(config, given), given.cards.turn());
 }
 
 NetworkReport probe_network(const Config& config, std::span<const std::string> search) {

@@ -22,8 +22,7 @@ namespace herring::runtime {
 class Network {
  public:
   virtual ~Network() = default;
-  /// Where there are several interfaces: on the number-th of them, from 0 and round again; or with
-  /// NetworkOptions::cards on the next one of this process's.
+  /// This process's number-th one, from 0: where there are several cards or interfaces, each is on the next.
   virtual std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) = 0;
   /// Each connection is a file descriptor.
   virtual bool takes_descriptors() const = 0;
@@ -38,13 +37,11 @@ struct NetworkOptions {
   std::vector<std::string> fabric_search;  ///< efa::FabricOptions, same names.
   std::size_t receives = 8192;
   std::uint32_t member = 0;  ///< Index of this process in the job, from 0.
-  /// Network::open_endpoint() will be called with `numbers` numbers, from this one on. Cards that register memory have
-  /// to be known before any is allocated.
-  std::uint32_t number = 0;
-  std::uint32_t numbers = 1;
-  efa::CardShare cards;           ///< efa::FabricOptions, same name; where HERRING_INTERFACE names none.
-  bool always_registers = false;  ///< efa::FabricOptions, same name.
-  std::uint64_t job_id = 0;       ///< With the secret it makes the connections' key.
+  /// Network::open_endpoint() will be called with cards.endpoints() numbers: cards that register memory have to be
+  /// known before any is allocated. Interfaces that HERRING_INTERFACE names are taken in turns.
+  efa::CardShare cards = {};
+  bool always_registers = false;                             ///< efa::FabricOptions, same name.
+  std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.
   std::shared_ptr<tcp::StrangerCounters> strangers = {};
 };

@@ -8,9 +8,10 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <string>
 
 #include "core/descriptors.h"
+#include "core/first_line.h"
 #include "core/status.h"
 #include "tcp/text.h"
 
@@ -23,12 +24,7 @@ bool set(int socket, const std::string& name) {
   return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-std::string allowed() {
-  std::ifstream file("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
-  std::string names;
-  std::getline(file, names);
-  return names;
-}
+std::string allowed() { return first_line("/proc/sys/net/ipv4/tcp_allowed_congestion_control"); }
 
 /// On a socket that goes nowhere.
 void check(const std::string& name) {

@@ -106,22 +106,27 @@ void Engine::Impl::make_parts(Op& op) const {
   const Operation& operation = op.operation;
   const std::vector<ByteRange> plan = plan_part(config_, operation);
   const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
-  const std::uint64_t seed = heir_seed(operation.key);
   const auto lanes = static_cast<std::uint32_t>(lanes_.size());
   for (std::uint32_t i = 0; i < lanes; ++i) {
     const std::uint32_t origin = (i + config_.self.value) % lanes;
-    const ByteRange shard = plan[origin];
-    const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+    const std::uint32_t chunks = chunk_count(plan[origin].bytes, config_.chunk_bytes);
     // Owners without a chunk of a shard stay away. All contributors meet at the home lane, which may have none: then
     // one of each is enough, but where nobody has anything: an owner hears from nobody else that all have come.
     const bool is_meeting = origin == home || (op.is_one_hop && are_on_one_rail(config_, origin, home));
     const bool meets = is_meeting && chunks == 0 && (operation.owner == 0 || is_empty(operation));
     if (owned_chunks(config_, origin, chunks, operation).count == 0 && !meets) continue;
-    for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
-      LanePart part = make_part(op, item, shard, origin == home);
-      part.index = static_cast<std::uint32_t>(op.parts.size());
-      op.parts.push_back(std::move(part));
-    }
+    add_parts(op, origin, plan[origin], origin == home);
+  }
+}
+
+/// Of one lane's shard, by the items that it has become.
+void Engine::Impl::add_parts(Op& op, std::uint32_t origin, ByteRange shard, bool is_home_shard) const {
+  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
+  const std::uint64_t seed = heir_seed(op.operation.key);
+  for (const Item& item : make_items(origin, chunks, losses_, config_.lane_weights, seed)) {
+    LanePart part = make_part(op, item, shard, is_home_shard);
+    part.index = static_cast<std::uint32_t>(op.parts.size());
+    op.parts.push_back(std::move(part));
   }
 }
 
@@ -150,16 +155,6 @@ LanePart Engine::Impl::make_part(const Op& op, const Item& item, ByteRange shard
   part.announcers = announcers_of(config_, item.origin, chunks, operation);
   delivery_->prepare(part);
   return part;
-}
-
-/// The first item of the home lane's shard, also for a process that has no chunk of it.
-LanePart Engine::Impl::make_home_part(const Op& op) const {
-  const std::uint32_t home = home_lane(config_, op.operation.key, op.operation.rails);
-  const ByteRange shard = plan_part(config_, op.operation)[home];
-  const std::uint32_t chunks = chunk_count(shard.bytes, config_.chunk_bytes);
-  const std::uint64_t seed = heir_seed(op.operation.key);
-  const std::vector<Item> items = make_items(home, chunks, losses_, config_.lane_weights, seed);
-  return make_part(op, *std::ranges::min_element(items, {}, &Item::first), shard, true);
 }
 
 void Engine::Impl::announce_or_queue(Op& op, std::size_t index) {

@@ -25,7 +25,10 @@ void Engine::Impl::cancel_unknown(const Operation& operation, const Status& why)
   op.is_one_hop = goes_in_one_hop(config_, operation);
   op.failure = why;
   make_parts(op);
-  if (op.parts.empty()) op.parts.push_back(make_home_part(op));  // It has no bytes of it: no lane waits for it.
+  if (op.parts.empty()) {  // It has no bytes of it: no lane waits for it.
+    const std::uint32_t home = home_lane(config_, operation.key, operation.rails);
+    add_parts(op, home, plan_part(config_, operation)[home], true);
+  }
   cancel_unannounced(op);
 }
 

@@ -201,8 +201,8 @@ class Engine::Impl {
   // engine.cc
   std::uint32_t shard_of(const LanePart& part) const;
   void make_parts(Op& op) const;
+  void add_parts(Op& op, std::uint32_t origin, ByteRange shard, bool is_home_shard) const;
   LanePart make_part(const Op& op, const Item& item, ByteRange shard, bool is_home_shard) const;
-  LanePart make_home_part(const Op& op) const;
   void announce_or_queue(Op& op, std::size_t index);
   wire::Announce announce_of(const Op& op, const LanePart& part) const;
   void announce(Op& op, std::size_t index);

@@ -31,14 +31,13 @@ TEST(Network, TheCardsOfAllLanesAreThereBeforeTheFirstLanesMemory) {
   config.interface = "lo,127.0.0.1";
   NetworkOptions options;
   options.fabric_search = fabric_search();
-  options.number = 1;
-  options.numbers = 2;
+  options.cards = {{{0, 2}}, 0, 1};
   options.always_registers = true;
   memory::Domain domain;
   const auto network = open_network(config, options, domain);
-  const auto one = network->open_endpoint(1);
+  const auto one = network->open_endpoint(0);
   const memory::Buffer slots = domain.allocate(1 << 16);
-  const auto other = network->open_endpoint(2);
+  const auto other = network->open_endpoint(1);
   EXPECT_NE(other->memory(), nullptr);
 }
 
