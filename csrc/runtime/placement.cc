@@ -98,9 +98,11 @@ void set_windows(Placement& placement, const Config& config) {
   if (placement.lanes.empty()) return;
   double total = 0;
   double largest = 0;
+  double smallest = placement.lanes.front().weight;
   for (const LanePlace& lane : placement.lanes) {
     total += lane.weight;
     largest = std::max(largest, lane.weight * placement.rails);
+    smallest = std::min(smallest, lane.weight);
   }
   const double flight = static_cast<double>(config.chunk_bytes) * config.window;
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
@@ -114,6 +116,8 @@ void set_windows(Placement& placement, const Config& config) {
     // A worker has nothing for the lanes of other rails than its own.
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
+    // So that where each has the least, each still moves as fast as its share needs.
+    lane.least_window = std::clamp(static_cast<std::uint32_t>(std::lround(lane.weight / smallest)), 1u, lane.window);
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
   }
@@ -138,6 +142,7 @@ void keep_within_budget(Placement& placement, const Config& config) {
     LanePlace& lane = placement.lanes[i];
     lane.max_window = placement.budget.lane_windows[i];
     lane.window = std::min(lane.window, lane.max_window);
+    lane.least_window = std::min(lane.least_window, lane.window);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/types.h"
+#include "server/core_wait.h"
 
 namespace herring::server {
 
@@ -48,11 +49,9 @@ class AdaptiveRun final {
   // a message costs is more than what the last one's way through the lane takes.
   static constexpr double kParts = 32;
   static constexpr double kFewParts = 16;
-  // Where only the link is slow, beside other programs too, it was at most 0.21; where the cores were, 0.4 and more.
-  static constexpr double kOften = 0.3;
 
   double fitting() const {
-    if (aim_ == Duration::max() || core_wait_ > kOften) return most_;
+    if (aim_ == Duration::max() || waits_for_cores(core_wait_)) return most_;
     if (samples_ < kLeastSamples) return 0;
     return static_cast<double>(aim_.count()) * chunks_ / std::max(time_, 1.0);
   }

@@ -54,7 +54,7 @@ Engine::Impl::Grant Engine::Impl::grant_chunks(Instant now, Op& op) {
   const std::uint32_t remaining = op.chunks - op.next_chunk;
   // One grant for several chunks: it waits until half of what could ever be granted at once is there. With nothing of
   // anybody in flight that is always the case, so waiting ends. A run is long enough for a grant of its own.
-  const std::uint32_t half_window = std::max(1u, window_.size() / 2);
+  const std::uint32_t half_window = std::max(1u, window_.size(op.chunks) / 2);
   const std::uint32_t half_slots = std::max(1u, pool_.most(0) / op.pushers() / 2);
   const std::uint32_t least = run > 1 ? op.run_at(op.next_chunk, run) : std::min({remaining, half_window, half_slots});
   if (count < least) return outcome();

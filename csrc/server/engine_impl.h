@@ -38,7 +38,10 @@ class Engine::Impl {
   void on_reduced(Instant now, Token token, std::span<const NotFiniteInput> found);
   void on_sent(Instant now, Token token, const Status& status);
   void on_tick(Instant now);
-  void on_core_wait(double share) { run_.on_core_wait(share); }
+  void on_core_wait(double share) {
+    window_.on_core_wait(share);
+    run_.on_core_wait(share);
+  }
   Instant next_deadline() const;
   void take_actions(Actions& out);
   bool is_quiet() const;

@@ -12,7 +12,8 @@ namespace herring::server {
 /// come from a lane that died, or where somebody may be missing.
 std::uint32_t Engine::Impl::GrantPlan::run_length(const Op& op) const {
   if (op.any_eager || op.any_held || op.has_one_pusher() || op.may_lack_some() || is_small_one_hop(op)) return 1;
-  std::uint32_t run = std::bit_floor(std::max(std::min(engine_.run_.size(op.chunks), engine_.window_.size() / 2), 1u));
+  std::uint32_t run =
+      std::bit_floor(std::max(std::min(engine_.run_.size(op.chunks), engine_.window_.size(op.chunks) / 2), 1u));
   while (run > 1 && engine_.pool_.most(SlotPool::order_for(run)) / op.pushers() < 2) run /= 2;
   return run;
 }
@@ -52,7 +53,7 @@ std::optional<Obstacle> Engine::Impl::GrantPlan::obstacle_to(const Op& op, std::
     if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
     // With the chunks before it that this one owns.
     const std::uint32_t room = number - std::max(op.next_chunk, owner.announce.owned_first) + together;
-    if (engine_.workers_[owner.peer.value].granted + room > engine_.window_.size()) {
+    if (engine_.workers_[owner.peer.value].granted + room > engine_.window_.size(op.chunks)) {
       return Obstacle{run, 0, owner.peer, room, 0};
     }
   }
@@ -69,7 +70,7 @@ bool Engine::Impl::GrantPlan::is_blocked(const Op& op, std::uint32_t run) const 
   if (!op.obstacle || op.obstacle->run != run) return false;
   const Obstacle& obstacle = *op.obstacle;
   if (obstacle.slots == 0) {
-    return engine_.workers_[obstacle.worker.value].granted + obstacle.room > engine_.window_.size();
+    return engine_.workers_[obstacle.worker.value].granted + obstacle.room > engine_.window_.size(op.chunks);
   }
   return obstacle.grants == engine_.grants_ && engine_.pool_.free(SlotPool::order_for(run)) < obstacle.slots;
 }

@@ -5,45 +5,106 @@
 namespace herring::server {
 namespace {
 
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
+
+constexpr double kOften = 0.5;  // A thread waits for its core.
 
 void complete(AdaptiveWindow& window, int chunks, Duration each) {
   for (int i = 0; i < chunks; ++i) window.on_complete(each, 1);
 }
 
+/// Of a small operation.
+std::uint32_t size(const AdaptiveWindow& window) { return window.size(1); }
+
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
-  AdaptiveWindow window(4, 12);
-  EXPECT_EQ(window.size(), 4u);
-  complete(window, 3, milliseconds(1));
-  EXPECT_EQ(window.size(), 4u) << "a window's worth of chunks is not complete";
-  complete(window, 1, milliseconds(1));
-  EXPECT_EQ(window.size(), 5u);
-  complete(window, 1000, milliseconds(1));
-  EXPECT_EQ(window.size(), 12u);
+  AdaptiveWindow window(1, 4, 12);
+  EXPECT_EQ(size(window), 4u);
+  complete(window, 3, microseconds(100));
+  EXPECT_EQ(size(window), 4u) << "a window's worth of chunks is not complete";
+  complete(window, 1, microseconds(100));
+  EXPECT_EQ(size(window), 5u);
+  complete(window, 1000, microseconds(100));
+  EXPECT_EQ(size(window), 12u);
 }
 
-TEST(AdaptiveWindow, ShrinksWhereChunksOnlyWaitButNotBelowItsShare) {
-  AdaptiveWindow window(4, 12);
-  complete(window, 1000, milliseconds(1));
-  complete(window, 12, milliseconds(100));
-  EXPECT_EQ(window.size(), 11u);
-  complete(window, 1000, milliseconds(100));
-  EXPECT_EQ(window.size(), 4u);
+TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 3, milliseconds(2));
+  EXPECT_EQ(size(window), 3u);
+  complete(window, 1000, milliseconds(2));
+  EXPECT_EQ(size(window), 1u);
+}
+
+TEST(AdaptiveWindow, KeepsTheLeastThatItIsGiven) {
+  AdaptiveWindow window(3, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(2));
+  EXPECT_EQ(size(window), 3u);
+}
+
+TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(2));
+  EXPECT_EQ(window.size(63), 1u);
+  EXPECT_EQ(window.size(64), 2u);
+  EXPECT_EQ(window.size(320), 10u);
+  EXPECT_EQ(window.size(10'000), 12u);
+}
+
+TEST(AdaptiveWindow, OnALongWayThatManyAreInFlightAsFitOnIt) {
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 1000, milliseconds(40));
+  EXPECT_EQ(size(window), 12u) << "none takes longer than the quickest: none waits";
 }
 
 TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
-  AdaptiveWindow window(4, 12);
-  complete(window, 1000, milliseconds(25));
-  EXPECT_EQ(window.size(), 4u);
-  complete(window, 1, milliseconds(94));  // One late chunk of four: 25 ms on average.
-  complete(window, 3, milliseconds(2));
-  EXPECT_EQ(window.size(), 4u);
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 1, milliseconds(1));
+  complete(window, 1, microseconds(3400));  // One late chunk of four: 1.75 ms on average.
+  complete(window, 2, microseconds(1300));
+  EXPECT_EQ(size(window), 4u);
 }
 
-TEST(AdaptiveWindow, WithoutRoomItStaysAsItIs) {
-  AdaptiveWindow window(3, 0);
-  complete(window, 100, milliseconds(1));
-  EXPECT_EQ(window.size(), 3u);
+TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 4, microseconds(100));
+  complete(window, 2000, milliseconds(5));
+  EXPECT_EQ(size(window), 1u);
+  complete(window, 5000, milliseconds(5));
+  EXPECT_EQ(size(window), 12u);
+}
+
+TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) {
+  AdaptiveWindow window(1, 4, 12);
+  window.on_core_wait(kOften);
+  complete(window, 1, microseconds(100));
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(25));
+  EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(100));
+  EXPECT_EQ(size(window), 4u);
+}
+
+TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
+  AdaptiveWindow window(1, 4, 12);
+  complete(window, 1, microseconds(100));
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(size(window), 1u);
+  window.on_core_wait(kOften);
+  complete(window, 100, milliseconds(100));
+  EXPECT_EQ(size(window), 1u) << "too long already";
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(size(window), 12u);
+}
+
+TEST(AdaptiveWindow, WithoutRoomItDoesNotGrow) {
+  AdaptiveWindow window(1, 3, 0);
+  complete(window, 100, microseconds(100));
+  EXPECT_EQ(size(window), 3u);
 }
 
 }  // namespace
