@@ -35,12 +35,20 @@ class AdaptiveWindow final {
     const Duration mean = total_ / chunks_;
     total_ = {};
     chunks_ = 0;
-    const bool is_busy = waits_for_cores(core_wait_);
-    const Duration quickest = std::min(quickest_, quickest_before_);
-    if (mean < (is_busy ? kShortIfBusy : quickest + kShortQueue)) {
+    if (waits_for_cores(core_wait_)) {
+      if (mean < kShortIfBusy) {
+        size_ = std::min(size_ + 1, most_);
+      } else if (mean > kLongIfBusy && size_ > first_) {
+        --size_;
+      }
+      return;
+    }
+    // Where a queue is, one chunk less in flight takes that part less of the time, and must still fill the link.
+    const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
+    if (mean < enough) {
       size_ = std::min(size_ + 1, most_);
-    } else if (mean > (is_busy ? kLongIfBusy : quickest + kLongQueue)) {
-      size_ = std::max(size_ - 1, std::min(size_, is_busy ? first_ : least_));
+    } else if (mean / size_ * (size_ - 1) > enough && size_ > least_) {
+      --size_;
     }
   }
 
@@ -50,7 +58,6 @@ class AdaptiveWindow final {
  private:
   // Long beside what it takes to wake a thread up, short beside a small operation on a link that needs this.
   static constexpr Duration kShortQueue = std::chrono::microseconds(500);
-  static constexpr Duration kLongQueue = std::chrono::milliseconds(1);
   // Long beside what a busy machine takes to schedule everybody once.
   static constexpr Duration kShortIfBusy = std::chrono::milliseconds(20);
   static constexpr Duration kLongIfBusy = std::chrono::milliseconds(30);

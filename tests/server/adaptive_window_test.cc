@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <string>
+
 namespace herring::server {
 namespace {
 
@@ -99,6 +105,30 @@ TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
   EXPECT_EQ(size(window), 1u) << "too long already";
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 12u);
+}
+
+/// From 100 Mbit/s to 100 Gbit/s, and ways of 20 us to 20 ms.
+TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
+  constexpr double kChunkBytes = 32 << 10;
+  constexpr std::uint32_t kMost = 64;
+  for (double bytes_per_second = 12.5e6; bytes_per_second < 13e9; bytes_per_second *= 2) {
+    for (const double round_trip : {20e-6, 200e-6, 2e-3, 20e-3}) {
+      AdaptiveWindow window(1, 4, kMost);
+      const double alone = round_trip + kChunkBytes / bytes_per_second;
+      double took = alone;
+      for (int chunk = 0; chunk < 20'000; chunk += static_cast<int>(size(window))) {
+        const double queued = size(window) * kChunkBytes / bytes_per_second;
+        took = std::max(alone, queued);
+        window.on_complete(std::chrono::nanoseconds(std::llround(alone * 1e9)), 1);  // The first finds no queue.
+        const std::uint32_t others = size(window) - 1;
+        if (others > 0) window.on_complete(std::chrono::nanoseconds(std::llround(took * 1e9)), others);
+      }
+      const std::string where = std::to_string(bytes_per_second) + " B/s, " + std::to_string(round_trip) + " s";
+      const double most = std::min(bytes_per_second, kMost * kChunkBytes / alone);
+      EXPECT_GE(size(window) * kChunkBytes / took, 0.95 * most) << where;
+      EXPECT_LE(took, alone + 0.5e-3 + 2 * kChunkBytes / bytes_per_second) << where;
+    }
+  }
 }
 
 TEST(AdaptiveWindow, WithoutRoomItDoesNotGrow) {
