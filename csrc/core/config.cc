@@ -69,8 +69,9 @@ constexpr auto kSettings = std::to_array<Setting>({
      "HERRING_PROVIDER=efa the default is 1MB.",
      kWireAlignment, 64 * kMiB, kWireAlignment},
     {"HERRING_WINDOW", Type::kCount, &Config::window,
-     "How much data of one worker is on its way to all lanes together, in units of HERRING_CHUNK_BYTES. On fast links "
-     "it grows to six times as much, with more than two lanes to twelve times.",
+     "How much data of one worker is on its way to all lanes together at first, in units of HERRING_CHUNK_BYTES. On "
+     "fast links it grows to six times as much, with more than two lanes to twelve times; where data only waits in the "
+     "network's queues it becomes less.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "

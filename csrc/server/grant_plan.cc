@@ -43,6 +43,7 @@ std::optional<Obstacle> Engine::Impl::GrantPlan::obstacle_to(const Op& op, std::
   if (op.is_held_by_all(number)) return std::nullopt;
   const std::uint32_t together = op.run_at(number, run);
   const std::uint32_t source = op.source_of(number);
+  const std::uint32_t window = engine_.window_.size(op.chunks);
   std::size_t wanted = 0;
   for (std::uint32_t k = 0; k < op.owners.size(); ++k) {
     ++engine_.stats_.looks;
@@ -53,24 +54,25 @@ std::optional<Obstacle> Engine::Impl::GrantPlan::obstacle_to(const Op& op, std::
     if (role == Role::kPush && !lends(op, owner, op.run_bytes(number, together))) ++wanted;
     // With the chunks before it that this one owns.
     const std::uint32_t room = number - std::max(op.next_chunk, owner.announce.owned_first) + together;
-    if (engine_.workers_[owner.peer.value].granted + room > engine_.window_.size(op.chunks)) {
-      return Obstacle{run, 0, owner.peer, room, 0};
+    if (engine_.workers_[owner.peer.value].granted + room > window) {
+      return Obstacle{run, window, 0, owner.peer, room, 0};
     }
   }
   if (wanted > free) {
     const std::size_t taken = engine_.pool_.free(SlotPool::order_for(run)) - free;
-    return Obstacle{run, taken + wanted, {}, 0, engine_.grants_};
+    return Obstacle{run, window, taken + wanted, {}, 0, engine_.grants_};
   }
   free -= wanted;
   return std::nullopt;
 }
 
-/// Where another operation has taken slots since, it may be another one.
+/// Where another operation has taken slots since, or the window has another size, it may be another one.
 bool Engine::Impl::GrantPlan::is_blocked(const Op& op, std::uint32_t run) const {
   if (!op.obstacle || op.obstacle->run != run) return false;
   const Obstacle& obstacle = *op.obstacle;
+  if (obstacle.window != engine_.window_.size(op.chunks)) return false;
   if (obstacle.slots == 0) {
-    return engine_.workers_[obstacle.worker.value].granted + obstacle.room > engine_.window_.size(op.chunks);
+    return engine_.workers_[obstacle.worker.value].granted + obstacle.room > obstacle.window;
   }
   return obstacle.grants == engine_.grants_ && engine_.pool_.free(SlotPool::order_for(run)) < obstacle.slots;
 }

@@ -159,7 +159,8 @@ struct Backup {
 /// Why the next chunks of an operation cannot be granted. As long as it stands, nobody looks at all contributors again:
 /// each push of each of them is an occasion to grant, and a chunk would cost the square of their number.
 struct Obstacle {
-  std::uint32_t run = 1;     // In messages of so many chunks.
+  std::uint32_t run = 1;     // In messages of so many chunks,
+  std::uint32_t window = 0;  // and with so many of a worker in flight at most.
   std::size_t slots = 0;     // So many have to be free,
   PeerId worker;             // or, where that is 0, this worker's window has to have room
   std::uint32_t room = 0;    // for so many chunks more.
