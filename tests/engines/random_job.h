@@ -51,9 +51,12 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
     options.one_hop_bytes = std::min<std::uint64_t>(12 * options.chunk_bytes, 64u << (seed / 30 % 8));
   }
   options.sim.max_delay = std::chrono::microseconds(pick(random, 5, 200));
-  // Long enough that chunks wait, and windows become small.
-  if (seed / 8 % 3 == 0) options.sim.max_delay *= 10;
   if (chance(random, 0.4)) options.sim.straggler_chance = 0.05;
+  // Long enough that chunks wait, and windows become small.
+  if (seed / 8 % 3 == 0) {
+    options.sim.max_delay *= 10;
+    options.sim.straggler_chance = 0;
+  }
   if (chance(random, 0.2)) options.sim.again_chance = 0.05;
   if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
   if (chance(random, 0.2)) options.sim.uplink_bytes_per_second = options.sim.downlink_bytes_per_second = 1e8;

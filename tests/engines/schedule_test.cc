@@ -270,7 +270,7 @@ void run_schedule(std::uint64_t seed, Coverage& coverage) {
       cluster.run_until(event.when);
       event.run();
     }
-    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(200))) << "deadlock: " << describe(cluster, deaths);
+    ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20))) << "deadlock: " << describe(cluster, deaths);
   }
   outcomes.start_round(0);
   check_end(cluster, is_disturbed);
