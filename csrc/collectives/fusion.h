@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "collectives/fusion_engine.h"
@@ -20,7 +21,10 @@ struct FusionSettings {
   std::uint64_t tensor_bytes = 1 << 20;  ///< Larger tensors do not come here, unless they lie in memory of place().
   bool checks_finite = false;            ///< HERRING_CHECK_FINITE: a bucket must be good for a second try.
   Duration timeout{};                    ///< Of each round and each batch.
-  std::uint64_t series = 0;              ///< Tells its tickets from those of one before it with the same group.
+  /// When a round has waited for so long, `warn` is told which tensors wait in it. 0: never.
+  Duration stall_warning{};
+  std::function<void(const std::string&)> warn;
+  std::uint64_t series = 0;  ///< Tells its tickets from those of one before it with the same group.
   /// A name that is in flight may be used again: its uses follow each other. Else that is refused, also after its end
   /// until somebody has seen that.
   bool queues_names = false;

@@ -6,6 +6,7 @@
 
 #include "collectives/fusion_impl.h"
 #include "collectives/scale.h"
+#include "core/seconds_text.h"
 
 namespace herring::collectives {
 namespace {
@@ -64,6 +65,7 @@ void Fusion::Impl::start_round(FusionStep::Round round) {
                                   std::as_writable_bytes(std::span(exchange.words)), settings_.timeout);
   made.is_patient = round.is_patient;
   made.is_waited_for = true;
+  if (!round.is_patient && settings_.stall_warning > Duration{}) exchange.warn_at = now() + settings_.stall_warning;
   exchange.work = runtime_->submit(made);
 }
 
@@ -85,7 +87,25 @@ void Fusion::Impl::drive_exchange(Lock& lock, Instant until) {
     work->wait(until);
     lock.lock();
   }
-  if (work->is_done() && exchange_) end_exchange(lock);
+  if (!exchange_) return;
+  if (work->is_done()) {
+    end_exchange(lock);
+  } else {
+    warn_of_stall(now());
+  }
+}
+
+/// Who has not called them, the runtime says of the round itself: it knows no names.
+void Fusion::Impl::warn_of_stall(Instant now) {
+  if (now < exchange_->warn_at) return;
+  exchange_->warn_at = Instant::max();
+  const std::vector<Ticket> waiting = engine_.pending();
+  if (waiting.empty()) return;
+  const bool is_one = waiting.size() == 1;
+  settings_.warn(names_of(waiting) + (is_one ? " has" : " have") + " waited for " +
+                 round_seconds_text(settings_.stall_warning) + ": not all ranks have called " +
+                 (is_one ? "it" : "them") + ". The warning about the " + kRoundName +
+                 ", here or of a server, says which have not");
 }
 
 void Fusion::Impl::end_exchange(Lock& lock) {
@@ -361,7 +381,7 @@ Status Fusion::Impl::closed() const {
   return {Code::kShutdown, "herring has been shut down before all ranks had called it"};
 }
 
-Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tickets) const {
+std::string Fusion::Impl::names_of(std::span<const Ticket> tickets) const {
   std::string names;
   std::size_t shown = 0;
   for (const Ticket ticket : tickets) {
@@ -371,7 +391,11 @@ Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tic
     names += (shown++ == 0 ? "'" : ", '") + found->second.name + "'";
   }
   if (tickets.size() > shown) names += " and " + std::to_string(tickets.size() - shown) + " more";
-  return {status.code(), names + ": " + status.message()};
+  return names;
+}
+
+Status Fusion::Impl::explained(const Status& status, std::span<const Ticket> tickets) const {
+  return {status.code(), names_of(tickets) + ": " + status.message()};
 }
 
 }  // namespace herring::collectives

@@ -135,6 +135,15 @@ std::vector<Ticket> FusionEngine::give_up() {
   return take_all();
 }
 
+std::vector<Ticket> FusionEngine::pending() const {
+  std::vector<Ticket> tickets;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.is_pending) tickets.push_back(entry.ticket);
+  }
+  std::ranges::sort(tickets);
+  return tickets;
+}
+
 Ticket FusionEngine::take(Entry& entry) {
   set_bits(entry, false, false);
   entry.is_pending = false;

@@ -119,6 +119,8 @@ class FusionEngine final {
   /// No more rounds: everything goes alone from now on, on this rank. Returns what has waited for one; the engine knows
   /// these tickets no longer.
   std::vector<Ticket> give_up();
+  /// Those that a round has to bring, in the order of their tickets.
+  std::vector<Ticket> pending() const;
 
   /// While a round or plan is out, only where has_late(). `more_follows`: later uses of names that were in a bucket are
   /// about to be submitted.

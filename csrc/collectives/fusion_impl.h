@@ -86,6 +86,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
     std::vector<std::uint64_t> words;
     std::vector<std::byte> plan;
     bool is_plan = false;
+    Instant warn_at = Instant::max();
   };
 
   void run_background();
@@ -96,6 +97,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void start_round(FusionStep::Round round);
   void start_plan(FusionStep::Plan plan);
   void end_exchange(Lock& lock);
+  void warn_of_stall(Instant now);
   void start_batches(Lock& lock, std::vector<Batch> batches, bool is_waiter);
   std::shared_ptr<Flight> start(Lock& lock, Batch batch);
   void fill(Flight& flight, std::span<const Record* const> records);
@@ -110,6 +112,7 @@ class Fusion::Impl final : public runtime::BackgroundCaller, public std::enable_
   void break_down(Lock& lock, const Status& status);
   void end_pending(Lock& lock);
   Status closed() const;
+  std::string names_of(std::span<const Ticket> tickets) const;
   Status explained(const Status& status, std::span<const Ticket> tickets) const;
   Ticket& slot_of(const std::string& name);
   Ticket latest_use(std::string_view name) const;

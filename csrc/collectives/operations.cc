@@ -1,5 +1,6 @@
 #include "collectives/operations.h"
 #include "core/clock.h"
+#include "core/log.h"
 
 #include <algorithm>
 #include <atomic>
@@ -19,13 +20,16 @@ using runtime::Work;
 // Past this a bucket saves no more than its copies cost.
 constexpr std::uint64_t kMostTensorBytes = 1 << 20;
 
-FusionSettings settings_of(const Config& config) {
+FusionSettings settings_of(const Config& config, std::uint32_t rank) {
   FusionSettings settings;
   settings.engine.bucket_bytes = config.fusion_bytes;
   settings.engine.cycle = std::chrono::milliseconds(config.fusion_cycle_ms);
   settings.tensor_bytes = std::min<std::uint64_t>(config.fusion_bytes, kMostTensorBytes);
   settings.checks_finite = config.check_finite == Toggle::kOn;
   settings.timeout = duration_of(config.timeout_s);
+  settings.stall_warning = duration_of(config.stall_warning_s);
+  settings.warn = [logger = std::make_shared<Logger>(logger_options(config, "rank " + std::to_string(rank)))](
+                      const std::string& text) { logger->log(LogLevel::kWarning, text); };
   settings.queues_names = true;
   return settings;
 }
@@ -146,7 +150,7 @@ class Outside final : public Work {
 }  // namespace
 
 Operations::Operations(std::shared_ptr<Communicator> runtime, const Config& config)
-    : runtime_(std::move(runtime)), settings_(settings_of(config)) {
+    : runtime_(std::move(runtime)), settings_(settings_of(config, runtime_->rank())) {
   if (settings_.engine.bucket_bytes == 0) return;
   std::vector<std::uint32_t> ranks(runtime_->size());
   std::iota(ranks.begin(), ranks.end(), 0U);

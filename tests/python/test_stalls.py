@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pytest
 
 import herring
 
@@ -42,6 +43,30 @@ def test_ranks_of_one_host_say_it_once(job):
 def test_a_small_array_is_named(job):
     (line,) = warnings_of(job, small_by_name, 3, {})
     assert "'gradient.7': all_reduce(float32[100], sum) has waited for rank 2 for 0.6 s" in line
+
+
+def small_by_name_that_go_together():
+    herring.init()
+    if herring.rank() == 1:
+        time.sleep(4 * AFTER_S)
+    works = [
+        herring.allreduce(np.ones(elements, np.float32), "sum", name=name, async_op=True)
+        for name, elements in (("bias", 10), ("weight", 100))
+    ]
+    time.sleep(4 * AFTER_S if herring.rank() == 0 else 0)
+    for work in works:
+        work.wait()
+
+
+@pytest.mark.parametrize("intra_node", ["auto", "off"])
+def test_small_arrays_that_go_together_are_named(job, intra_node):
+    """They wait in a round, of which another warning says the ranks."""
+    for rank in range(2):
+        job.start_worker(small_by_name_that_go_together, rank, 2, env={**SETTINGS, "HERRING_INTRA_NODE": intra_node})
+    lines = [line for outcome in job.finish() for line in outcome.errors.splitlines() if "waited for" in line]
+    (names,) = [line for line in lines if line.startswith("herring[rank 0] warning: 'bias', 'weight' have waited")]
+    assert "for 0.6 s: not all ranks have called them" in names
+    assert any("has waited for rank 1 for 0.6 s" in line for line in lines), lines
 
 
 def test_servers_say_it_once(job):
