@@ -98,11 +98,11 @@ void set_windows(Placement& placement, const Config& config) {
   if (placement.lanes.empty()) return;
   double total = 0;
   double largest = 0;
-  double smallest = placement.lanes.front().weight;
+  bool are_apart = true;
   for (const LanePlace& lane : placement.lanes) {
     total += lane.weight;
     largest = std::max(largest, lane.weight * placement.rails);
-    smallest = std::min(smallest, lane.weight);
+    are_apart = are_apart && !lane.embedded;
   }
   const double flight = static_cast<double>(config.chunk_bytes) * config.window;
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
@@ -116,8 +116,8 @@ void set_windows(Placement& placement, const Config& config) {
     // A worker has nothing for the lanes of other rails than its own.
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
-    // So that where each has the least, each still moves as fast as its share needs.
-    lane.least_window = std::clamp(static_cast<std::uint32_t>(std::lround(lane.weight / smallest)), 1u, lane.window);
+    // A lane inside a worker gets on when its worker does: with little in flight its link would be idle meanwhile.
+    if (are_apart) lane.least_window = 1;
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
   }

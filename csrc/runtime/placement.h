@@ -21,7 +21,7 @@ struct LanePlace {
   std::uint32_t server = 0;        ///< Position among the servers of the plan.
   double weight = 0;               ///< Share of every part, relative.
   std::uint32_t window = 0;        ///< Chunks of one worker in flight to this lane, at first,
-  std::uint32_t least_window = 0;  ///< at least, where they would only wait in the network's queues,
+  std::uint32_t least_window = 0;  ///< at least, where they would only wait in the network's queues. 0: as window,
   std::uint32_t max_window = 0;    ///< and at most, where they go quickly (server/adaptive_window.h).
   bool embedded = false;           ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;

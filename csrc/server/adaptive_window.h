@@ -19,9 +19,10 @@ namespace herring::server {
 /// several chunks in one message.
 class AdaptiveWindow final {
  public:
-  /// `first` at first. Where cores are waited for not below that, else not below `least`.
+  /// `first` at first. Where cores are waited for not below that, else not below `least`. `least` 0: as if they always
+  /// were.
   AdaptiveWindow(std::uint32_t least, std::uint32_t first, std::uint32_t most)
-      : least_(std::min(std::max(least, 1u), first)), first_(first), most_(std::max(first, most)), size_(first) {}
+      : least_(std::min(least, first)), first_(first), most_(std::max(first, most)), size_(first) {}
 
   /// For an operation of so many chunks.
   std::uint32_t size(std::uint32_t chunks) const { return std::max(size_, std::min(chunks / kParts, most_)); }
@@ -35,7 +36,7 @@ class AdaptiveWindow final {
     const Duration mean = total_ / chunks_;
     total_ = {};
     chunks_ = 0;
-    if (waits_for_cores(core_wait_)) {
+    if (least_ == 0 || waits_for_cores(core_wait_)) {
       if (mean < kShortIfBusy) {
         size_ = std::min(size_ + 1, most_);
       } else if (mean > kLongIfBusy && size_ > first_) {

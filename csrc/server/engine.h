@@ -23,7 +23,7 @@ struct EngineConfig {
   std::uint32_t workers = 0;                 ///< Peers 0 .. workers-1 may talk to this lane.
   std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
   std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once, at first
-  std::uint32_t least_window = 0;            ///< at least, where they would only wait in queues, 0: as window,
+  std::uint32_t least_window = 0;            ///< at least, where they would only wait in queues. 0: as window,
   std::uint32_t max_window = 0;              ///< and at most, where they go quickly (adaptive_window.h). 0: as window.
   std::uint32_t max_run = 1;                 ///< Chunks in one message at most: a power of two, up to wire::kMaxRun
                                              ///< and, with failover, to the workers' EngineConfig::lane_slots.

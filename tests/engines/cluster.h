@@ -33,7 +33,7 @@ struct ClusterOptions {
   std::uint32_t rails = 1;      ///< Lanes take them in turn; not with failover.
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
-  std::uint32_t least_window = 0;   ///< 0: as window.
+  std::uint32_t least_window = 0;   ///< server::EngineConfig, same name.
   std::uint32_t max_window = 0;     ///< 0: as window.
   bool near = false;                ///< Worker and lane of a number share a process; not with failover.
   std::uint64_t one_hop_bytes = 0;  ///< worker::Operation, same name; near, and as many lanes as workers.

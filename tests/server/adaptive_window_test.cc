@@ -50,6 +50,15 @@ TEST(AdaptiveWindow, KeepsTheLeastThatItIsGiven) {
   EXPECT_EQ(size(window), 3u);
 }
 
+TEST(AdaptiveWindow, WithoutALeastItAimsAtTheLongerTime) {
+  AdaptiveWindow window(0, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(100));
+  EXPECT_EQ(size(window), 4u);
+}
+
 TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
   AdaptiveWindow window(1, 4, 12);
   complete(window, 1, microseconds(300));
