@@ -104,8 +104,7 @@ void Fusion::Impl::warn_of_stall(Instant now) {
   const bool is_one = waiting.size() == 1;
   settings_.warn(names_of(waiting) + (is_one ? " has" : " have") + " waited for " +
                  round_seconds_text(settings_.stall_warning) + ": not all ranks have called " +
-                 (is_one ? "it" : "them") + ". The warning about the " + kRoundName +
-                 ", here or of a server, says which have not");
+                 (is_one ? "it" : "them") + ". Another warning, of this process or of a server, names the ranks");
 }
 
 void Fusion::Impl::end_exchange(Lock& lock) {

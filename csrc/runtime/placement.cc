@@ -117,7 +117,7 @@ void set_windows(Placement& placement, const Config& config) {
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
     // A lane inside a worker gets on when its worker does: with little in flight its link would be idle meanwhile.
-    if (are_apart) lane.least_window = 1;
+    lane.is_queue_short = are_apart;
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
   }
@@ -142,7 +142,6 @@ void keep_within_budget(Placement& placement, const Config& config) {
     LanePlace& lane = placement.lanes[i];
     lane.max_window = placement.budget.lane_windows[i];
     lane.window = std::min(lane.window, lane.max_window);
-    lane.least_window = std::min(lane.least_window, lane.window);
   }
 }
 

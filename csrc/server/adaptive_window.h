@@ -19,10 +19,9 @@ namespace herring::server {
 /// several chunks in one message.
 class AdaptiveWindow final {
  public:
-  /// `first` at first. Where cores are waited for not below that, else not below `least`. `least` 0: as if they always
-  /// were.
-  AdaptiveWindow(std::uint32_t least, std::uint32_t first, std::uint32_t most)
-      : least_(std::min(least, first)), first_(first), most_(std::max(first, most)), size_(first) {}
+  /// `first` at first. `is_queue_short`: else as if cores were always waited for; then it is not below `first`.
+  AdaptiveWindow(bool is_queue_short, std::uint32_t first, std::uint32_t most)
+      : is_queue_short_(is_queue_short), first_(first), most_(std::max(first, most)), size_(first) {}
 
   /// For an operation of so many chunks.
   std::uint32_t size(std::uint32_t chunks) const { return std::max(size_, std::min(chunks / kParts, most_)); }
@@ -36,7 +35,7 @@ class AdaptiveWindow final {
     const Duration mean = total_ / chunks_;
     total_ = {};
     chunks_ = 0;
-    if (least_ == 0 || waits_for_cores(core_wait_)) {
+    if (!is_queue_short_ || waits_for_cores(core_wait_)) {
       if (mean < kShortIfBusy) {
         size_ = std::min(size_ + 1, most_);
       } else if (mean > kLongIfBusy && size_ > first_) {
@@ -48,7 +47,7 @@ class AdaptiveWindow final {
     const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
     if (mean < enough) {
       size_ = std::min(size_ + 1, most_);
-    } else if (mean / size_ * (size_ - 1) > enough && size_ > least_) {
+    } else if (mean / size_ * (size_ - 1) > enough) {
       --size_;
     }
   }
@@ -73,7 +72,7 @@ class AdaptiveWindow final {
     quickest_ = std::min(quickest_, since_grant);
   }
 
-  const std::uint32_t least_;
+  const bool is_queue_short_;
   const std::uint32_t first_;
   const std::uint32_t most_;
   std::uint32_t size_;

@@ -28,7 +28,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
         std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
     options.window = std::max(options.window, 2 * options.max_run);
   }
-  if (seed / 2 % 3 > 0) options.least_window = static_cast<std::uint32_t>(seed / 2 % 3);
+  options.is_queue_short = seed / 2 % 3 > 0;
   options.near = seed / 7 % 2 == 1;
   options.rails = std::min(static_cast<std::uint32_t>(seed / 3 % 4 + 1), options.lanes);
   const std::uint32_t eager[] = {0, 0, 64, 300, 2048};

@@ -24,7 +24,7 @@ void complete(AdaptiveWindow& window, int chunks, Duration each) {
 std::uint32_t size(const AdaptiveWindow& window) { return window.size(1); }
 
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   EXPECT_EQ(size(window), 4u);
   complete(window, 3, microseconds(100));
   EXPECT_EQ(size(window), 4u) << "a window's worth of chunks is not complete";
@@ -35,7 +35,7 @@ TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
 }
 
 TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 3, milliseconds(2));
   EXPECT_EQ(size(window), 3u);
@@ -43,15 +43,8 @@ TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
   EXPECT_EQ(size(window), 1u);
 }
 
-TEST(AdaptiveWindow, KeepsTheLeastThatItIsGiven) {
-  AdaptiveWindow window(3, 4, 12);
-  complete(window, 1, microseconds(300));
-  complete(window, 1000, milliseconds(2));
-  EXPECT_EQ(size(window), 3u);
-}
-
-TEST(AdaptiveWindow, WithoutALeastItAimsAtTheLongerTime) {
-  AdaptiveWindow window(0, 4, 12);
+TEST(AdaptiveWindow, WhereItsQueueNeedNotBeShortItAimsAtTheLongerTime) {
+  AdaptiveWindow window(false, 4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 12u);
@@ -60,7 +53,7 @@ TEST(AdaptiveWindow, WithoutALeastItAimsAtTheLongerTime) {
 }
 
 TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(2));
   EXPECT_EQ(window.size(63), 1u);
@@ -70,13 +63,13 @@ TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
 }
 
 TEST(AdaptiveWindow, OnALongWayThatManyAreInFlightAsFitOnIt) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1000, milliseconds(40));
   EXPECT_EQ(size(window), 12u) << "none takes longer than the quickest: none waits";
 }
 
 TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, milliseconds(1));
   complete(window, 1, microseconds(3400));  // One late chunk of four: 1.75 ms on average.
   complete(window, 2, microseconds(1300));
@@ -84,7 +77,7 @@ TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
 }
 
 TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 4, microseconds(100));
   complete(window, 2000, milliseconds(5));
   EXPECT_EQ(size(window), 1u);
@@ -93,7 +86,7 @@ TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   window.on_core_wait(kOften);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
@@ -105,7 +98,7 @@ TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) 
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
-  AdaptiveWindow window(1, 4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 1u);
@@ -122,7 +115,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
   constexpr std::uint32_t kMost = 64;
   for (double bytes_per_second = 12.5e6; bytes_per_second < 13e9; bytes_per_second *= 2) {
     for (const double round_trip : {20e-6, 200e-6, 2e-3, 20e-3}) {
-      AdaptiveWindow window(1, 4, kMost);
+      AdaptiveWindow window(true, 4, kMost);
       const double alone = round_trip + kChunkBytes / bytes_per_second;
       double took = alone;
       for (int chunk = 0; chunk < 20'000; chunk += static_cast<int>(size(window))) {
@@ -141,7 +134,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
 }
 
 TEST(AdaptiveWindow, WithoutRoomItDoesNotGrow) {
-  AdaptiveWindow window(1, 3, 0);
+  AdaptiveWindow window(true, 3, 0);
   complete(window, 100, microseconds(100));
   EXPECT_EQ(size(window), 3u);
 }
