@@ -103,13 +103,16 @@ class Job {
       const Instant before = cluster_.now();
       cluster_.run_until(before + (lost_ && !loss_ ? 50ms : 200us));
       // Who misses a lost one in a group that lanes do not know learns it at the operation's time-out.
-      ASSERT_LT(cluster_.now() - start_, lost_ ? 300s : 60s) << "deadlock: " << describe();
+      ASSERT_LT(cluster_.now() - start_, lost_ ? 300s : 60s * longer()) << "deadlock: " << describe();
     }
     ASSERT_TRUE(cluster_.run_until_idle(300s)) << "something is left: " << describe();
     check_end();
   }
 
  private:
+  /// How many times the usual delays a job may have: 70 workers with long ones, some of them slow, take minutes.
+  std::int64_t longer() const { return std::max<std::int64_t>(1, cluster_.options().sim.max_delay / 200us); }
+
   static ClusterOptions options(Random& random, std::uint64_t seed) {
     ClusterOptions options = random_options(random, seed);
     options.workers = static_cast<std::uint32_t>(pick(random, 2, 8));
