@@ -44,8 +44,11 @@ class Job:
     """Starts functions of test modules in processes of their own."""
 
     def __init__(self) -> None:
-        self.port = free_port()
+        self.take_another_port()
         self._processes: list[tuple[subprocess.Popen[str], float]] = []
+
+    def take_another_port(self) -> None:
+        self.port = free_port()
 
     def start(
         self,

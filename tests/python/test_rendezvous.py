@@ -179,23 +179,34 @@ def test_servers_meet_workers_through_master_even_where_there_is_a_store(bare_en
     close_all(jobs)
 
 
+def listen_where_the_hub_would(squatter, job):
+    """Gives the job a port whose first derived port is free; another program may have the one that was chosen."""
+    squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for _ in range(50):
+        try:
+            squatter.bind(("127.0.0.1", derived_ports(job.port)[0]))
+        except OSError:
+            job.take_another_port()
+        else:
+            squatter.listen()
+            return
+    pytest.fail("no port is free whose first derived port is free, too")
+
+
 def test_the_hub_takes_the_next_port_where_the_first_is_taken(config, job):
     env = job.master()
-    first = derived_ports(job.port)[0]
     with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", first))
-        squatter.listen()
+        listen_where_the_hub_would(squatter, job)
         jobs = join_in_threads(2, lambda i: join_as_worker(config, rank=i, size=2, environment=env))
         assert jobs[0].hub.port == derived_ports(job.port)[1]
         close_all(jobs)
 
 
 def test_two_jobs_whose_ports_overlap_do_not_mix(config, job):
-    one = job.master()
-    other = {**one, "MASTER_PORT": str(job.port + 1111)}
     with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", derived_ports(job.port)[0]))
-        squatter.listen()
+        listen_where_the_hub_would(squatter, job)
+        one = job.master()
+        other = {**one, "MASTER_PORT": str(job.port + 1111)}
 
         def join(index):
             # The first job's hub takes the port that the second job's members try first.
