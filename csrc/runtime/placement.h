@@ -22,6 +22,7 @@ struct LanePlace {
   double weight = 0;             ///< Share of every part, relative.
   std::uint32_t window = 0;      ///< Chunks of one worker in flight to this lane, at first,
   std::uint32_t max_window = 0;  ///< and at most, where they go quickly (server/adaptive_window.h).
+  bool is_queue_short = false;   ///< server::EngineConfig, same name.
   bool embedded = false;         ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
   std::uint32_t rail = 0;  ///< worker::EngineConfig::lane_rails; below Placement::rails.

@@ -254,6 +254,8 @@ TEST(Placement, LanesShareWhatAWorkerHasInFlightByWeight) {
         EXPECT_LE(lane.window, config.window) << where;
         const int most = placement.lanes.size() > 2 ? 12 : 6;
         EXPECT_EQ(lane.max_window, std::max<long>(3 * lane.window, std::lround(most * share))) << where;
+        const bool are_apart = std::ranges::none_of(placement.lanes, &LanePlace::embedded);
+        EXPECT_EQ(lane.is_queue_short, are_apart) << where;
         if (share >= 1 && share <= config.window) {
           EXPECT_NEAR(lane.window, share, 0.5 + 1e-9) << where;
         }

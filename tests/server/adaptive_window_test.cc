@@ -16,13 +16,6 @@ using std::chrono::milliseconds;
 
 constexpr double kOften = 0.5;  // A thread waits for its core.
 
-/// One that serves operations which come one by one.
-AdaptiveWindow one_by_one(std::uint32_t first, std::uint32_t most) {
-  AdaptiveWindow window(first, most);
-  for (int i = 0; i < 2; ++i) window.on_ready(false);
-  return window;
-}
-
 void complete(AdaptiveWindow& window, int chunks, Duration each) {
   for (int i = 0; i < chunks; ++i) window.on_complete(each, 1);
 }
@@ -31,7 +24,7 @@ void complete(AdaptiveWindow& window, int chunks, Duration each) {
 std::uint32_t size(const AdaptiveWindow& window) { return window.size(1); }
 
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   EXPECT_EQ(size(window), 4u);
   complete(window, 3, microseconds(100));
   EXPECT_EQ(size(window), 4u) << "a window's worth of chunks is not complete";
@@ -42,7 +35,7 @@ TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
 }
 
 TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 3, milliseconds(2));
   EXPECT_EQ(size(window), 3u);
@@ -50,40 +43,17 @@ TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
   EXPECT_EQ(size(window), 1u);
 }
 
-TEST(AdaptiveWindow, WhereSeveralOperationsAreUnderWayItAimsAtTheLongerTime) {
-  AdaptiveWindow window = one_by_one(4, 12);
+TEST(AdaptiveWindow, WhereItsQueueNeedNotBeShortItAimsAtTheLongerTime) {
+  AdaptiveWindow window(false, 4, 12);
   complete(window, 1, microseconds(300));
-  complete(window, 1000, milliseconds(10));
-  EXPECT_EQ(size(window), 1u);
-  window.on_ready(true);
-  EXPECT_EQ(size(window), 4u);
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 12u);
   complete(window, 1000, milliseconds(100));
   EXPECT_EQ(size(window), 4u);
 }
 
-/// The first bucket of each step is alone until the next one comes.
-TEST(AdaptiveWindow, OneOperationAloneAfterSeveralIsNotYetOneByOne) {
-  AdaptiveWindow window(4, 12);
-  complete(window, 1, microseconds(300));
-  for (int step = 0; step < 3; ++step) {
-    window.on_ready(false);
-    complete(window, 1000, milliseconds(10));
-    EXPECT_EQ(size(window), 12u);
-    window.on_ready(true);
-    EXPECT_EQ(size(window), 12u);
-  }
-  window.on_ready(false);
-  EXPECT_EQ(size(window), 12u);
-  window.on_ready(false);
-  EXPECT_EQ(size(window), 4u) << "one by one now, and not adapted yet";
-  complete(window, 1000, milliseconds(10));
-  EXPECT_EQ(size(window), 1u);
-}
-
 TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(2));
   EXPECT_EQ(window.size(63), 1u);
@@ -93,13 +63,13 @@ TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
 }
 
 TEST(AdaptiveWindow, OnALongWayThatManyAreInFlightAsFitOnIt) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1000, milliseconds(40));
   EXPECT_EQ(size(window), 12u) << "none takes longer than the quickest: none waits";
 }
 
 TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, milliseconds(1));
   complete(window, 1, microseconds(3400));  // One late chunk of four: 1.75 ms on average.
   complete(window, 2, microseconds(1300));
@@ -107,7 +77,7 @@ TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
 }
 
 TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 4, microseconds(100));
   complete(window, 2000, milliseconds(5));
   EXPECT_EQ(size(window), 1u);
@@ -116,7 +86,7 @@ TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   window.on_core_wait(kOften);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
@@ -128,7 +98,7 @@ TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) 
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
-  AdaptiveWindow window = one_by_one(4, 12);
+  AdaptiveWindow window(true, 4, 12);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 1u);
@@ -145,7 +115,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
   constexpr std::uint32_t kMost = 64;
   for (double bytes_per_second = 12.5e6; bytes_per_second < 13e9; bytes_per_second *= 2) {
     for (const double round_trip : {20e-6, 200e-6, 2e-3, 20e-3}) {
-      AdaptiveWindow window = one_by_one(4, kMost);
+      AdaptiveWindow window(true, 4, kMost);
       const double alone = round_trip + kChunkBytes / bytes_per_second;
       double took = alone;
       for (int chunk = 0; chunk < 20'000; chunk += static_cast<int>(size(window))) {
@@ -164,7 +134,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
 }
 
 TEST(AdaptiveWindow, WithoutRoomItDoesNotGrow) {
-  AdaptiveWindow window = one_by_one(3, 0);
+  AdaptiveWindow window(true, 3, 0);
   complete(window, 100, microseconds(100));
   EXPECT_EQ(size(window), 3u);
 }
