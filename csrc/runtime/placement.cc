@@ -116,7 +116,7 @@ void set_windows(Placement& placement, const Config& config) {
     // A worker has nothing for the lanes of other rails than its own.
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
-    // A lane inside a worker gets on when its worker does: with little in flight its link would be idle meanwhile.
+    // With lanes inside workers that cost training steps, and all-reduces on links above 1 Gbit/s (adr/0034).
     lane.is_queue_short = are_apart;
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
