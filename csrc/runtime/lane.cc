@@ -68,7 +68,7 @@ LaneOptions lane_options(const Config& config, const Placement& placement, const
   options.workers = placement.workers;
   options.chunk_bytes = placement.chunk_bytes;
   options.window = lane.window;
-  options.is_queue_short = lane.is_queue_short;
+  options.are_lanes_apart = placement.are_lanes_apart;
   options.max_window = lane.max_window;
   options.slots = placement.budget.lane_slots[lane.peer.value - placement.workers];
   options.failover = placement.failover;
@@ -105,7 +105,7 @@ server::EngineConfig Lane::engine_config() const {
   result.job_id = options_.job_id;
   result.workers = options_.workers;
   result.max_chunk_bytes = options_.chunk_bytes;
-  result.is_queue_short = options_.is_queue_short;
+  result.are_lanes_apart = options_.are_lanes_apart;
   result.max_window = options_.max_window;
   result.max_run = std::clamp(kMostRunBytes / options_.chunk_bytes, 1u, wire::kMaxRun);
   result.run_time = kRunTime;

@@ -31,7 +31,7 @@ struct LaneOptions {
   std::uint32_t chunk_bytes = 0;  ///< Placement::chunk_bytes
   std::uint32_t window = 0;       ///< LanePlace, same names
   std::uint32_t max_window = 0;
-  bool is_queue_short = false;
+  bool are_lanes_apart = false;        ///< Placement, same name
   std::uint64_t slots = 0;             ///< Budget::lane_slots
   std::uint32_t announce_credits = 0;  ///< Budget, same names
   std::uint32_t eager_bytes = 0;

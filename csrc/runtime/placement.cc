@@ -96,13 +96,12 @@ void set_windows(Placement& placement, const Config& config) {
   constexpr std::uint32_t kChunkAlignment = 64;
   placement.chunk_bytes = config.chunk_bytes;
   if (placement.lanes.empty()) return;
+  placement.are_lanes_apart = std::ranges::none_of(placement.lanes, &LanePlace::embedded);
   double total = 0;
   double largest = 0;
-  bool are_apart = true;
   for (const LanePlace& lane : placement.lanes) {
     total += lane.weight;
     largest = std::max(largest, lane.weight * placement.rails);
-    are_apart = are_apart && !lane.embedded;
   }
   const double flight = static_cast<double>(config.chunk_bytes) * config.window;
   const auto wanted = std::bit_floor(static_cast<std::uint64_t>(flight * largest / total / kChunksOfLargestLane));
@@ -116,8 +115,6 @@ void set_windows(Placement& placement, const Config& config) {
     // A worker has nothing for the lanes of other rails than its own.
     const double chunks = flight * lane.weight * placement.rails / total / placement.chunk_bytes;
     lane.window = std::clamp(static_cast<std::uint32_t>(std::lround(chunks)), 1u, config.window);
-    // With lanes inside workers that cost training steps, and all-reduces on links above 1 Gbit/s (adr/0034).
-    lane.is_queue_short = are_apart;
     lane.max_window =
         std::max(lane.window * kLeastGrowth, static_cast<std::uint32_t>(std::lround(chunks * most_shares)));
   }

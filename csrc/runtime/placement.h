@@ -22,7 +22,6 @@ struct LanePlace {
   double weight = 0;             ///< Share of every part, relative.
   std::uint32_t window = 0;      ///< Chunks of one worker in flight to this lane, at first,
   std::uint32_t max_window = 0;  ///< and at most, where they go quickly (server/adaptive_window.h).
-  bool is_queue_short = false;   ///< server::EngineConfig, same name.
   bool embedded = false;         ///< In worker `owner`'s process; else in server process `owner`.
   std::uint32_t owner = 0;
   std::uint32_t rail = 0;  ///< worker::EngineConfig::lane_rails; below Placement::rails.
@@ -37,6 +36,7 @@ struct Placement {
   std::uint32_t hosts = 0;
   bool host_first = false;  ///< The ranks of a host reduce among themselves before the network.
   std::vector<LanePlace> lanes;
+  bool are_lanes_apart = false;      ///< None of them is embedded.
   std::uint32_t rails = 1;           ///< So many workers of each host have a server in them, where they all are there.
   bool failover = false;             ///< A server process that dies has others to move its work to, and may.
   std::uint32_t backup_workers = 0;  ///< Config::backup_workers; then there are lanes, where there are two workers.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "core/types.h"
@@ -11,44 +12,46 @@
 namespace herring::server {
 
 /// How many chunks of one worker a lane lets be in flight, by how long they take from the grant to the last worker's
-/// data. Too few, and the link is idle while grants travel. Too many, and they only wait in the network's queues, where
-/// one lane's run ahead of another's: then sums wait, and at the end of an operation everybody waits for the last lane.
-/// So chunks may take little longer than the quickest of them, which found the queues empty. Where the lane's thread
-/// often waits for a core, they take long because of that, and the link would be idle: then it aims at a longer time.
-/// What is a small part of its operation may be in flight in any case: it delays its end little, and there is room for
-/// several chunks in one message.
+/// data. Too few, and the link is idle while grants travel. There are two aims:
+///
+/// A short queue. Too many chunks in flight only wait in the network's queues, where one lane's run ahead of another's:
+/// then sums wait, and at the end of an operation everybody waits for the last lane. So chunks may take little longer
+/// than the quickest of them, which found the queues empty. Where the lane's thread often waits for a core, they take
+/// long because of that, and the link would be idle: then it aims at the longer time below.
+///
+/// A long queue. With several operations at once (a training step) the next ones fill the link while sums wait, and
+/// longer messages cost less of the processor, which computes meanwhile. So chunks may take longer, and there are never
+/// fewer than at first.
+///
+/// Where all lanes are apart from the workers, the queue is short. Lanes inside workers have short queues only while
+/// operations come one by one. A part of each operation may be in flight in any case: it delays the end by that part at
+/// most, and there is room for several chunks in one message.
 class AdaptiveWindow final {
  public:
-  /// `first` at first. `is_queue_short`: else as if cores were always waited for; then it is not below `first`.
-  AdaptiveWindow(bool is_queue_short, std::uint32_t first, std::uint32_t most)
-      : is_queue_short_(is_queue_short), first_(first), most_(std::max(first, most)), size_(first) {}
+  /// `first` at first. `are_apart`: no lane of the job is inside a worker.
+  AdaptiveWindow(bool are_apart, std::uint32_t first, std::uint32_t most)
+      : are_apart_(are_apart), first_(first), most_(std::max(first, most)), short_{first}, long_{first} {}
 
   /// For an operation of so many chunks.
-  std::uint32_t size(std::uint32_t chunks) const { return std::max(size_, std::min(chunks / kParts, most_)); }
+  std::uint32_t size(std::uint32_t chunks) const {
+    if (are_apart_) return std::max(short_.size, std::min(chunks / kPartsApart, most_));
+    if (is_one_by_one()) return std::max(short_.size, std::min(chunks / kPartsInside, long_.size));
+    return std::max(long_.size, std::min(chunks / kPartsApart, most_));
+  }
 
-  /// Chunks that were granted together are complete. Moves by one at most, once for each window's worth of chunks.
+  /// An operation of several chunks may be granted. `others_are_under_way`: its data meets theirs in the network.
+  void on_ready(std::uint32_t chunks, bool others_are_under_way) {
+    alone_ = others_are_under_way ? 0 : std::min(alone_ + 1, kAlone);
+    last_ = chunks;
+  }
+
+  /// Chunks that were granted together are complete. A window moves by one at most, once for each window's worth of
+  /// chunks.
   void on_complete(Duration since_grant, std::uint32_t chunks) {
     see(since_grant);
-    total_ += since_grant * chunks;
-    chunks_ += chunks;
-    if (chunks_ < size_) return;
-    const Duration mean = total_ / chunks_;
-    total_ = {};
-    chunks_ = 0;
-    if (!is_queue_short_ || waits_for_cores(core_wait_)) {
-      if (mean < kShortIfBusy) {
-        size_ = std::min(size_ + 1, most_);
-      } else if (mean > kLongIfBusy && size_ > first_) {
-        --size_;
-      }
-      return;
-    }
-    // Where a queue is, one chunk less in flight takes that part less of the time, and must still fill the link.
-    const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
-    if (mean < enough) {
-      size_ = std::min(size_ + 1, most_);
-    } else if (mean / size_ * (size_ - 1) > enough) {
-      --size_;
+    if (const auto mean = short_.mean(since_grant, chunks)) adapt_short(*mean);
+    if (const auto mean = long_.mean(since_grant, chunks)) {
+      adapt_long(long_.size, *mean, is_one_by_one() ? size(last_) : long_.size);
     }
   }
 
@@ -56,13 +59,57 @@ class AdaptiveWindow final {
   void on_core_wait(double share) { core_wait_ = share; }
 
  private:
+  struct Window {
+    std::uint32_t size;
+    std::uint32_t chunks = 0;
+    Duration total{};
+
+    /// Of a window's worth of chunks, when they are complete.
+    std::optional<Duration> mean(Duration since_grant, std::uint32_t count) {
+      total += since_grant * count;
+      chunks += count;
+      if (chunks < size) return {};
+      const Duration result = total / chunks;
+      total = {};
+      chunks = 0;
+      return result;
+    }
+  };
+
   // Long beside what it takes to wake a thread up, short beside a small operation on a link that needs this.
   static constexpr Duration kShortQueue = std::chrono::microseconds(500);
   // Long beside what a busy machine takes to schedule everybody once.
   static constexpr Duration kShortIfBusy = std::chrono::milliseconds(20);
   static constexpr Duration kLongIfBusy = std::chrono::milliseconds(30);
-  static constexpr std::uint32_t kParts = 32;     // Of an operation; one of them may be in flight.
+  // Of an operation; one of them may be in flight. Lanes inside workers need more: with a 16th links of 2.5 Gbit/s were
+  // idle at times. With what is long for an operation of this size, the longer aim's window is enough.
+  static constexpr std::uint32_t kPartsApart = 32;
+  static constexpr std::uint32_t kPartsInside = 8;
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
+  // So many operations in a row, each alone: the first one of a training step is alone too, until the next one comes.
+  static constexpr std::uint32_t kAlone = 2;
+
+  bool is_one_by_one() const { return alone_ == kAlone; }
+
+  /// `used`: what was in flight where less than `size` could be. Then it need not grow, and shrinks from there.
+  void adapt_long(std::uint32_t& size, Duration mean, std::uint32_t used) const {
+    if (mean < kShortIfBusy) {
+      if (used >= size) size = std::min(size + 1, most_);
+    } else if (mean > kLongIfBusy && size > first_) {
+      size = std::max(std::min(size, used) - 1, first_);
+    }
+  }
+
+  /// Where a queue is, one chunk less in flight takes that part less of the time, and must still fill the link.
+  void adapt_short(Duration mean) {
+    if (waits_for_cores(core_wait_)) return adapt_long(short_.size, mean, short_.size);
+    const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
+    if (mean < enough) {
+      short_.size = std::min(short_.size + 1, most_);
+    } else if (mean / short_.size * (short_.size - 1) > enough) {
+      --short_.size;
+    }
+  }
 
   void see(Duration since_grant) {
     if (++seen_ > kMemory) {
@@ -72,12 +119,13 @@ class AdaptiveWindow final {
     quickest_ = std::min(quickest_, since_grant);
   }
 
-  const bool is_queue_short_;
+  const bool are_apart_;
   const std::uint32_t first_;
   const std::uint32_t most_;
-  std::uint32_t size_;
-  std::uint32_t chunks_ = 0;
-  Duration total_{};
+  Window short_;
+  Window long_;
+  std::uint32_t alone_ = 0;
+  std::uint32_t last_ = 0;  // Chunks of the last operation that may be granted.
   std::uint32_t seen_ = 0;
   Duration quickest_ = Duration::max();         // Of the last up to kMemory completions,
   Duration quickest_before_ = Duration::max();  // and of those before.

@@ -43,7 +43,7 @@ const std::vector<Lateness>& Engine::lateness() const { return impl_->lateness()
 Engine::Impl::Impl(const EngineConfig& config, std::span<std::byte> slots)
     : config_(config),
       slots_(slots),
-      window_(config.is_queue_short, config.window, config.max_window),
+      window_(config.are_lanes_apart, config.window, config.max_window),
       run_(std::min({config.max_run, wire::kMaxRun, 1u << SlotPool::kMaxOrder}), config.run_time) {
   if (config.workers == 0 || config.max_chunk_bytes == 0 || config.window == 0) {
     throw Error(Code::kInvalidArgument, "server engine: workers, max_chunk_bytes and window must be at least 1");

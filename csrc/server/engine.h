@@ -18,16 +18,16 @@ struct EngineConfig {
   PeerId self;  ///< This lane's endpoint id.
   std::uint64_t job_id = 0;
   Epoch epoch;
-  std::vector<wire::RankSpan> hosts;  ///< Ranks by contributor where the whole job's contributors are hosts, for
-                                      ///< messages to people before they have met. May be empty.
-  std::uint32_t workers = 0;          ///< Peers 0 .. workers-1 may talk to this lane.
-  std::uint32_t max_chunk_bytes = 0;  ///< Larger chunks are refused.
-  std::uint32_t window = 0;           ///< Chunks of one contributor that may be granted at once, at first
-  std::uint32_t max_window = 0;       ///< and at most, where they go quickly (adaptive_window.h). 0: as window.
-  bool is_queue_short = false;        ///< Fewer than `window` where they would only wait in the network's queues.
-  std::uint32_t max_run = 1;          ///< Chunks in one message at most: a power of two, up to wire::kMaxRun
-                                      ///< and, with failover, to the workers' EngineConfig::lane_slots.
-  Duration run_time{};                ///< About so long a message of several chunks takes (adaptive_run.h).
+  std::vector<wire::RankSpan> hosts;         ///< Ranks by contributor where the whole job's contributors are hosts, for
+                                             ///< messages to people before they have met. May be empty.
+  std::uint32_t workers = 0;                 ///< Peers 0 .. workers-1 may talk to this lane.
+  std::uint32_t max_chunk_bytes = 0;         ///< Larger chunks are refused.
+  std::uint32_t window = 0;                  ///< Chunks of one contributor that may be granted at once, at first
+  std::uint32_t max_window = 0;              ///< and at most, where they go quickly (adaptive_window.h). 0: as window.
+  bool are_lanes_apart = false;              ///< No lane of the job is inside a worker.
+  std::uint32_t max_run = 1;                 ///< Chunks in one message at most: a power of two, up to wire::kMaxRun
+                                             ///< and, with failover, to the workers' EngineConfig::lane_slots.
+  Duration run_time{};                       ///< About so long a message of several chunks takes (adaptive_run.h).
   std::uint32_t max_ops_per_worker = 65536;  ///< Announced and not finished; one more is an error to that worker.
   std::uint64_t record_bytes = 0;            ///< For records of operations, unfinished and failed; 0: no limit. Past it
                                              ///< each worker has its share (record_bound()).

@@ -464,7 +464,7 @@ void Engine::Impl::make_ready(Instant now, Op& op) {
   } else if (op.absentees() > 0 && !take_room(op)) {
     roomless_.push_back(op.id);
   } else {
-    ready_.emplace_back(op.id, op.key.op.group);
+    line_up(op);
   }
 }
 

@@ -16,6 +16,12 @@ constexpr std::size_t kMaxLook = 16;
 
 }  // namespace
 
+/// It is granted when its turn comes.
+void Engine::Impl::line_up(const Op& op) {
+  if (op.chunks > 1) window_.on_ready(op.chunks, !ready_.empty() || !receives_.empty());
+  ready_.emplace_back(op.id, op.key.op.group);
+}
+
 /// Grants what there is room for, first come first served. An operation that lacks slots stops the line, so that the
 /// slots which come free gather for it; one that only waits for its workers' windows lets later ones go by.
 void Engine::Impl::schedule(Instant now) {

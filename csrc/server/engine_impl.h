@@ -116,6 +116,7 @@ class Engine::Impl {
 
   // engine_grant.cc
   enum class Grant : std::uint8_t { kAll, kNoSlots, kNoWindow };
+  void line_up(const Op& op);
   void schedule(Instant now);
   std::size_t looks_at(GroupId group);
   Grant grant_chunks(Instant now, Op& op);

@@ -209,7 +209,7 @@ void Engine::Impl::look_for_room() {
     if (op.absentees() > 0 && !take_room(op)) {
       roomless_.push_back(id);
     } else {
-      ready_.emplace_back(id, op.key.op.group);
+      line_up(op);
     }
   }
 }

@@ -34,7 +34,8 @@ struct ClusterOptions {
   std::uint32_t chunk_bytes = 1024;
   std::uint32_t window = 4;
   std::uint32_t max_window = 0;     ///< 0: as window.
-  bool is_queue_short = false;      ///< server::EngineConfig, same name.
+  bool are_lanes_apart = false;     ///< server::EngineConfig, same name.
+  bool is_one_by_one = false;       ///< Operations come when those before are mostly over (random_order()).
   bool near = false;                ///< Worker and lane of a number share a process; not with failover.
   std::uint64_t one_hop_bytes = 0;  ///< worker::Operation, same name; near, and as many lanes as workers.
   std::uint32_t max_run = 1;        ///< Taken whenever there is room, however slow the links are.
@@ -326,7 +327,7 @@ class Cluster {
     config.workers = options_.workers;
     config.max_chunk_bytes = options_.chunk_bytes;
     config.window = options_.window;
-    config.is_queue_short = options_.is_queue_short;
+    config.are_lanes_apart = options_.are_lanes_apart;
     config.max_window = options_.max_window;
     config.max_run = options_.failover ? std::min(options_.max_run, options_.lane_slots) : options_.max_run;
     config.run_time = Duration::max();

@@ -28,7 +28,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
         std::max(options.slots, options.workers * options.max_run * 3 + static_cast<std::uint32_t>(seed % 7));
     options.window = std::max(options.window, 2 * options.max_run);
   }
-  options.is_queue_short = seed / 2 % 3 > 0;
+  options.are_lanes_apart = seed / 2 % 3 > 0;
   options.near = seed / 7 % 2 == 1;
   options.rails = std::min(static_cast<std::uint32_t>(seed / 3 % 4 + 1), options.lanes);
   const std::uint32_t eager[] = {0, 0, 64, 300, 2048};
@@ -56,6 +56,7 @@ inline ClusterOptions random_options(Random& random, std::uint64_t seed) {
   if (seed / 8 % 3 == 0) {
     options.sim.max_delay *= 10;
     options.sim.straggler_chance = 0;
+    options.is_one_by_one = seed / 24 % 2 == 0;
   }
   if (chance(random, 0.2)) options.sim.again_chance = 0.05;
   if (chance(random, 0.2)) options.sim.max_sends = pick(random, 1, 8);
@@ -143,10 +144,11 @@ inline std::vector<TestOp> random_ops(Random& random, const Cluster& cluster) {
 inline std::vector<Submission> random_order(Random& random, const Cluster& cluster, const std::vector<TestOp>& ops) {
   std::vector<Submission> order;
   const bool together = chance(random, 0.3);
+  const Duration apart = cluster.options().is_one_by_one ? 200 * cluster.options().sim.max_delay : Duration{};
   for (std::size_t op = 0; op < ops.size(); ++op) {
     for (std::size_t index = 0; index < ops[op].ranks.size(); ++index) {
       const auto wait = std::chrono::nanoseconds(together ? pick(random, 0, 99) : pick(random, 0, 300'000));
-      order.push_back({cluster.now() + wait, op, index});
+      order.push_back({cluster.now() + static_cast<std::int64_t>(op) * apart + wait, op, index});
     }
   }
   std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.when < b.when; });

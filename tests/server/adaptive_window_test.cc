@@ -16,6 +16,13 @@ using std::chrono::milliseconds;
 
 constexpr double kOften = 0.5;  // A thread waits for its core.
 
+/// Of a lane inside a worker, where operations of so many chunks come one by one.
+AdaptiveWindow one_by_one(std::uint32_t chunks) {
+  AdaptiveWindow window(false, 4, 12);
+  for (int i = 0; i < 2; ++i) window.on_ready(chunks, false);
+  return window;
+}
+
 void complete(AdaptiveWindow& window, int chunks, Duration each) {
   for (int i = 0; i < chunks; ++i) window.on_complete(each, 1);
 }
@@ -43,13 +50,67 @@ TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
   EXPECT_EQ(size(window), 1u);
 }
 
-TEST(AdaptiveWindow, WhereItsQueueNeedNotBeShortItAimsAtTheLongerTime) {
+/// Lanes inside workers.
+TEST(AdaptiveWindow, WhereSeveralOperationsAreUnderWayItAimsAtTheLongerTime) {
   AdaptiveWindow window(false, 4, 12);
+  for (int i = 0; i < 5; ++i) window.on_ready(8, i % 2 == 1);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(25));
+  EXPECT_EQ(size(window), 12u);
   complete(window, 1000, milliseconds(100));
   EXPECT_EQ(size(window), 4u);
+}
+
+/// The first bucket of a training step is alone until the next one comes.
+TEST(AdaptiveWindow, OneOperationAloneAfterSeveralIsNotYetOneByOne) {
+  AdaptiveWindow window(false, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(10));
+  for (int step = 0; step < 3; ++step) {
+    window.on_ready(8, false);
+    EXPECT_EQ(size(window), 12u);
+    window.on_ready(8, true);
+    EXPECT_EQ(size(window), 12u);
+  }
+  window.on_ready(8, false);
+  EXPECT_EQ(size(window), 12u);
+  window.on_ready(8, false);
+  EXPECT_EQ(size(window), 1u);
+  window.on_ready(8, true);
+  EXPECT_EQ(size(window), 12u);
+}
+
+TEST(AdaptiveWindow, OneByOneAnEighthOfAnOperationMayBeInFlight) {
+  AdaptiveWindow window = one_by_one(80);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(window.size(15), 1u);
+  EXPECT_EQ(window.size(32), 4u);
+  EXPECT_EQ(window.size(80), 10u);
+  EXPECT_EQ(window.size(10'000), 11u) << "it had to be more than 10 at no time";
+}
+
+TEST(AdaptiveWindow, OneByOneAnEighthThatTakesTooLongBecomesLess) {
+  AdaptiveWindow window(false, 4, 40);
+  complete(window, 1, microseconds(300));
+  complete(window, 2000, milliseconds(10));
+  ASSERT_EQ(size(window), 40u);
+  for (int i = 0; i < 2; ++i) window.on_ready(80, false);
+  EXPECT_EQ(window.size(80), 10u);
+  complete(window, 80, milliseconds(40));
+  EXPECT_LE(window.size(80), 9u) << "what was not used before is given up at once";
+  complete(window, 1000, milliseconds(40));
+  EXPECT_EQ(window.size(80), 4u) << "what it had at first";
+  window.on_ready(16, false);
+  EXPECT_EQ(window.size(16), 2u);
+}
+
+TEST(AdaptiveWindow, OneByOneOnAFastLinkItGrows) {
+  AdaptiveWindow window = one_by_one(8);
+  complete(window, 1000, microseconds(300));
+  EXPECT_EQ(window.size(8), 12u);
 }
 
 TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
