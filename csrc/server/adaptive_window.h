@@ -81,8 +81,8 @@ class AdaptiveWindow final {
   // Long beside what a busy machine takes to schedule everybody once.
   static constexpr Duration kShortIfBusy = std::chrono::milliseconds(20);
   static constexpr Duration kLongIfBusy = std::chrono::milliseconds(30);
-  // Of an operation; one of them may be in flight. Lanes inside workers need more: with a 16th links of 2.5 Gbit/s were
-  // idle at times. With what is long for an operation of this size, the longer aim's window is enough.
+  // Of an operation; one of them may be in flight. Lanes inside workers need more (adr/0034), up to what the longer aim
+  // allows.
   static constexpr std::uint32_t kPartsApart = 32;
   static constexpr std::uint32_t kPartsInside = 8;
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
