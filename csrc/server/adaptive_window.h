@@ -16,16 +16,15 @@ namespace herring::server {
 ///
 /// A short queue. Too many chunks in flight only wait in the network's queues, where one lane's run ahead of another's:
 /// then sums wait, and at the end of an operation everybody waits for the last lane. So chunks may take little longer
-/// than the quickest of them, which found the queues empty. Where the lane's thread often waits for a core, they take
-/// long because of that, and the link would be idle: then it aims at the longer time below.
+/// than the quickest of them, which found the queues empty. A part of each operation may be in flight in any case: it
+/// delays the end by that part at most, and there is room for several chunks in one message.
 ///
-/// A long queue. With several operations at once (a training step) the next ones fill the link while sums wait, and
-/// longer messages cost less of the processor, which computes meanwhile. So chunks may take longer, and there are never
-/// fewer than at first.
+/// A long queue, of some 20 ms, and never fewer chunks than at first. Where the lane's thread often waits for a core,
+/// chunks take long because of that, and with a short queue the link would be idle. With several operations at once (a
+/// training step) the next ones fill the link while sums wait, and longer messages cost less of the processor.
 ///
-/// Where all lanes are apart from the workers, the queue is short. Lanes inside workers have short queues only while
-/// operations come one by one. A part of each operation may be in flight in any case: it delays the end by that part at
-/// most, and there is room for several chunks in one message.
+/// Where all lanes are apart from the workers, several operations have a short queue, too. Where lanes are inside
+/// workers, they have a long one, which takes less of the processor that computes meanwhile.
 class AdaptiveWindow final {
  public:
   /// `first` at first. `are_apart`: no lane of the job is inside a worker.
@@ -35,7 +34,7 @@ class AdaptiveWindow final {
   /// For an operation of so many chunks.
   std::uint32_t size(std::uint32_t chunks) const {
     if (are_apart_) return std::max(short_.size, std::min(chunks / kPartsApart, most_));
-    if (is_one_by_one()) return std::max(short_.size, std::min(chunks / kPartsInside, long_.size));
+    if (is_short_inside()) return std::max(short_.size, std::min(chunks / kPartsInside, long_.size));
     return std::max(long_.size, std::min(chunks / kPartsApart, most_));
   }
 
@@ -51,7 +50,11 @@ class AdaptiveWindow final {
     see(since_grant);
     if (const auto mean = short_.mean(since_grant, chunks)) adapt_short(*mean);
     if (const auto mean = long_.mean(since_grant, chunks)) {
-      adapt_long(long_.size, *mean, is_one_by_one() ? size(last_) : long_.size);
+      if (is_short_inside()) {
+        adapt_long(long_.size, *mean, kLongOfOne, size(last_));
+      } else {
+        adapt_long(long_.size, *mean, kLong, long_.size);
+      }
     }
   }
 
@@ -78,31 +81,35 @@ class AdaptiveWindow final {
 
   // Long beside what it takes to wake a thread up, short beside a small operation on a link that needs this.
   static constexpr Duration kShortQueue = std::chrono::microseconds(500);
+  struct Aim {
+    Duration least, most;  // What chunks may take: from less on the window grows, from more on it shrinks.
+  };
   // Long beside what a busy machine takes to schedule everybody once.
-  static constexpr Duration kShortIfBusy = std::chrono::milliseconds(20);
-  static constexpr Duration kLongIfBusy = std::chrono::milliseconds(30);
-  // Of an operation; one of them may be in flight. Lanes inside workers need more (adr/0034), up to what the longer aim
-  // allows.
+  static constexpr Aim kLong{std::chrono::milliseconds(20), std::chrono::milliseconds(30)};
+  // What the part of an operation that is alone may take.
+  static constexpr Aim kLongOfOne{std::chrono::milliseconds(14), std::chrono::milliseconds(21)};
+  // Of an operation; one of them may be in flight. Lanes inside workers need more (adr/0034).
   static constexpr std::uint32_t kPartsApart = 32;
   static constexpr std::uint32_t kPartsInside = 8;
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
   // So many operations in a row, each alone: the first one of a training step is alone too, until the next one comes.
   static constexpr std::uint32_t kAlone = 2;
 
-  bool is_one_by_one() const { return alone_ == kAlone; }
+  /// Of lanes inside workers.
+  bool is_short_inside() const { return alone_ == kAlone && !waits_for_cores(core_wait_); }
 
   /// `used`: what was in flight where less than `size` could be. Then it need not grow, and shrinks from there.
-  void adapt_long(std::uint32_t& size, Duration mean, std::uint32_t used) const {
-    if (mean < kShortIfBusy) {
+  void adapt_long(std::uint32_t& size, Duration mean, Aim aim, std::uint32_t used) const {
+    if (mean < aim.least) {
       if (used >= size) size = std::min(size + 1, most_);
-    } else if (mean > kLongIfBusy && size > first_) {
+    } else if (mean > aim.most && size > first_) {
       size = std::max(std::min(size, used) - 1, first_);
     }
   }
 
   /// Where a queue is, one chunk less in flight takes that part less of the time, and must still fill the link.
   void adapt_short(Duration mean) {
-    if (waits_for_cores(core_wait_)) return adapt_long(short_.size, mean, short_.size);
+    if (are_apart_ && waits_for_cores(core_wait_)) return adapt_long(short_.size, mean, kLong, short_.size);
     const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
     if (mean < enough) {
       short_.size = std::min(short_.size + 1, most_);

@@ -107,6 +107,18 @@ TEST(AdaptiveWindow, OneByOneAnEighthThatTakesTooLongBecomesLess) {
   EXPECT_EQ(window.size(16), 2u);
 }
 
+TEST(AdaptiveWindow, OneByOneWhereCoresAreWaitedForTheQueueIsLong) {
+  AdaptiveWindow window(false, 4, 12);
+  complete(window, 1, microseconds(300));
+  complete(window, 1000, milliseconds(10));
+  for (int i = 0; i < 2; ++i) window.on_ready(8, false);
+  EXPECT_EQ(window.size(8), 1u);
+  window.on_core_wait(kOften);
+  EXPECT_EQ(window.size(8), 12u);
+  window.on_core_wait(0);
+  EXPECT_EQ(window.size(8), 1u);
+}
+
 TEST(AdaptiveWindow, OneByOneOnAFastLinkItGrows) {
   AdaptiveWindow window = one_by_one(8);
   complete(window, 1000, microseconds(300));
