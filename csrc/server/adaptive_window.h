@@ -16,8 +16,7 @@ namespace herring::server {
 ///
 /// A short queue. Too many chunks in flight only wait in the network's queues, where one lane's run ahead of another's:
 /// then sums wait, and at the end of an operation everybody waits for the last lane. So chunks may take little longer
-/// than the quickest of them, which found the queues empty. A part of each operation may be in flight in any case: it
-/// delays the end by that part at most, and there is room for several chunks in one message.
+/// than the quickest of them, which found the queues empty.
 ///
 /// A long queue, of some 20 ms, and never fewer chunks than at first. Where the lane's thread often waits for a core,
 /// chunks take long because of that, and with a short queue the link would be idle. With several operations at once (a
@@ -25,6 +24,10 @@ namespace herring::server {
 ///
 /// Where all lanes are apart from the workers, several operations have a short queue, too. Where lanes are inside
 /// workers, they have a long one, which takes less of the processor that computes meanwhile.
+///
+/// A part of each operation may be in flight in any case: it delays the end by that part at most, there is room for
+/// several chunks in one message, and all lanes have the same part. Lanes inside workers need a larger one
+/// where it does not take long (adr/0034).
 class AdaptiveWindow final {
  public:
   /// `first` at first. `are_apart`: no lane of the job is inside a worker.
@@ -33,9 +36,10 @@ class AdaptiveWindow final {
 
   /// For an operation of so many chunks.
   std::uint32_t size(std::uint32_t chunks) const {
-    if (are_apart_) return std::max(short_.size, std::min(chunks / kPartsApart, most_));
-    if (is_short_inside()) return std::max(short_.size, std::min(chunks / kPartsInside, long_.size));
-    return std::max(long_.size, std::min(chunks / kPartsApart, most_));
+    const std::uint32_t part = std::min(chunks / kParts, most_);
+    if (are_apart_) return std::max(short_.size, part);
+    if (!is_short_inside()) return std::max(long_.size, part);
+    return std::max({short_.size, part, std::min(chunks / kPartsInside, long_.size)});
   }
 
   /// An operation of several chunks may be granted. `others_are_under_way`: its data meets theirs in the network.
@@ -86,10 +90,10 @@ class AdaptiveWindow final {
   };
   // Long beside what a busy machine takes to schedule everybody once.
   static constexpr Aim kLong{std::chrono::milliseconds(20), std::chrono::milliseconds(30)};
-  // What the part of an operation that is alone may take.
+  // What the larger part may take.
   static constexpr Aim kLongOfOne{std::chrono::milliseconds(14), std::chrono::milliseconds(21)};
-  // Of an operation; one of them may be in flight. Lanes inside workers need more (adr/0034).
-  static constexpr std::uint32_t kPartsApart = 32;
+  // Of an operation; one of them may be in flight.
+  static constexpr std::uint32_t kParts = 32;
   static constexpr std::uint32_t kPartsInside = 8;
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
   // So many operations in a row, each alone: the first one of a training step is alone too, until the next one comes.

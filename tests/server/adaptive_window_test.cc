@@ -89,7 +89,8 @@ TEST(AdaptiveWindow, OneByOneAnEighthOfAnOperationMayBeInFlight) {
   EXPECT_EQ(window.size(15), 1u);
   EXPECT_EQ(window.size(32), 4u);
   EXPECT_EQ(window.size(80), 10u);
-  EXPECT_EQ(window.size(10'000), 11u) << "it had to be more than 10 at no time";
+  EXPECT_EQ(window.size(320), 11u) << "it had to be more than 10 at no time";
+  EXPECT_EQ(window.size(10'000), 12u) << "a 32nd in any case, up to the most";
 }
 
 TEST(AdaptiveWindow, OneByOneAnEighthThatTakesTooLongBecomesLess) {
@@ -103,6 +104,7 @@ TEST(AdaptiveWindow, OneByOneAnEighthThatTakesTooLongBecomesLess) {
   EXPECT_LE(window.size(80), 9u) << "what was not used before is given up at once";
   complete(window, 1000, milliseconds(40));
   EXPECT_EQ(window.size(80), 4u) << "what it had at first";
+  EXPECT_EQ(window.size(320), 10u) << "a 32nd in any case";
   window.on_ready(16, false);
   EXPECT_EQ(window.size(16), 2u);
 }
