@@ -11,9 +11,9 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from herring import _doctor_job, _kubernetes_options
+from herring import _doctor_job, _kubernetes_options, _server_command
 from herring._completion import offer_completion
-from herring._errors import SERVER_LOST_PEER, HerringError, InvalidArgumentError, PeerLostError
+from herring._errors import HerringError, InvalidArgumentError
 from herring._parser import Parser
 from herring._start_line import counted
 from herring._streams import checked_stdout, open_standard_descriptors
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def _rank_or_auto(text: str) -> int | None:
-    """None stands for auto."""
-    if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"it is {text!r}, and must be a whole number, 0 or more, or auto")
-    return None if text == "auto" else int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = Parser(
         prog="herring", description="Averages gradients for data-parallel training through servers instead of a ring."
@@ -40,24 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"herring {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="command")
 
-    server = commands.add_parser(
-        "server",
-        help="run a server process",
-        description="Runs until all workers have left. Set MASTER_ADDR, MASTER_PORT (or HERRING_HUB) and "
-        "HERRING_SERVERS as for the workers, unless the scheduler sets them. Processes may start in any order. "
-        "If WORLD_SIZE is set, it must be the number of workers. Exit status: 0 if all workers ended well; "
-        f"{SERVER_LOST_PEER} if one failed, was lost or could not be reached; 1 for any other error.",
-    )
-    server.add_argument(
-        "--rank",
-        type=_rank_or_auto,
-        required=True,
-        metavar="R",
-        help="this server's number, 0 to HERRING_SERVERS - 1; auto: take it from the launcher (srun, mpirun, a pod's "
-        "index)",
-    )
-    server.add_argument("--quiet", action="store_true", help="do not print the counters at the end")
-
+    _server_command.add_command(commands)
     _add_rendezvous(commands)
 
     doctor = commands.add_parser(
@@ -121,46 +97,6 @@ def _add_rendezvous(commands: argparse._SubParsersAction[argparse.ArgumentParser
         help="end the job when fewer than M workers are left (default 1)",
     )
     rendezvous.add_argument("--quiet", action="store_true", help="do not print where it listens, and whom it waits for")
-
-
-def _server(args: argparse.Namespace) -> int:
-    from herring._job import find_server_rank, is_elastic, join_as_server, join_elastic_as_server, read_settings
-
-    config = read_settings({})
-    rank = find_server_rank(config) if args.rank is None else args.rank
-    job = None if is_elastic(config) else join_as_server(rank, config)
-    process = join_elastic_as_server(rank, config) if job is None else job.start()
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-        process.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    try:
-        process.run()
-    except HerringError as error:
-        if stopped.is_set():
-            print(f"herring server {rank}: stopped by a signal", file=sys.stderr)
-            return 1
-        print(f"herring server {rank}: {error}", file=sys.stderr)
-        return SERVER_LOST_PEER if isinstance(error, PeerLostError) else 1
-    finally:
-        counters = process.counters()
-        process.close()
-        if job is not None:
-            job.close()
-    if not args.quiet:
-        received, sent = counters["bytes_received"] / 1e6, counters["bytes_sent"] / 1e6
-        bound = counters["memory_bound_bytes"] / 1e6
-        operations = counted(counters["ops"], "operation")
-        # In one write: other servers end at the same moment.
-        sys.stderr.write(
-            f"herring server {rank}: {operations}, {received:.2f} MB received, "
-            f"{sent:.2f} MB sent, {bound:.1f} MB of buffers at most\n"
-        )
-    return 0
 
 
 def _rendezvous(args: argparse.Namespace) -> int:
@@ -262,7 +198,7 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "server": _server,
+    "server": _server_command.run,
     "rendezvous": _rendezvous,
     "doctor": _doctor,
     "build": _build,

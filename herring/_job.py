@@ -216,10 +216,10 @@ def join_elastic(
     return ElasticJob(config, placement, runtime)
 
 
-def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServer:
-    """Likewise; the servers' ranks follow from the order of these where they start together."""
+def elastic_server_entrance(rank: int, config: _core.Config) -> Callable[[], _core.ElasticServer]:
+    """Joins when called; here raises InvalidArgumentError for what is wrong whatever the rendezvous says."""
     meeting = from_hub_setting(config.rendezvous, config.secret, "HERRING_RENDEZVOUS")
-    return _core.ElasticServer(
+    return lambda: _core.ElasticServer(
         config=config,
         host=meeting.host,
         port=meeting.ports[0],
@@ -227,6 +227,11 @@ def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServ
         fabric_search=fabric_search(),
         timeout=config.join_timeout_s,
     )
+
+
+def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServer:
+    """Likewise; the servers' ranks follow from the order of these where they start together."""
+    return elastic_server_entrance(rank, config)()
 
 
 def _giver(store: Store | None) -> tuple[str, ...]:
@@ -289,26 +294,42 @@ def join_as_server(
     Where neither `workers` nor WORLD_SIZE nor the scheduler says how many workers there are, the hub does. Finds the
     hub through HERRING_HUB, else MASTER_ADDR and MASTER_PORT, else through the scheduler. Raises as join_as_worker.
     """
+    return server_entrance(rank, config, workers=workers, environment=environment)()
+
+
+def server_entrance(
+    rank: int | None = None,
+    config: _core.Config | None = None,
+    *,
+    workers: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Callable[[], ServerJob]:
+    """As join_as_server, which it does when called; here raises InvalidArgumentError for what no hub can mend."""
     env = os.environ if environment is None else environment
-    config = _core.read_config() if config is None else config
-    deadline = time.monotonic() + config.join_timeout_s
-    if config.servers == 0:
+    settings = _core.read_config() if config is None else config
+    if settings.servers == 0:
         raise InvalidArgumentError("HERRING_SERVERS is 0: set it to the number of servers, here and for the workers")
     found = detect(env, "server")
-    rank = _server_rank(found, config.servers) if rank is None else rank
-    if not 0 <= rank < config.servers:
+    place = _server_rank(found, settings.servers) if rank is None else rank
+    if not 0 <= place < settings.servers:
         raise InvalidArgumentError(
-            f"server rank {rank} is not from 0 to {config.servers - 1} (HERRING_SERVERS={config.servers})"
+            f"server rank {place} is not from 0 to {settings.servers - 1} (HERRING_SERVERS={settings.servers})"
         )
-    _refuse_one_world(found, config.servers)
-    workers = found.size if workers is None else workers
-    meeting = from_hub_setting(config.hub, config.secret) if config.hub else _scheduled(found.hub, env, config.secret)
+    _refuse_one_world(found, settings.servers)
+    size = (found.size if workers is None else workers) or 0
+    meeting = (
+        from_hub_setting(settings.hub, settings.secret) if settings.hub else _scheduled(found.hub, env, settings.secret)
+    )
     if meeting is None:
         raise InvalidArgumentError(
             "a server finds its job through MASTER_ADDR and MASTER_PORT, or HERRING_HUB: set one"
         )
-    config = config.with_secret(meeting.secret)
-    return ServerJob(config, rank, _join(config, "server", rank, workers or 0, meeting, deadline), deadline)
+    return lambda: _enter_as_server(place, settings.with_secret(meeting.secret), size, meeting)
+
+
+def _enter_as_server(rank: int, config: _core.Config, workers: int, meeting: Meeting) -> ServerJob:
+    deadline = time.monotonic() + config.join_timeout_s
+    return ServerJob(config, rank, _join(config, "server", rank, workers, meeting, deadline), deadline)
 
 
 def find_server_rank(config: _core.Config, environment: Mapping[str, str] | None = None) -> int:
