@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from herring._errors import SERVER_LOST_PEER, HerringError, HerringTimeoutError, PeerLostError
+from herring._errors import SERVER_LOST_PEER, HerringError, PeerLostError
 from herring._start_line import counted
 
 if TYPE_CHECKING:
@@ -132,8 +133,7 @@ class _Server:
                 status = self.serve()
                 said.clear()
             except HerringError as error:
-                # A timeout's text tells how long, and is not always the same.
-                kind = "timeout" if isinstance(error, HerringTimeoutError) else str(error)
+                kind = re.sub(r"[\d.]+", "", str(error))  # Seconds and process ids differ each time.
                 if kind not in said:
                     self._say(f"{error}. Still waiting for a job")
                 said.add(kind)
