@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "core/types.h"
-#include "server/core_wait.h"
 
 namespace herring::server {
 
@@ -18,9 +18,10 @@ namespace herring::server {
 /// then sums wait, and at the end of an operation everybody waits for the last lane. So chunks may take little longer
 /// than the quickest of them, which found the queues empty.
 ///
-/// A long queue, of some 20 ms, and never fewer chunks than at first. Where the lane's thread often waits for a core,
-/// chunks take long because of that, and with a short queue the link would be idle. With several operations at once (a
-/// training step) the next ones fill the link while sums wait, and longer messages cost less of the processor.
+/// A long queue, of some 20 ms, and never fewer chunks than at first. Where the lane's thread waits for a core, chunks
+/// take long because of that, and with a short queue the link would be idle; the more it waits, the more of the long
+/// queue is used. With several operations at once (a training step) the next ones fill the link while sums wait, and
+/// longer messages cost less of the processor.
 ///
 /// Where all lanes are apart from the workers, several operations have a short queue, too. Where lanes are inside
 /// workers, they have a long one, which takes less of the processor that computes meanwhile.
@@ -37,9 +38,11 @@ class AdaptiveWindow final {
   /// For an operation of so many chunks.
   std::uint32_t size(std::uint32_t chunks) const {
     const std::uint32_t part = std::min(chunks / kParts, most_);
-    if (are_apart_) return std::max(short_.size, part);
-    if (!is_short_inside()) return std::max(long_.size, part);
-    return std::max({short_.size, part, std::min(chunks / kPartsInside, long_.size)});
+    if (!is_short()) return std::max(long_.size, part);
+    const std::uint32_t larger = are_apart_ ? 0 : std::min(chunks / kPartsInside, long_.size);
+    const std::uint32_t least = std::max({short_.size, part, larger});
+    const std::uint32_t rest = long_.size > least ? long_.size - least : 0;
+    return least + static_cast<std::uint32_t>(std::lround(rest * often(core_wait_)));
   }
 
   /// An operation of several chunks may be granted. `others_are_under_way`: its data meets theirs in the network.
@@ -54,11 +57,7 @@ class AdaptiveWindow final {
     see(since_grant);
     if (const auto mean = short_.mean(since_grant, chunks)) adapt_short(*mean);
     if (const auto mean = long_.mean(since_grant, chunks)) {
-      if (is_short_inside()) {
-        adapt_long(long_.size, *mean, kLongOfOne, size(last_));
-      } else {
-        adapt_long(long_.size, *mean, kLong, long_.size);
-      }
+      adapt_long(*mean, is_short() && !are_apart_ ? kLongOfOne : kLong, is_short() ? size(last_) : long_.size);
     }
   }
 
@@ -98,12 +97,26 @@ class AdaptiveWindow final {
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
   // So many operations in a row, each alone: the first one of a training step is alone too, until the next one comes.
   static constexpr std::uint32_t kAlone = 2;
+  struct Ramp {
+    double none, all;  // Of the time, waiting for a core: up to less none of the long queue, from more on all of it.
+  };
+  // Measured (adr/0034).
+  static constexpr Ramp kInside{0.15, 0.35};
+  static constexpr Ramp kApart{0.25, 0.45};
 
-  /// Of lanes inside workers.
-  bool is_short_inside() const { return alone_ == kAlone && !waits_for_cores(core_wait_); }
+  /// Else the queue is long.
+  bool is_short() const { return are_apart_ || alone_ == kAlone; }
 
-  /// `used`: what was in flight where less than `size` could be. Then it need not grow, and shrinks from there.
-  void adapt_long(std::uint32_t& size, Duration mean, Aim aim, std::uint32_t used) const {
+  /// 0 to 1: how much of the long queue a lane uses whose thread waits for a core for so much of its time. A threshold
+  /// instead lets a lane go to and fro, and the others wait for it.
+  double often(double share) const {
+    const Ramp& ramp = are_apart_ ? kApart : kInside;
+    return std::clamp((share - ramp.none) / (ramp.all - ramp.none), 0.0, 1.0);
+  }
+
+  /// `used`: what was in flight where less than the window could be. Then it need not grow, and shrinks from there.
+  void adapt_long(Duration mean, Aim aim, std::uint32_t used) {
+    std::uint32_t& size = long_.size;
     if (mean < aim.least) {
       if (used >= size) size = std::min(size + 1, most_);
     } else if (mean > aim.most && size > first_) {
@@ -113,7 +126,6 @@ class AdaptiveWindow final {
 
   /// Where a queue is, one chunk less in flight takes that part less of the time, and must still fill the link.
   void adapt_short(Duration mean) {
-    if (are_apart_ && waits_for_cores(core_wait_)) return adapt_long(short_.size, mean, kLong, short_.size);
     const Duration enough = std::min(quickest_, quickest_before_) + kShortQueue;
     if (mean < enough) {
       short_.size = std::min(short_.size + 1, most_);

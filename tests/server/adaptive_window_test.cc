@@ -179,9 +179,34 @@ TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
   EXPECT_EQ(size(window), 1u);
   window.on_core_wait(kOften);
   complete(window, 100, milliseconds(100));
-  EXPECT_EQ(size(window), 1u) << "too long already";
+  EXPECT_EQ(size(window), 4u) << "too long already: not more than at first";
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 12u);
+}
+
+/// Lanes do not go to and fro where they wait about as often as not.
+TEST(AdaptiveWindow, TheMoreCoresAreWaitedForTheMoreOfTheLongQueueIsUsed) {
+  for (const bool are_apart : {false, true}) {
+    AdaptiveWindow window(are_apart, 4, 41);
+    window.on_core_wait(kOften);
+    complete(window, 1, microseconds(300));
+    complete(window, 4000, milliseconds(10));
+    for (int i = 0; i < 2; ++i) window.on_ready(8, false);
+    EXPECT_EQ(window.size(8), 41u);
+    window.on_core_wait(0);
+    EXPECT_EQ(window.size(8), 1u);
+    std::uint32_t before = 1;
+    for (int percent = 1; percent <= 50; ++percent) {
+      window.on_core_wait(percent / 100.0);
+      const std::uint32_t now = window.size(8);
+      EXPECT_GE(now, before) << percent;
+      EXPECT_LE(now, before + 3) << percent << " %: of 40 chunks a hundredth of the time brings two";
+      before = now;
+    }
+    EXPECT_EQ(before, 41u);
+    window.on_core_wait(are_apart ? 0.35 : 0.25);
+    EXPECT_EQ(window.size(8), 21u);
+  }
 }
 
 /// From 100 Mbit/s to 100 Gbit/s, and ways of 20 us to 20 ms.
