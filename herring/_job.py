@@ -230,7 +230,7 @@ def elastic_server_entrance(rank: int, config: _core.Config) -> Callable[[], _co
 
 
 def join_elastic_as_server(rank: int, config: _core.Config) -> _core.ElasticServer:
-    """Likewise; the servers' ranks follow from the order of these where they start together."""
+    """As join_elastic, for a server. The servers' ranks follow from the order of these where they start together."""
     return elastic_server_entrance(rank, config)()
 
 

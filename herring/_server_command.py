@@ -138,10 +138,10 @@ class _Server:
                     self._say(f"{error}. Still waiting for a job")
                 said.add(kind)
                 status = 1
-            if self._is_stopped.is_set():
-                return status
             for number, handler in before.items():
                 signal.signal(number, handler)  # While it waits, a signal ends it at once.
+            if self._is_stopped.is_set():  # Also by one that came after the job.
+                return status
             time.sleep(_PAUSE_S)
 
     def _stop_by_signals(self, process: Process) -> None:

@@ -76,13 +76,26 @@ class Server:
 
 
 @pytest.fixture
-def server(job, tmp_path):
-    """At the port of `job`."""
-    started = Server(job.port, tmp_path / "server.log")
+def start(job, tmp_path):
+    """Servers at the port of `job`, which end with the test."""
+    started = []
+
+    def start_server(*options, **env):
+        started.append(Server(job.port, tmp_path / "server.log", *options, **env))
+        return started[-1]
+
+    yield start_server
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+@pytest.fixture
+def server(start):
+    """It waits for a job."""
+    started = start()
     started.await_line("waiting for a job")
-    yield started
-    started.process.kill()
-    started.process.wait()
+    return started
 
 
 def run_job(server, function=averages, codes=None, **arguments):
@@ -125,17 +138,13 @@ def test_a_job_with_another_secret_does_not_end_it(server):
     assert run_job(server) == [True, True]
 
 
-def test_it_waits_longer_than_the_time_to_join_and_says_so_once(job, tmp_path):
-    server = Server(job.port, tmp_path / "server.log", HERRING_JOIN_TIMEOUT_S="1")
-    try:
-        server.await_line("Still waiting for a job")
-        time.sleep(3)
-        assert len(server.lines()) == 2, server.lines()
-        assert run_job(server) == [True, True]
-        assert server.end(signal.SIGINT) != 0
-    finally:
-        server.process.kill()
-        server.process.wait()
+def test_it_waits_longer_than_the_time_to_join_and_says_so_once(start):
+    server = start(HERRING_JOIN_TIMEOUT_S="1")
+    server.await_line("Still waiting for a job")
+    time.sleep(3)
+    assert len(server.lines()) == 2, server.lines()
+    assert run_job(server) == [True, True]
+    assert server.end(signal.SIGINT) != 0
 
 
 def test_a_signal_ends_it_in_the_middle_of_a_job(server, job, tmp_path):
@@ -157,19 +166,15 @@ def test_a_signal_ends_it_in_the_middle_of_a_job(server, job, tmp_path):
     ("env", "text"),
     [({"HERRING_SERVERS": "0"}, "HERRING_SERVERS is 0"), ({"HERRING_HUB": "nowhere"}, "HERRING_HUB")],
 )
-def test_what_no_job_can_mend_ends_it_at_once(job, tmp_path, env, text):
-    server = Server(job.port, tmp_path / "server.log", **env)
+def test_what_no_job_can_mend_ends_it_at_once(start, env, text):
+    server = start(**env)
     assert server.process.wait(30) == 2
     assert text in server.lines()[-1]
 
 
-def test_quiet_prints_errors_only(job, tmp_path):
-    server = Server(job.port, tmp_path / "server.log", "--quiet")
-    try:
-        assert run_job(server) == [True, True]
-        run_job(server, codes=[1, 9], die=True)
-        server.await_line("worker 1 (pid")
-        assert len(server.lines()) == 1
-    finally:
-        server.process.kill()
-        server.process.wait()
+def test_quiet_prints_errors_only(start):
+    server = start("--quiet")
+    assert run_job(server) == [True, True]
+    run_job(server, codes=[1, 9], die=True)
+    server.await_line("worker 1 (pid")
+    assert len(server.lines()) == 1
