@@ -139,10 +139,22 @@ def _await(process: subprocess.Popen[str], begun: float, deadline: float) -> Out
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
-    started = Job()
-    yield started
-    started.stop()
+def new_job() -> Iterator[Callable[[], Job]]:
+    """For tests of several jobs."""
+    started: list[Job] = []
+
+    def start() -> Job:
+        started.append(Job())
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def job(new_job: Callable[[], Job]) -> Job:
+    return new_job()
 
 
 @pytest.fixture

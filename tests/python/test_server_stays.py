@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Job
 from surroundings import clean_environment
 
 import herring
@@ -98,17 +97,19 @@ def server(start):
     return started
 
 
-def run_job(server, function=averages, codes=None, **arguments):
-    """Two workers at the server's place."""
-    job = Job()
-    try:
+@pytest.fixture
+def run_job(new_job):
+    """Two workers at a server's place, and what they returned."""
+
+    def run(server, function=averages, codes=None, **arguments):
+        job = new_job()
         job.port = int(server.master["MASTER_PORT"])
         return job.run(function, 2, arguments, env=NETWORK, codes=codes)
-    finally:
-        job.stop()
+
+    return run
 
 
-def test_it_serves_job_after_job_and_keeps_nothing_of_them(server):
+def test_it_serves_job_after_job_and_keeps_nothing_of_them(server, run_job):
     idle = server.held()
     for count in (1, 2, 3):
         assert run_job(server) == [True, True]
@@ -121,7 +122,7 @@ def test_it_serves_job_after_job_and_keeps_nothing_of_them(server):
     assert len(server.lines()) == 4, server.lines()
 
 
-def test_a_lost_worker_and_a_job_that_refuses_it_do_not_end_it(server):
+def test_a_lost_worker_and_a_job_that_refuses_it_do_not_end_it(server, run_job):
     run_job(server, codes=[1, 9], die=True)
     server.await_line("worker 1 (pid")
     run_job(server, waits_for_two_servers, codes=[1, 1])
@@ -131,14 +132,14 @@ def test_a_lost_worker_and_a_job_that_refuses_it_do_not_end_it(server):
     assert len(server.lines()) == 4, "it says the same refusal once"
 
 
-def test_a_job_with_another_secret_does_not_end_it(server):
+def test_a_job_with_another_secret_does_not_end_it(server, run_job):
     with pytest.raises(pytest.fail.Exception, match="gave up joining the job"):
         run_job(server, settings={"secret": "another", "join_timeout_s": 5})
     server.await_line("the secret differs")
     assert run_job(server) == [True, True]
 
 
-def test_it_waits_longer_than_the_time_to_join_and_says_so_once(start):
+def test_it_waits_longer_than_the_time_to_join_and_says_so_once(start, run_job):
     server = start(HERRING_JOIN_TIMEOUT_S="1")
     server.await_line("Still waiting for a job")
     time.sleep(3)
@@ -172,7 +173,7 @@ def test_what_no_job_can_mend_ends_it_at_once(start, env, text):
     assert text in server.lines()[-1]
 
 
-def test_quiet_prints_errors_only(start):
+def test_quiet_prints_errors_only(start, run_job):
     server = start("--quiet")
     assert run_job(server) == [True, True]
     run_job(server, codes=[1, 9], die=True)
