@@ -199,10 +199,12 @@ def case_small_tensors_by_name_are_copied_together() -> None:
         here, there = _mixed(count, turn), [_there(each) for each in _mixed(count, turn)]
         before = _copies()
         handles = []
+        _gpu().fake_stall(1)  # No copy ends before all are submitted, however slow this rank is.
         for index in range(count):
             # Not the same as the CPU's: these tensors are in flight at the same time.
             call = hvd.allreduce_async_ if index % 2 else hvd.allreduce_async
             handles.append(call(there[index], name=f"gpu.{index}", op=hvd.Sum, prescale_factor=2.0))
+        _gpu().fake_stall(0)
         got = [hvd.synchronize(handle) for handle in handles]
         copies = _copies() - before
         assert copies < count, f"{copies} copies of {count} tensors"

@@ -17,7 +17,7 @@ from surroundings import clean_environment
 HERRINGRUN = [sys.executable, "-m", "herring._launch"]
 
 
-def _as_from_a_terminal() -> None:
+def as_from_a_terminal() -> None:
     """Whoever runs the tests may ignore these (nohup, a shell's background), which a job would inherit."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -49,7 +49,7 @@ class Launches:
             "stdin": subprocess.DEVNULL,
             "cwd": self.folder,
             "start_new_session": True,
-            "preexec_fn": _as_from_a_terminal,
+            "preexec_fn": as_from_a_terminal,
             **popen,
         }
         command = [*prefix, *HERRINGRUN, "-np", str(size), *options, *(program or [sys.executable, "-S", str(script)])]

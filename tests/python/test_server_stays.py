@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launcher import as_from_a_terminal
 from surroundings import clean_environment
 
 import herring
@@ -52,6 +53,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
+                preexec_fn=as_from_a_terminal,
             )
 
     def lines(self):

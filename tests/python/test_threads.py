@@ -7,7 +7,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import os, resource
+import os, resource, time
 import numpy
 import herring, herring._job
 os.setgid(65534)
@@ -21,6 +21,9 @@ for threads in range(4):
         assert "cannot start the thread" in str(error) and "ulimit -u" in str(error), error
     else:
         raise AssertionError(f"{threads} threads are enough")
+deadline = time.monotonic() + 10  # The kernel shows a thread for a moment after it was joined.
+while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+    time.sleep(0.01)
 assert len(os.listdir("/proc/self/task")) == before
 resource.setrlimit(resource.RLIMIT_NPROC, (1000, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 herring.init()
