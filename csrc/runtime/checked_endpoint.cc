@@ -1,7 +1,6 @@
 #include "runtime/checked_endpoint.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -15,7 +14,6 @@ namespace {
 
 constexpr std::size_t kSmallBytes = CheckedEndpoint::kPostBytes;
 constexpr std::size_t kPerSlab = 32;
-constexpr std::size_t kPollBatch = 64;
 constexpr Duration kLinger = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -304,10 +302,9 @@ std::size_t CheckedEndpoint::Impl::poll(std::span<transport::Completion> complet
   if (is_shut_) return 0;
   now_ = options_.now ? options_.now() : std::chrono::steady_clock::now();
   summed_ = {};
-  std::array<transport::Completion, kPollBatch> batch;
   if (ready_.size() < completions.size()) {
-    const std::size_t count = inner_->poll(std::span(batch).first(std::min(completions.size(), batch.size())));
-    for (std::size_t i = 0; i < count; ++i) on_inner(batch[i]);
+    const std::size_t count = inner_->poll(std::span(batch_).first(std::min(completions.size(), batch_.size())));
+    for (std::size_t i = 0; i < count; ++i) on_inner(std::exchange(batch_[i], {}));
   }
   if (now_ >= next_due_) service();
   const std::size_t count = std::min(completions.size(), ready_.size());

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 #include <optional>
@@ -35,6 +36,7 @@ class CheckedEndpoint::Impl {
   transport::Endpoint& inner() { return *inner_; }
 
  private:
+  static constexpr std::size_t kPollBatch = 64;
   enum class Kind : std::uint8_t { kFree, kSend, kReceive, kReportSend, kReportReceive };
 
   /// One post of the user's, or one of our own reports; its index is its token at the transport.
@@ -132,8 +134,9 @@ class CheckedEndpoint::Impl {
   std::vector<std::size_t> free_posts_;
   std::unordered_map<std::uint64_t, std::size_t> receives_;  // The user's token -> post.
   std::unordered_map<PeerId, Peer> peers_;
-  std::set<std::size_t> damaged_;     // Receives that had a damaged message.
-  std::deque<std::size_t> unposted_;  // Receives that wait for room in the transport.
+  std::set<std::size_t> damaged_;                        // Receives that had a damaged message.
+  std::deque<std::size_t> unposted_;                     // Receives that wait for room in the transport.
+  std::array<transport::Completion, kPollBatch> batch_;  // Kept: most polls find nothing.
   std::deque<transport::Completion> ready_;
   Instant now_{};
   bool is_shut_ = false;

@@ -48,9 +48,8 @@ class Pump<Engine>::Impl {
 
   bool step(Instant now) {
     bool busy = flush(now);
-    std::array<transport::Completion, kPollBatch> batch;
-    const std::size_t count = endpoint_.poll(batch);
-    for (std::size_t i = 0; i < count; ++i) deliver(now, batch[i]);
+    const std::size_t count = endpoint_.poll(batch_);
+    for (std::size_t i = 0; i < count; ++i) deliver(now, std::exchange(batch_[i], {}));
     if (count > 0) {
       busy = true;
       flush(now);
@@ -385,6 +384,7 @@ class Pump<Engine>::Impl {
   ControlReceives controls_;
   LinkQuestions links_;
   PumpBacklog backlog_;
+  std::array<transport::Completion, kPollBatch> batch_;      // Kept: most polls find nothing.
   std::size_t sends_ = 0;                                    // Of the engine's, in the transport.
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
   PumpStats stats_;
