@@ -20,11 +20,9 @@ namespace herring::server {
 ///
 /// A long queue, of some 20 ms, and never fewer chunks than at first. Where the lane's thread waits for a core, chunks
 /// take long because of that, and with a short queue the link would be idle; the more it waits, the more of the long
-/// queue is used. With several operations at once (a training step) the next ones fill the link while sums wait, and
-/// longer messages cost less of the processor.
-///
-/// Where all lanes are apart from the workers, several operations have a short queue, too. Where lanes are inside
-/// workers, they have a long one, which takes less of the processor that computes meanwhile.
+/// queue is used. With several operations at once (a training step) it is used whole: the next ones fill the link while
+/// sums wait, longer messages cost less of the processor, and a worker that computes meanwhile, whose threads wait for
+/// cores, makes chunks take as long as a queue does.
 ///
 /// A part of each operation may be in flight in any case: it delays the end by that part at most, there is room for
 /// several chunks in one message, and all lanes have the same part. Lanes inside workers need a larger one
@@ -105,7 +103,7 @@ class AdaptiveWindow final {
   static constexpr Ramp kApart{0.25, 0.45};
 
   /// Else the queue is long.
-  bool is_short() const { return are_apart_ || alone_ == kAlone; }
+  bool is_short() const { return alone_ == kAlone; }
 
   /// 0 to 1: how much of the long queue a lane uses whose thread waits for a core for so much of its time. A threshold
   /// instead lets a lane go to and fro, and the others wait for it.

@@ -16,11 +16,17 @@ using std::chrono::milliseconds;
 
 constexpr double kOften = 0.5;  // A thread waits for its core.
 
-/// Of a lane inside a worker, where operations of so many chunks come one by one.
-AdaptiveWindow one_by_one(std::uint32_t chunks) {
-  AdaptiveWindow window(false, 4, 12);
+AdaptiveWindow after_two_alone(AdaptiveWindow window, std::uint32_t chunks) {
   for (int i = 0; i < 2; ++i) window.on_ready(chunks, false);
   return window;
+}
+
+/// Of a lane inside a worker, where operations of so many chunks come one by one.
+AdaptiveWindow one_by_one(std::uint32_t chunks) { return after_two_alone(AdaptiveWindow(false, 4, 12), chunks); }
+
+/// Of a lane apart from the workers, where small operations come one by one.
+AdaptiveWindow apart(std::uint32_t first, std::uint32_t most) {
+  return after_two_alone(AdaptiveWindow(true, first, most), 1);
 }
 
 void complete(AdaptiveWindow& window, int chunks, Duration each) {
@@ -31,7 +37,7 @@ void complete(AdaptiveWindow& window, int chunks, Duration each) {
 std::uint32_t size(const AdaptiveWindow& window) { return window.size(1); }
 
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   EXPECT_EQ(size(window), 4u);
   complete(window, 3, microseconds(100));
   EXPECT_EQ(size(window), 4u) << "a window's worth of chunks is not complete";
@@ -42,7 +48,7 @@ TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
 }
 
 TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 3, milliseconds(2));
   EXPECT_EQ(size(window), 3u);
@@ -50,17 +56,18 @@ TEST(AdaptiveWindow, ShrinksToOneChunkWhereChunksOnlyWaitInQueues) {
   EXPECT_EQ(size(window), 1u);
 }
 
-/// Lanes inside workers.
 TEST(AdaptiveWindow, WhereSeveralOperationsAreUnderWayItAimsAtTheLongerTime) {
-  AdaptiveWindow window(false, 4, 12);
-  for (int i = 0; i < 5; ++i) window.on_ready(8, i % 2 == 1);
-  complete(window, 1, microseconds(300));
-  complete(window, 1000, milliseconds(10));
-  EXPECT_EQ(size(window), 12u);
-  complete(window, 1000, milliseconds(25));
-  EXPECT_EQ(size(window), 12u);
-  complete(window, 1000, milliseconds(100));
-  EXPECT_EQ(size(window), 4u);
+  for (const bool are_apart : {false, true}) {
+    AdaptiveWindow window(are_apart, 4, 12);
+    for (int i = 0; i < 5; ++i) window.on_ready(8, i % 2 == 1);
+    complete(window, 1, microseconds(300));
+    complete(window, 1000, milliseconds(10));
+    EXPECT_EQ(size(window), 12u);
+    complete(window, 1000, milliseconds(25));
+    EXPECT_EQ(size(window), 12u);
+    complete(window, 1000, milliseconds(100));
+    EXPECT_EQ(size(window), 4u);
+  }
 }
 
 /// The first bucket of a training step is alone until the next one comes.
@@ -128,7 +135,7 @@ TEST(AdaptiveWindow, OneByOneOnAFastLinkItGrows) {
 }
 
 TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(2));
   EXPECT_EQ(window.size(63), 1u);
@@ -138,13 +145,13 @@ TEST(AdaptiveWindow, LetsASmallPartOfALargeOperationBeInFlight) {
 }
 
 TEST(AdaptiveWindow, OnALongWayThatManyAreInFlightAsFitOnIt) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 1000, milliseconds(40));
   EXPECT_EQ(size(window), 12u) << "none takes longer than the quickest: none waits";
 }
 
 TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 1, milliseconds(1));
   complete(window, 1, microseconds(3400));  // One late chunk of four: 1.75 ms on average.
   complete(window, 2, microseconds(1300));
@@ -152,7 +159,7 @@ TEST(AdaptiveWindow, RestsInBetweenAndGoesByTheMean) {
 }
 
 TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 4, microseconds(100));
   complete(window, 2000, milliseconds(5));
   EXPECT_EQ(size(window), 1u);
@@ -161,7 +168,7 @@ TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   window.on_core_wait(kOften);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
@@ -173,7 +180,7 @@ TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) 
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
-  AdaptiveWindow window(true, 4, 12);
+  AdaptiveWindow window = apart(4, 12);
   complete(window, 1, microseconds(100));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(size(window), 1u);
@@ -215,7 +222,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
   constexpr std::uint32_t kMost = 64;
   for (double bytes_per_second = 12.5e6; bytes_per_second < 13e9; bytes_per_second *= 2) {
     for (const double round_trip : {20e-6, 200e-6, 2e-3, 20e-3}) {
-      AdaptiveWindow window(true, 4, kMost);
+      AdaptiveWindow window = apart(4, kMost);
       const double alone = round_trip + kChunkBytes / bytes_per_second;
       double took = alone;
       for (int chunk = 0; chunk < 20'000; chunk += static_cast<int>(size(window))) {
@@ -234,7 +241,7 @@ TEST(AdaptiveWindow, FillsEveryLinkAndLetsLittleWaitInQueues) {
 }
 
 TEST(AdaptiveWindow, WithoutRoomItDoesNotGrow) {
-  AdaptiveWindow window(true, 3, 0);
+  AdaptiveWindow window = apart(3, 0);
   complete(window, 100, microseconds(100));
   EXPECT_EQ(size(window), 3u);
 }
