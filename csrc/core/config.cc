@@ -71,7 +71,7 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_WINDOW", Type::kCount, &Config::window,
      "How much data of one worker is on its way to all lanes together at first, in units of HERRING_CHUNK_BYTES. On "
      "fast links it grows to six times as much, with more than two lanes to twelve times. It becomes less where data "
-     "only waits in the network's queues: if all servers are server processes, or if operations come one by one.",
+     "only waits in the network's queues: if operations come one by one.",
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "

@@ -36,6 +36,18 @@ void complete(AdaptiveWindow& window, int chunks, Duration each) {
 /// Of a small operation.
 std::uint32_t size(const AdaptiveWindow& window) { return window.size(1); }
 
+/// It grows while chunks take less than 20 ms, rests, and shrinks from 30 ms on, down to what it was at first: of 4
+/// to 12.
+void expect_long_queue(AdaptiveWindow& window) {
+  complete(window, 1, microseconds(100));
+  complete(window, 1000, milliseconds(10));
+  EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(25));
+  EXPECT_EQ(size(window), 12u);
+  complete(window, 1000, milliseconds(100));
+  EXPECT_EQ(size(window), 4u);
+}
+
 TEST(AdaptiveWindow, GrowsWhileChunksAreQuickAndStopsAtItsLimit) {
   AdaptiveWindow window = apart(4, 12);
   EXPECT_EQ(size(window), 4u);
@@ -60,13 +72,7 @@ TEST(AdaptiveWindow, WhereSeveralOperationsAreUnderWayItAimsAtTheLongerTime) {
   for (const bool are_apart : {false, true}) {
     AdaptiveWindow window(are_apart, 4, 12);
     for (int i = 0; i < 5; ++i) window.on_ready(8, i % 2 == 1);
-    complete(window, 1, microseconds(300));
-    complete(window, 1000, milliseconds(10));
-    EXPECT_EQ(size(window), 12u);
-    complete(window, 1000, milliseconds(25));
-    EXPECT_EQ(size(window), 12u);
-    complete(window, 1000, milliseconds(100));
-    EXPECT_EQ(size(window), 4u);
+    expect_long_queue(window);
   }
 }
 
@@ -170,13 +176,7 @@ TEST(AdaptiveWindow, ForgetsAQuickerWayThatTheNetworkHadLongAgo) {
 TEST(AdaptiveWindow, WhereCoresAreWaitedForItAimsAtALongerTimeAndKeepsItsShare) {
   AdaptiveWindow window = apart(4, 12);
   window.on_core_wait(kOften);
-  complete(window, 1, microseconds(100));
-  complete(window, 1000, milliseconds(10));
-  EXPECT_EQ(size(window), 12u);
-  complete(window, 1000, milliseconds(25));
-  EXPECT_EQ(size(window), 12u);
-  complete(window, 1000, milliseconds(100));
-  EXPECT_EQ(size(window), 4u);
+  expect_long_queue(window);
 }
 
 TEST(AdaptiveWindow, WhereCoresAreWaitedForLaterItGrowsAgain) {
