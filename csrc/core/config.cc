@@ -75,7 +75,7 @@ constexpr auto kSettings = std::to_array<Setting>({
      1, 1024},
     {"HERRING_EAGER_BYTES", Type::kBytes, &Config::eager_bytes,
      "Shards up to this size are sent together with the first message; with many workers only smaller ones, down to "
-     "16KB. At most HERRING_CHUNK_BYTES.",
+     "16KB. At most HERRING_CHUNK_BYTES. On three hosts and more without server processes the default is 128KB.",
      0, 1 * kMiB},
     {"HERRING_ONE_HOP_HOSTS", Type::kCount, &Config::one_hop_hosts,
      "In a job of up to so many hosts, without server processes, each host sends small data to all others: one hop "
@@ -459,6 +459,8 @@ class Builder {
 
     if (c.eager_bytes > c.chunk_bytes && may_adjust(&Config::eager_bytes)) c.eager_bytes = c.chunk_bytes;
     require(c.eager_bytes <= c.chunk_bytes, &Config::eager_bytes, "at most", &Config::chunk_bytes);
+    c.embedded_eager_bytes =
+        is_unset(&Config::eager_bytes) ? std::min(c.embedded_eager_bytes, c.chunk_bytes) : c.eager_bytes;
 
     if (c.dead_after_s <= c.heartbeat_s) {
       constexpr double kBeats = 5;  // Heartbeats that may be lost before a process is given up.
@@ -513,10 +515,14 @@ class Builder {
     return static_cast<std::size_t>(setting - kSettings.begin());
   }
 
+  bool is_unset(Field field) const {
+    const std::string_view source = sources_[index_of(field)];
+    return source == kFromDefault || source == kFromAdjustment;
+  }
+
   bool may_adjust(Field field) {
-    std::string_view& source = sources_[index_of(field)];
-    if (source != kFromDefault && source != kFromAdjustment) return false;
-    source = kFromAdjustment;
+    if (!is_unset(field)) return false;
+    sources_[index_of(field)] = kFromAdjustment;
     return true;
   }
 

@@ -22,6 +22,8 @@ struct Config {
   std::uint32_t chunk_bytes = 128 << 10;  ///< HERRING_CHUNK_BYTES: largest unit on the wire.
   std::uint32_t window = 4;               ///< HERRING_WINDOW: chunks of one worker in flight to all lanes.
   std::uint32_t eager_bytes = 64 << 10;   ///< HERRING_EAGER_BYTES: shards up to this travel inside the announce.
+  /// The same where three hosts and more have all servers inside their workers; differs only where nobody set it.
+  std::uint32_t embedded_eager_bytes = 128 << 10;
   std::uint32_t one_hop_hosts = 2;  ///< HERRING_ONE_HOP_HOSTS: so many hosts send small data to each other directly.
   std::uint64_t one_hop_bytes = 1 << 20;       ///< HERRING_ONE_HOP_BYTES: up to which size two hosts do.
   std::uint64_t local_part_bytes = 512 << 10;  ///< HERRING_LOCAL_PART_BYTES: unit of the shared-memory path.

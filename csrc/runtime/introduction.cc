@@ -86,7 +86,8 @@ OthersAddresses addresses_of(const control::Blobs& blobs, const HubClient& hub, 
 std::string settings_that_must_agree(const Config& config) {
   return "HERRING_LANES=" + std::to_string(config.lanes) + " HERRING_PART_BYTES=" + bytes_text(config.part_bytes) +
          " HERRING_CHUNK_BYTES=" + bytes_text(config.chunk_bytes) + " HERRING_WINDOW=" + std::to_string(config.window) +
-         " HERRING_EAGER_BYTES=" + bytes_text(config.eager_bytes) +
+         " HERRING_EAGER_BYTES=" +
+         (config.eager_bytes == config.embedded_eager_bytes ? bytes_text(config.eager_bytes) : "default") +
          " HERRING_ONE_HOP_HOSTS=" + std::to_string(config.one_hop_hosts) +
          " HERRING_ONE_HOP_BYTES=" + bytes_text(config.one_hop_bytes) +
          " HERRING_LOCAL_PART_BYTES=" + bytes_text(config.local_part_bytes) +

@@ -129,7 +129,10 @@ void keep_within_budget(Placement& placement, const Config& config) {
   for (const LanePlace& lane : placement.lanes) input.lane_windows.push_back(lane.max_window);
   input.lanes_of_server = config.lanes;
   input.chunk_bytes = placement.chunk_bytes;
-  input.eager_bytes = config.eager_bytes;
+  // A lane inside a worker takes part in what the worker computes: there a round trip before the data is the larger
+  // part of what a shard of this size takes. Between two hosts one hop is as fast.
+  const bool are_embedded = std::ranges::all_of(placement.lanes, &LanePlace::embedded);
+  input.eager_bytes = are_embedded && placement.hosts > 2 ? config.embedded_eager_bytes : config.eager_bytes;
   input.failover = placement.failover;
   input.checksum = config.checksum == Toggle::kOn;
   input.backup_workers = placement.backup_workers;

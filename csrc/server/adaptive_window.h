@@ -25,8 +25,8 @@ namespace herring::server {
 /// cores, makes chunks take as long as a queue does.
 ///
 /// A part of each operation may be in flight in any case: it delays the end by that part at most, there is room for
-/// several chunks in one message, and all lanes have the same part. Lanes inside workers need a larger one
-/// where it does not take long (adr/0034).
+/// several chunks in one message, and all lanes have the same part. Lanes inside workers need a larger one where it
+/// does not take long (adr/0034).
 class AdaptiveWindow final {
  public:
   /// `first` at first. `are_apart`: no lane of the job is inside a worker.
@@ -37,7 +37,7 @@ class AdaptiveWindow final {
   std::uint32_t size(std::uint32_t chunks) const {
     const std::uint32_t part = std::min(chunks / kParts, most_);
     if (!is_short()) return std::max(long_.size, part);
-    const std::uint32_t larger = are_apart_ ? 0 : std::min(chunks / kPartsInside, long_.size);
+    const std::uint32_t larger = are_apart_ ? 0 : std::min(larger_part(chunks), long_.size);
     const std::uint32_t least = std::max({short_.size, part, larger});
     const std::uint32_t rest = long_.size > least ? long_.size - least : 0;
     return least + static_cast<std::uint32_t>(std::lround(rest * often(core_wait_)));
@@ -91,7 +91,10 @@ class AdaptiveWindow final {
   static constexpr Aim kLongOfOne{std::chrono::milliseconds(14), std::chrono::milliseconds(21)};
   // Of an operation; one of them may be in flight.
   static constexpr std::uint32_t kParts = 32;
+  // Inside workers an eighth, but of a large operation no more than a 16th.
   static constexpr std::uint32_t kPartsInside = 8;
+  static constexpr std::uint32_t kPartsOfLarge = 16;
+  static constexpr std::uint32_t kFewChunks = 4;
   static constexpr std::uint32_t kMemory = 2048;  // Completions; the way through the network may have changed before.
   // So many operations in a row, each alone: the first one of a training step is alone too, until the next one comes.
   static constexpr std::uint32_t kAlone = 2;
@@ -101,6 +104,10 @@ class AdaptiveWindow final {
   // Measured (adr/0034).
   static constexpr Ramp kInside{0.15, 0.35};
   static constexpr Ramp kApart{0.25, 0.45};
+
+  static std::uint32_t larger_part(std::uint32_t chunks) {
+    return std::max(chunks / kPartsOfLarge, std::min(chunks / kPartsInside, kFewChunks));
+  }
 
   /// Else the queue is long.
   bool is_short() const { return alone_ == kAlone; }

@@ -248,6 +248,15 @@ TEST(Config, ContradictingValuesAreNamedTogether) {
       "HERRING_LOCAL_PART_BYTES=1MB (argument); it must be at most half of HERRING_ARENA_BYTES=1MB (environment)");
 }
 
+TEST(Config, WhereServersAreEmbeddedTheEagerSizeIsLargerUnlessItIsSet) {
+  EXPECT_EQ(read({}).eager_bytes, 64u << 10);
+  EXPECT_EQ(read({}).embedded_eager_bytes, 128u << 10);
+  for (const std::string size : {"0", "64KB", "128KB"}) {
+    const Config set = read({{"HERRING_EAGER_BYTES", size}});
+    EXPECT_EQ(set.embedded_eager_bytes, set.eager_bytes) << size;
+  }
+}
+
 TEST(Config, SumsOnGpusAreNotChecked) {
   EXPECT_EQ(read({{"HERRING_ON_HOST", "auto"}, {"HERRING_CHECK_FINITE", "on"}}).on_host, "auto");
   EXPECT_EQ(
@@ -275,6 +284,8 @@ TEST(Config, WhatNobodySetFollowsWhatSomebodyDid) {
   EXPECT_EQ(small.config.eager_bytes, 8192u);
   EXPECT_EQ(to_string(origin_of(small, "HERRING_EAGER_BYTES")), "HERRING_EAGER_BYTES=8KB (adjusted)");
   EXPECT_EQ(read({{"HERRING_CHUNK_BYTES", "64"}}).eager_bytes, 64u);
+  EXPECT_EQ(read({{"HERRING_CHUNK_BYTES", "64"}}).embedded_eager_bytes, 64u);
+  EXPECT_EQ(read({{"HERRING_CHUNK_BYTES", "64KB"}}).embedded_eager_bytes, 64u << 10);
   EXPECT_EQ(read({{"HERRING_HEARTBEAT_S", "10"}}).dead_after_s, 50);
   EXPECT_EQ(read({{"HERRING_DEAD_AFTER_S", "0.5"}}).heartbeat_s, 0.1);
   EXPECT_EQ(read({{"HERRING_ARENA_BYTES", "1MB"}}).local_part_bytes, 512u << 10);

@@ -105,6 +105,15 @@ TEST(Introduction, SettingsThatDifferAreNamedWithBothValues) {
   });
 }
 
+TEST(Introduction, ASizeThatIsSetIsNotTheDefault) {
+  Config set;
+  set.embedded_eager_bytes = set.eager_bytes;
+  EXPECT_NE(settings_that_must_agree(set), settings_that_must_agree(Config{}));
+  Config other = set;
+  other.eager_bytes = other.embedded_eager_bytes = 128 << 10;
+  EXPECT_NE(settings_that_must_agree(other), settings_that_must_agree(Config{}));
+}
+
 // 2.6 GB went out of worker 0 at 2,304 members, and where cores were few the job did not start.
 TEST(Introduction, BytesAMemberAreFew) {
   constexpr std::uint32_t kWorkers = 32;

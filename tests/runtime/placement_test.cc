@@ -67,6 +67,22 @@ TEST(Placement, TwoHostsSendSmallDataToEachOther) {
   EXPECT_EQ(make_route(odd, config, 0, std::vector<std::uint32_t>{0, 1}).one_hop_bytes, 0u) << "of one host";
 }
 
+TEST(Placement, MoreGoesWithTheAnnounceWhereThreeHostsHaveAllServersInTheirWorkers) {
+  const auto eager = [](std::uint32_t servers, std::vector<std::string> hosts,
+                        std::vector<std::pair<std::string, std::string>> environment = {}) {
+    Config config = read_config(environment).config;
+    config.servers = servers;
+    return place(config, std::move(hosts), std::vector<std::string>(servers, "s")).budget.eager_bytes;
+  };
+  EXPECT_EQ(eager(0, {"a", "b", "c"}), 128u << 10);
+  EXPECT_EQ(eager(0, {"a", "a", "b", "b", "c"}), 128u << 10);
+  EXPECT_EQ(eager(0, {"a", "b"}), 64u << 10);
+  EXPECT_EQ(eager(3, {"a", "b", "c"}), 64u << 10) << "all apart";
+  EXPECT_EQ(eager(1, {"a", "b", "c"}), 64u << 10) << "one apart";
+  EXPECT_EQ(eager(0, {"a", "b", "c"}, {{"HERRING_EAGER_BYTES", "64KB"}}), 64u << 10) << "what was set holds";
+  EXPECT_EQ(eager(0, {"a", "b", "c"}, {{"HERRING_EAGER_BYTES", "0"}}), 0u);
+}
+
 TEST(Placement, OneHopTakesAServerInEachHostAndNothingThatOutlivesAResult) {
   Config config;
   EXPECT_EQ(place(config, {"a", "b", "c"}).one_hop_bytes, 0u) << "more hosts than HERRING_ONE_HOP_HOSTS";
@@ -274,13 +290,13 @@ TEST(Placement, OnEfaWithEightServersAMessageMayHaveOneMebibyte) {
 TEST(Placement, SmallerSettingsBoundChunksAndWindows) {
   Config config;
   config.chunk_bytes = 4096;
-  config.eager_bytes = 64;
+  config.eager_bytes = config.embedded_eager_bytes = 64;
   config.window = 1;
   const Placement placement = place(config, {"a", "b", "c", "d", "e"});
   EXPECT_EQ(placement.chunk_bytes, 4096u);
   for (const LanePlace& lane : placement.lanes) EXPECT_EQ(lane.window, 1u);
   config.chunk_bytes = 1 << 20;
-  config.eager_bytes = 1 << 20;  // An eager shard may have several chunks.
+  config.eager_bytes = config.embedded_eager_bytes = 1 << 20;  // An eager shard may have several chunks.
   EXPECT_EQ(place(config, {"a", "b", "c", "d", "e"}).chunk_bytes % 64, 0u);
   EXPECT_LT(place(config, {"a", "b", "c", "d", "e"}).chunk_bytes, config.eager_bytes);
 }

@@ -95,14 +95,16 @@ TEST(AdaptiveWindow, OneOperationAloneAfterSeveralIsNotYetOneByOne) {
   EXPECT_EQ(size(window), 12u);
 }
 
-TEST(AdaptiveWindow, OneByOneAnEighthOfAnOperationMayBeInFlight) {
-  AdaptiveWindow window = one_by_one(80);
+TEST(AdaptiveWindow, OneByOneAnEighthOfAnOperationMayBeInFlightAndASixteenthOfALargeOne) {
+  AdaptiveWindow window = one_by_one(160);
   complete(window, 1, microseconds(300));
   complete(window, 1000, milliseconds(10));
   EXPECT_EQ(window.size(15), 1u);
   EXPECT_EQ(window.size(32), 4u);
-  EXPECT_EQ(window.size(80), 10u);
-  EXPECT_EQ(window.size(320), 11u) << "it had to be more than 10 at no time";
+  EXPECT_EQ(window.size(64), 4u);
+  EXPECT_EQ(window.size(80), 5u);
+  EXPECT_EQ(window.size(160), 10u);
+  EXPECT_EQ(window.size(256), 11u) << "it had to be more than 10 at no time";
   EXPECT_EQ(window.size(10'000), 12u) << "a 32nd in any case, up to the most";
 }
 
@@ -111,10 +113,10 @@ TEST(AdaptiveWindow, OneByOneAnEighthThatTakesTooLongBecomesLess) {
   complete(window, 1, microseconds(300));
   complete(window, 2000, milliseconds(10));
   ASSERT_EQ(size(window), 40u);
-  for (int i = 0; i < 2; ++i) window.on_ready(80, false);
-  EXPECT_EQ(window.size(80), 10u);
+  for (int i = 0; i < 2; ++i) window.on_ready(160, false);
+  EXPECT_EQ(window.size(160), 10u);
   complete(window, 80, milliseconds(40));
-  EXPECT_LE(window.size(80), 9u) << "what was not used before is given up at once";
+  EXPECT_LE(window.size(160), 9u) << "what was not used before is given up at once";
   complete(window, 1000, milliseconds(40));
   EXPECT_EQ(window.size(80), 4u) << "what it had at first";
   EXPECT_EQ(window.size(320), 10u) << "a 32nd in any case";
