@@ -26,6 +26,8 @@ TensorT = TypeVar("TensorT", bound=Tensor)
 
 # Below this a copy costs less than a page of shared memory.
 _SHARED_FROM_BYTES = 64 << 10
+# DLPack's codes of devices: CUDA's memory, and that which moves by itself.
+_CUDA = (2, 13)
 
 
 def is_foreign(array: Any) -> bool:
@@ -36,13 +38,20 @@ def is_foreign(array: Any) -> bool:
     )
 
 
+def is_on_gpu(array: Any) -> bool:
+    """Whether it is in a GPU's memory, and its library says where (DLPack)."""
+    if getattr(array, "is_cuda", None) is False:  # torch's; the other question takes longer.
+        return False
+    device = getattr(array, "__dlpack_device__", None)
+    return device is not None and int(device()[0]) in _CUDA
+
+
 def refuse_gpu(array: Any) -> None:
     """Raises InvalidArgumentError where `array` is in a GPU's memory."""
-    if hasattr(array, "__cuda_array_interface__"):
+    if hasattr(array, "__cuda_array_interface__") or is_on_gpu(array):
         raise InvalidArgumentError(
-            f"the {type(array).__name__} is on a CUDA device; herring's functions on arrays take CPU memory: copy it "
-            "to the CPU first (.cpu() of torch, .get() of CuPy), or use herring.torch or herring.horovod.torch, which "
-            "take torch's CUDA tensors"
+            f"the {type(array).__name__} is on a CUDA device. Herring takes it there if its library exports it by "
+            "DLPack (CuPy, torch and JAX do) and all arrays of the call are on GPUs; else copy it to the CPU first"
         )
 
 
@@ -52,6 +61,8 @@ def as_input(array: Any) -> Any:
     if numpy is not None and type(array) is numpy.ndarray and array.flags.c_contiguous:
         return array  # As below, in a third of the time.
     if is_foreign(array):
+        if is_on_gpu(array):
+            refuse_gpu(array)
         contiguous = getattr(array, "contiguous", None)
         return array if contiguous is None else contiguous()
     refuse_gpu(array)

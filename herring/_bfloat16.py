@@ -41,6 +41,10 @@ class Bfloat16Array:
         """As torch's."""
         return Bfloat16Array(np.empty(shape, np.int16))
 
+    def is_contiguous(self) -> bool:
+        """As torch's."""
+        return True
+
     def reshape(self, *shape: int) -> Bfloat16Array:
         """A view."""
         return Bfloat16Array(self.bits.reshape(*shape))

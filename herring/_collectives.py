@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from herring import _core, _row
 from herring._arrays import TensorT, as_input, new_result, shared_empty
 from herring._context import Session, process
+from herring._device_arrays import through_host
 from herring._errors import InvalidArgumentError
 from herring._exchanges import Options, allgather_uneven
 from herring._group import Group, number_of
@@ -158,8 +159,9 @@ def allreduce(
     """Combines `array` of all ranks elementwise and gives every rank the result, the same bits on each.
 
     Args:
-        array: A numpy array (or what numpy.asarray takes), or a CPU tensor of any library with DLPack. Of one shape and
-            dtype on all ranks: float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool.
+        array: A numpy array (or what numpy.asarray takes), or a tensor of any library with DLPack, in CPU memory or on
+            a GPU (docs/numpy.md, "Arrays on GPUs"). Of one shape and dtype on all ranks: float32, float64, float16,
+            bfloat16, int8, int16, int32, int64, uint8, bool.
         op: A ReduceOp or its string.
         name: Matches the calls of different ranks, in any order; without names, calls match in the order they are made.
             With async_op, arrays of 1 MB and less that have names travel together.
@@ -172,16 +174,22 @@ def allreduce(
         group: Among its ranks alone: new_group().
 
     Returns `out`, else a new array: numpy for numpy, lists and numbers (those of shape ()), torch for torch (any
-    library whose tensors have new_empty), numpy for the rest (JAX). Raises MismatchError where ranks disagree,
-    HerringTimeoutError that names the ranks that did not come, PeerLostError where one died, InvalidArgumentError for
-    arrays and values that do not work.
+    library whose tensors have new_empty), CuPy for CuPy, numpy for the rest (JAX). Raises MismatchError where ranks
+    disagree, HerringTimeoutError that names the ranks that did not come, PeerLostError where one died,
+    InvalidArgumentError for arrays and values that do not work.
     """
     session = _current()
-    source = as_input(array)
-    result = new_result(session.runtime, source) if out is None else out
-    if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
-        return _start(session, source, result, op, name, group, ranks)
-    return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup, group)
+    try:
+        source = as_input(array)
+        result = new_result(session.runtime, source) if out is None else out
+        if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
+            return _start(session, source, result, op, name, group, ranks)
+        return _call(session, "all_reduce", source, result, timeout, name, op, 0, async_op, backup, group)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, allreduce_, array, op, results="new", out=out, async_op=async_op, timeout=timeout, name=name,
+            backup=backup, group=group,
+        )  # fmt: skip
 
 
 @overload
@@ -207,13 +215,19 @@ def allreduce_(
     With arrays of herring.empty() nothing is copied on this side.
     """
     session = _current()
-    if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
-        return _start(session, None, array, op, name, group, ranks)
-    if async_op or group is not None:
-        return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup, group)
-    seconds = None if timeout is None else to_seconds(timeout)
-    session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)
-    return array
+    try:
+        if async_op and name is not None and timeout is None and not backup and (ranks := session.ranks) is not None:
+            return _start(session, None, array, op, name, group, ranks)
+        if async_op or group is not None:
+            return _call(session, "all_reduce", None, array, timeout, name, op, 0, async_op, backup, group)
+        seconds = None if timeout is None else to_seconds(timeout)
+        session.runtime.run("all_reduce", None, array, op, 0, name, seconds, backup)
+        return array
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, allreduce_, array, op, results="same", async_op=async_op, timeout=timeout, name=name,
+            backup=backup, group=group,
+        )  # fmt: skip
 
 
 @overload
@@ -254,10 +268,15 @@ def broadcast(
     `root` is a rank of the job, also with a group.
     """
     session = _current()
-    source = as_input(array)
-    result = new_result(session.runtime, source)
-    place = _root(session, root, group)
-    return _call(session, "broadcast", source, result, timeout, name, root=place, async_op=async_op, group=group)
+    try:
+        source = as_input(array)
+        result = new_result(session.runtime, source)
+        place = _root(session, root, group)
+        return _call(session, "broadcast", source, result, timeout, name, root=place, async_op=async_op, group=group)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, broadcast_, array, root, results="new", async_op=async_op, timeout=timeout, name=name, group=group
+        )
 
 
 @overload
@@ -279,8 +298,13 @@ def broadcast_(
 ) -> Any:
     """broadcast() in place: `array` must be contiguous and writable, and is returned."""
     session = _current()
-    place = _root(session, root, group)
-    return _call(session, "broadcast", None, array, timeout, name, root=place, async_op=async_op, group=group)
+    try:
+        place = _root(session, root, group)
+        return _call(session, "broadcast", None, array, timeout, name, root=place, async_op=async_op, group=group)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, broadcast_, array, root, results="same", async_op=async_op, timeout=timeout, name=name, group=group
+        )
 
 
 @overload
@@ -317,12 +341,17 @@ def allgather(
     if uneven:
         return allgather_uneven(array, async_op, name=name, timeout=timeout, group=group)
     session = _current()
-    source = as_input(array)
-    dims = tuple(source.shape)
-    size = session.job.size if group is None else group.size
-    joined = (size * dims[0], *dims[1:]) if dims else (size,)
-    result = new_result(session.runtime, source, joined)
-    return _call(session, "all_gather", source, result, timeout, name, async_op=async_op, group=group)
+    try:
+        source = as_input(array)
+        dims = tuple(source.shape)
+        size = session.job.size if group is None else group.size
+        joined = (size * dims[0], *dims[1:]) if dims else (size,)
+        result = new_result(session.runtime, source, joined)
+        return _call(session, "all_gather", source, result, timeout, name, async_op=async_op, group=group)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, allgather, array, results="returned", async_op=async_op, timeout=timeout, name=name, group=group
+        )
 
 
 @overload

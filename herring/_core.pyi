@@ -409,6 +409,26 @@ class Arrays:
         """Copies them back."""
 
 @final
+class DeviceArray:
+    """An array in a GPU's memory, by DLPack, and copies of it. They come after what its library has submitted."""
+
+    def __init__(self, array: Any, is_written: bool, role: str) -> None: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    def start_to_host(self, host: Buffer) -> None:
+        """`host`: contiguous memory of so many bytes; kept until the copy ends."""
+    def start_to_device(self, host: Buffer) -> None: ...
+    def has_ended(self) -> bool:
+        """Whether the copies have ended. Raises what went wrong."""
+    def wait(self, seconds: float) -> bool:
+        """The same after so many seconds at most."""
+
 class Memory(Buffer):
     """Shared, registered memory of the runtime: writable bytes, alive as long as something refers to it."""
 
@@ -514,6 +534,8 @@ class Runtime:
 
     def allocate(self, bytes: int) -> Memory | None:  # noqa: A002
         """Memory that operations use without a copy; None where there is none left."""
+    def pinned(self, bytes: int, array: DeviceArray) -> tuple[Memory | None, str]:  # noqa: A002
+        """The same for copies of an array on a GPU; and once, why there is none where the system refuses it."""
     def place(self, group: int, names: Sequence[str], sizes: Sequence[int]) -> tuple[Memory, list[int]]:
         """As Fusion.place(), for start() and submit(may_travel=True) in this group."""
     def abort(self, reason: str) -> None: ...

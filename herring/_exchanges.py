@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 from herring import _composed, _core
 from herring._arrays import TensorT, as_input, is_foreign, new_result, refuse_gpu
 from herring._context import Session, process
+from herring._device_arrays import through_host
 from herring._errors import HerringError, InvalidArgumentError
 from herring._group import Group, number_of
 from herring._handle import Handle, OperationHandle, to_seconds
@@ -202,7 +203,13 @@ def alltoall(
     of one name, one call at a time. Raises InvalidArgumentError where the splits do not fit. Not in elastic jobs.
     """
     session = _session("alltoall")
-    source = as_sliced(array)
+    try:
+        source = as_sliced(array)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, alltoall, array, splits, results="returned", async_op=async_op, timeout=timeout, name=name,
+            group=group,
+        )  # fmt: skip
     _rows(source, "alltoall")
     size = session.job.size if group is None else group.size
     # Here, so that a bad call starts nothing.
@@ -254,7 +261,13 @@ def reduce_scatter(
     It moves as much as an allreduce. See there for the arguments; of one name, one call at a time. Not in elastic jobs.
     """
     session = _session("reduce_scatter")
-    source = as_sliced(array)
+    try:
+        source = as_sliced(array)
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, reduce_scatter, array, op, results="returned", async_op=async_op, timeout=timeout, name=name,
+            group=group,
+        )  # fmt: skip
     what = _op(op, [source])
     _rows(source, "reduce_scatter")
     if group is not None:
@@ -273,7 +286,10 @@ def reduce_scatter(
 def allgather_uneven(array: Any, async_op: bool, **options: Any) -> Any:
     """allgather(uneven=True)."""
     session = _session("allgather(uneven=True)")
-    source = as_sliced(array)
+    try:
+        source = as_sliced(array)
+    except InvalidArgumentError as refused:
+        return through_host(refused, allgather_uneven, array, results="returned", async_op=async_op, **options)
     _core.check_dims(max(len(source.shape), 1))
 
     def steps(call: _composed.Call) -> Steps:
@@ -321,7 +337,13 @@ def grouped_allreduce(
     The same list (dtypes, shapes, order) on all ranks. See allreduce(); of one name, one call at a time.
     """
     session = process.current()
-    sources = list(arrays) if _are_plain(arrays) else [as_sliced(array) for array in arrays]
+    try:
+        sources = list(arrays) if _are_plain(arrays) else [as_sliced(array) for array in arrays]
+    except InvalidArgumentError as refused:
+        return through_host(
+            refused, grouped_allreduce_, list(arrays), op, results="new", async_op=async_op, timeout=timeout, name=name,
+            group=group,
+        )  # fmt: skip
     what = _op(op, sources)
     results = [new_result(session.runtime, source) for source in sources]
     return _reduce_list(session, sources, results, what, results, name, timeout, group, async_op)
@@ -350,10 +372,16 @@ def grouped_allreduce_(
     """grouped_allreduce() in place: numpy arrays or tensors with new_empty(), contiguous and writable. Returns them."""
     session, places = process.current(), list(arrays)
     if not _are_plain(places) or not all(array.flags.writeable for array in places):
-        for place, array in enumerate(places):
-            _check_in_place(array, place)
-            _check_no_gradient(array)
-            _composed.dtype_name(array)
+        try:
+            for place, array in enumerate(places):
+                _check_in_place(array, place)
+                _check_no_gradient(array)
+                _composed.dtype_name(array)
+        except InvalidArgumentError as refused:
+            return through_host(
+                refused, grouped_allreduce_, arrays, op, results="same", async_op=async_op, timeout=timeout, name=name,
+                group=group,
+            )  # fmt: skip
     what = _op(op, places)
     return _reduce_list(session, places, places, what, arrays, name, timeout, group, async_op)
 

@@ -9,14 +9,6 @@
 namespace herring::python {
 namespace {
 
-constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
-
-[[noreturn]] void refuse(const std::string& role, const std::string& why) {
-  throw Error(Code::kInvalidArgument, role + " " + why);
-}
-
-std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
-
 /// numpy's masked array, or of a class derived from it, as numpy.ma.masked is.
 bool is_masked(py::handle object) {
   // Masked arrays are classes written in Python; an ordinary array, asked about in each call, is not.
@@ -25,16 +17,6 @@ bool is_masked(py::handle object) {
     if (std::string_view(type->tp_name) == "MaskedArray") return true;
   }
   return false;
-}
-
-/// Runs `release` with the interpreter lock when the last copy goes; leaves the object alone where that is impossible.
-template <class T, class Release>
-std::shared_ptr<void> owner_of(T* resource, Release release) {
-  return std::shared_ptr<void>(resource, [release, pid = process_id()](void* pointer) {
-    if (is_finalizing() || process_id() != pid) return;
-    py::gil_scoped_acquire locked;
-    release(static_cast<T*>(pointer));
-  });
 }
 
 /// The type that a buffer's format and item size describe; format characters are those of Python's struct module.
@@ -65,19 +47,6 @@ bool parse_format(std::string_view format, py::ssize_t item_bytes, DataType& dty
   else
     return false;
   return element_bytes(dtype) == static_cast<std::size_t>(item_bytes);
-}
-
-std::string describe(dlpack::DataType dtype) {
-  const char* kind = dtype.code == dlpack::kInt       ? "int"
-                     : dtype.code == dlpack::kUInt    ? "uint"
-                     : dtype.code == dlpack::kFloat   ? "float"
-                     : dtype.code == dlpack::kBfloat  ? "bfloat"
-                     : dtype.code == dlpack::kComplex ? "complex"
-                     : dtype.code == dlpack::kBool    ? "bool"
-                                                      : "dtype code ";
-  const bool is_named = dtype.code <= dlpack::kBool && dtype.code != 3;
-  const std::string lanes = dtype.lanes == 1 ? "" : "x" + std::to_string(dtype.lanes);
-  return kind + std::to_string(is_named ? dtype.bits : dtype.code) + lanes;
 }
 
 /// An object's dtype as its own library writes it; the format where it has none.
@@ -161,10 +130,10 @@ Buffer take_exported(py::handle object, Access access, const std::string& role) 
 }
 
 [[noreturn]] void refuse_cuda(const std::string& role) {
-  refuse(
-      role,
-      "is on a CUDA device; herring's functions on arrays take CPU memory: copy it to the CPU first (.cpu() of torch, "
-      ".get() of CuPy), or use herring.torch or herring.horovod.torch, which take torch's CUDA tensors");
+  refuse(role,
+         "is on a CUDA device. Herring takes it there if its library exports it by DLPack (CuPy, torch and JAX do) and "
+         "all "
+         "arrays of the call are on GPUs; else copy it to the CPU first");
 }
 
 void check_device(py::handle object, const std::string& role) {
@@ -177,64 +146,21 @@ void check_device(py::handle object, const std::string& role) {
                    "; herring's functions take CPU memory: copy it to the CPU first");
 }
 
-py::object call_dlpack(py::handle object, const std::string& role) {
-  try {
-    try {
-      return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
-    } catch (const py::error_already_set& error) {
-      if (!error.matches(PyExc_TypeError)) throw;
-    }
-    return object.attr("__dlpack__")();
-  } catch (const py::error_already_set& error) {
-    refuse(role, std::string("was not exported by its library: ") + error.what());
-  }
-}
-
-/// Takes the tensor out of a capsule, as the protocol asks: the name says who must call the deleter.
-template <class Managed>
-std::shared_ptr<void> consume(const py::object& capsule, const char* name, const char* used_name) {
-  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), name));
-  if (managed == nullptr || PyCapsule_SetName(capsule.ptr(), used_name) != 0) throw py::error_already_set();
-  return owner_of(managed, [](Managed* taken) {
-    if (taken->deleter != nullptr) taken->deleter(taken);
-  });
-}
-
 Buffer take_dlpack(py::handle object, Access access, const std::string& role) {
   check_device(object, role);
-  const py::object capsule = call_dlpack(object, role);
-  Buffer buffer;
-  const dlpack::Tensor* tensor = nullptr;
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
-    buffer.owner = consume<dlpack::ManagedTensorVersioned>(capsule, "dltensor_versioned", "used_dltensor_versioned");
-    const auto* managed = static_cast<const dlpack::ManagedTensorVersioned*>(buffer.owner.get());
-    if (managed->version.major != 1)
-      refuse(role, "uses DLPack version " + std::to_string(managed->version.major) + "; Herring takes version 1.x");
-    if (access == Access::kWrite && (managed->flags & (dlpack::kReadOnly | dlpack::kIsCopied)) != 0) {
-      refuse(role, "is read-only (or its library exported a copy), but the result is written into it");
-    }
-    tensor = &managed->tensor;
-  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
-    buffer.owner = consume<dlpack::ManagedTensor>(capsule, "dltensor", "used_dltensor");
-    tensor = &static_cast<const dlpack::ManagedTensor*>(buffer.owner.get())->tensor;
-  } else {
-    refuse(role, "of type " + type_name(object) + " did not return a DLPack capsule");
-  }
-  if (tensor->device.type != dlpack::kCpu && tensor->device.type != dlpack::kCudaHost)
+  const TakenTensor taken = take_tensor(object, access, role);
+  if (taken.tensor->device.type != dlpack::kCpu && taken.tensor->device.type != dlpack::kCudaHost)
     refuse(role, "is not in CPU memory");
-  if (!parse_dtype(tensor->dtype, buffer.dtype)) {
-    refuse(role,
-           "has dtype " + describe(tensor->dtype) + ", which Herring does not take; dtypes that work: " + kDtypes);
-  }
-  if (!is_contiguous(*tensor))
-    refuse(role, "is not contiguous (row-major); copy it first, for example with .contiguous()");
+  Buffer buffer;
+  buffer.owner = taken.owner;
+  buffer.dtype = taken.dtype;
   std::uint64_t elements = 1;
-  for (int i = 0; i < tensor->dims; ++i) {
-    buffer.shape.append(static_cast<std::uint64_t>(tensor->shape[i]));
-    elements *= static_cast<std::uint64_t>(tensor->shape[i]);
+  for (int i = 0; i < taken.tensor->dims; ++i) {
+    buffer.shape.append(static_cast<std::uint64_t>(taken.tensor->shape[i]));
+    elements *= static_cast<std::uint64_t>(taken.tensor->shape[i]);
   }
-  auto* data = static_cast<std::byte*>(tensor->data);
-  if (data != nullptr) data += tensor->byte_offset;
+  auto* data = static_cast<std::byte*>(taken.tensor->data);
+  if (data != nullptr) data += taken.tensor->byte_offset;
   buffer.bytes = {data, elements * element_bytes(buffer.dtype)};
   return buffer;
 }
@@ -244,59 +170,11 @@ bool is_exporter(py::handle object) { return PyObject_CheckBuffer(object.ptr()) 
 Buffer take_foreign(py::handle object, Access access, const std::string& role) {
   if (py::hasattr(object, "__dlpack__")) return take_dlpack(object, access, role);
   if (py::hasattr(object, "__cuda_array_interface__")) refuse_cuda(role);
-  refuse(role, "is a " + type_name(object) + "; it must be a numpy array, or have the buffer protocol or __dlpack__");
+  refuse(role, "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                   "; it must be a numpy array, or have the buffer protocol or __dlpack__");
 }
 
 }  // namespace
-
-bool parse_dtype(dlpack::DataType from, DataType& dtype) {
-  if (from.lanes != 1) return false;
-  switch (from.code << 8 | from.bits) {
-    case dlpack::kFloat << 8 | 16:
-      dtype = DataType::kFloat16;
-      return true;
-    case dlpack::kFloat << 8 | 32:
-      dtype = DataType::kFloat32;
-      return true;
-    case dlpack::kFloat << 8 | 64:
-      dtype = DataType::kFloat64;
-      return true;
-    case dlpack::kBfloat << 8 | 16:
-      dtype = DataType::kBFloat16;
-      return true;
-    case dlpack::kInt << 8 | 8:
-      dtype = DataType::kInt8;
-      return true;
-    case dlpack::kInt << 8 | 16:
-      dtype = DataType::kInt16;
-      return true;
-    case dlpack::kInt << 8 | 32:
-      dtype = DataType::kInt32;
-      return true;
-    case dlpack::kInt << 8 | 64:
-      dtype = DataType::kInt64;
-      return true;
-    case dlpack::kUInt << 8 | 8:
-      dtype = DataType::kUInt8;
-      return true;
-    case dlpack::kBool << 8 | 8:
-      dtype = DataType::kBool;
-      return true;
-    default:
-      return false;
-  }
-}
-
-bool is_contiguous(const dlpack::Tensor& tensor) {
-  if (tensor.strides == nullptr) return true;
-  std::int64_t expected = 1;
-  for (int i = tensor.dims - 1; i >= 0; --i) {
-    if (tensor.shape[i] == 0) return true;
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
-    expected *= tensor.shape[i];
-  }
-  return true;
-}
 
 void Buffer::take(py::handle object, Access access, const std::string& role) {
   *this = is_exporter(object) ? take_exported(object, access, role) : take_foreign(object, access, role);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -38,10 +39,28 @@ struct View {
   Shape shape;
 };
 
+/// Throws Error(kInvalidArgument) of what `role` ("the input") is.
+[[noreturn]] inline void refuse(const std::string& role, const std::string& why) {
+  throw Error(Code::kInvalidArgument, role + " " + why);
+}
+
+inline constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
+
 /// False for a type that Herring does not reduce.
 bool parse_dtype(dlpack::DataType from, DataType& dtype);
 /// Row-major, without gaps.
 bool is_contiguous(const dlpack::Tensor& tensor);
+
+/// A tensor that its library exported by DLPack, contiguous and of a type that Herring reduces.
+struct TakenTensor {
+  std::shared_ptr<void> owner;  ///< Of what `tensor` is in: its last copy may go on any thread.
+  const dlpack::Tensor* tensor = nullptr;
+  DataType dtype = DataType::kFloat32;
+};
+/// `stream`: of a GPU, which the library makes wait for what it has submitted. Throws Error(kInvalidArgument) that says
+/// what `role` is and why it cannot be used.
+TakenTensor take_tensor(py::handle object, Access access, const std::string& role,
+                        std::optional<std::uint64_t> stream = {});
 
 /// Memory that is kept alive (and, for the buffer protocol, exported) until the last copy of `owner` goes, which may
 /// happen on any thread.

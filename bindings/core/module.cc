@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, module) {
   herring::python::bind_fabric(module);
   herring::python::bind_job_needs(module);
   herring::python::bind_cuda(module);
+  herring::python::bind_device_arrays(module);
   herring::python::bind_runtime(module);
   herring::python::bind_tensor_reader(module);
   herring::python::bind_fusion(module);

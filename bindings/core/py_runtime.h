@@ -7,6 +7,7 @@
 
 #include "bindings/core/python.h"
 #include "collectives/operations.h"
+#include "runtime/device_copies.h"
 #include "runtime/runtime.h"
 
 namespace herring::python {
@@ -15,11 +16,13 @@ struct PyRuntime {
   PyRuntime(std::shared_ptr<runtime::Communicator> runtime, const Config& config)
       : owned(runtime),
         operations(std::make_shared<collectives::Operations>(std::move(runtime), config)),
+        pinned(std::make_shared<runtime::PinnedMemory>(operations.get()->runtime())),
         timeout_s(config.timeout_s) {}
   ProcessOwned<runtime::Communicator> owned;
   ProcessOwned<collectives::Operations>
-      operations;    ///< The same, for a program's own calls: small ones may travel together.
-  double timeout_s;  ///< Of operations that say none.
+      operations;                              ///< The same, for a program's own calls: small ones may travel together.
+  ProcessOwned<runtime::PinnedMemory> pinned;  ///< Of it, for arrays of GPUs.
+  double timeout_s;                            ///< Of operations that say none.
 };
 
 /// Memory of the runtime's arena, or of the heap, as Python sees it (buffer protocol, uint8, writable).

@@ -30,6 +30,7 @@ void bind_runtime(py::module_& module);
 void bind_fusion(py::module_& module);
 void bind_arrays(py::module_& module);
 void bind_elastic(py::module_& module);
+void bind_device_arrays(py::module_& module);
 
 /// True once the interpreter no longer hands out its lock; Python objects are then left alone.
 bool is_finalizing() noexcept;
@@ -73,6 +74,16 @@ inline void add_method(py::object& type, PyMethodDef& definition) {
 
 /// A str's bytes, which live as long as it does. Throws py::error_already_set for anything else.
 std::string_view text_of(py::handle text);
+
+/// Runs `release` with the interpreter lock when the last copy goes; leaves the object alone where that is impossible.
+template <class T, class Release>
+std::shared_ptr<void> owner_of(T* resource, Release release) {
+  return std::shared_ptr<void>(resource, [release, pid = process_id()](void* pointer) {
+    if (is_finalizing() || process_id() != pid) return;
+    py::gil_scoped_acquire locked;
+    release(static_cast<T*>(pointer));
+  });
+}
 
 /// Seconds from now, saturating. Throws Error(kInvalidArgument) for NaN or a value below zero.
 Instant deadline_after(double seconds);

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "bindings/core/buffer.h"
+#include "bindings/core/device_array.h"
 #include "bindings/core/py_config.h"
 #include "bindings/core/py_hub.h"
 #include "bindings/core/py_runtime.h"
@@ -62,6 +63,19 @@ py::capsule make_capsule(const PyRuntime& self) {
   });
   static_cast<void>(holder.release());
   return capsule;
+}
+
+/// The memory, and why there is none where the system has just refused it.
+std::pair<std::unique_ptr<PyMemory>, std::string> pinned(const PyRuntime& self, std::size_t bytes,
+                                                         const DeviceArray& array) {
+  std::shared_ptr<std::byte> memory;
+  Status why_not;
+  {
+    const py::gil_scoped_release unlocked;
+    memory = self.pinned.get()->take(bytes, array.copies(), why_not);
+  }
+  return {memory ? std::make_unique<PyMemory>(std::move(memory), bytes) : nullptr,
+          why_not.is_ok() ? "" : why_not.message()};
 }
 
 std::unique_ptr<PyMemory> allocate(const PyRuntime& self, std::size_t bytes) {
@@ -257,6 +271,7 @@ void bind_runtime_class(py::module_& module) {
           },
           py::arg("group"))
       .def("allocate", &allocate, py::arg("bytes"))
+      .def("pinned", &pinned, py::arg("bytes"), py::arg("array"))
       .def(
           "place",
           [](const PyRuntime& self, std::uint32_t group, const std::vector<std::string>& names,

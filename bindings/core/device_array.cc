@@ -1,0 +1,140 @@
+#include "bindings/core/device_array.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "bindings/core/buffer.h"
+#include "cuda/open.h"
+
+namespace herring::python {
+namespace {
+
+using runtime::DeviceCopies;
+
+/// Which GPU's memory it is. Throws Error(kInvalidArgument) for all other memory.
+std::uint32_t device_of(py::handle array, const std::string& role) {
+  const auto device = array.attr("__dlpack_device__")().cast<py::tuple>();
+  const auto type = py::int_(device[0]).cast<int>();
+  if (type != dlpack::kCuda && type != dlpack::kCudaManaged) {
+    throw Error(Code::kInvalidArgument, role + " is not on a CUDA device, but others of the call are; pass all on one");
+  }
+  return py::int_(device[1]).cast<std::uint32_t>();
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceCopies> device_copies(std::uint32_t device) {
+  static auto* const mutex = new std::mutex();
+  // Never destroyed: the driver goes before the process does.
+  static auto* const all = new std::map<std::uint32_t, std::shared_ptr<DeviceCopies>>();
+  const std::scoped_lock lock(*mutex);
+  std::shared_ptr<DeviceCopies>& one = (*all)[device];
+  if (!one) one = std::make_shared<DeviceCopies>(cuda::open_device(DeviceId{device}));
+  return one;
+}
+
+DeviceArray::DeviceArray(py::handle array, bool is_written, const std::string& role) : role_(role) {
+  id_ = device_of(array, role);
+  try {
+    const py::gil_scoped_release unlocked;
+    copies_ = device_copies(id_);
+    queue_ = std::make_unique<DeviceCopies::Queue>(copies_);
+  } catch (const Error& error) {
+    throw Error(error.status().code(), role + " is on a CUDA device, which Herring cannot use: " + error.status().message());
+  }
+  const TakenTensor taken = take_tensor(array, is_written ? Access::kWrite : Access::kRead, role, queue_->stream());
+  bool is_capturing = false;
+  queue_->is_capturing(is_capturing).or_throw();
+  if (is_capturing) {
+    throw Error(Code::kInvalidArgument,
+                role + ": the current stream is being captured into a CUDA graph, where Herring cannot work");
+  }
+  owner_ = taken.owner;
+  dtype_ = taken.dtype;
+  std::size_t elements = 1;
+  for (int i = 0; i < taken.tensor->dims; ++i) {
+    shape_.push_back(taken.tensor->shape[i]);
+    elements *= static_cast<std::size_t>(taken.tensor->shape[i]);
+  }
+  span_ = {reinterpret_cast<std::uint64_t>(taken.tensor->data) + taken.tensor->byte_offset,
+           elements * element_bytes(dtype_)};
+}
+
+std::shared_ptr<void> DeviceArray::owner_with(const py::buffer& host, std::span<std::byte>& bytes,
+                                              bool is_written) const {
+  Buffer memory;
+  memory.take(host, is_written ? Access::kWrite : Access::kRead, "host memory");
+  if (memory.bytes.size() != span_.bytes) {
+    throw Error(Code::kInternal, "host memory of " + std::to_string(memory.bytes.size()) + " bytes for an array of " +
+                                     std::to_string(span_.bytes));
+  }
+  bytes = memory.bytes;
+  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(memory.owner, owner_);
+}
+
+void DeviceArray::start_to_host(const py::buffer& host) {
+  std::span<std::byte> bytes;
+  std::shared_ptr<void> owner = owner_with(host, bytes, true);
+  const py::gil_scoped_release unlocked;
+  queue_->to_host(bytes, span_, std::move(owner)).or_throw();
+}
+
+void DeviceArray::start_to_device(const py::buffer& host) {
+  std::span<std::byte> bytes;
+  std::shared_ptr<void> owner = owner_with(host, bytes, false);
+  const py::gil_scoped_release unlocked;
+  queue_->to_device(span_, bytes, std::move(owner)).or_throw();
+}
+
+bool DeviceArray::has_ended() {
+  const py::gil_scoped_release unlocked;
+  Status status;
+  if (!queue_->has_ended(status)) return false;
+  status.or_throw();
+  return true;
+}
+
+bool DeviceArray::wait(double seconds) {
+  const Instant deadline = deadline_after(seconds);
+  while (true) {
+    {
+      const py::gil_scoped_release unlocked;
+      Status status;
+      const Instant now = std::chrono::steady_clock::now();
+      if (queue_->wait(std::min(deadline, now + kSignalPeriod), status)) {
+        status.or_throw();
+        return true;
+      }
+      if (now >= deadline) return false;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
+
+namespace {
+
+py::tuple shape_of(const DeviceArray& array) {
+  py::tuple result(array.shape().size());
+  for (std::size_t i = 0; i < array.shape().size(); ++i) result[i] = array.shape()[i];
+  return result;
+}
+
+}  // namespace
+
+void bind_device_arrays(py::module_& module) {
+  py::class_<DeviceArray>(module, "DeviceArray")
+      .def(py::init<py::handle, bool, const std::string&>(), py::arg("array"), py::arg("is_written"), py::arg("role"))
+      .def_property_readonly("shape", &shape_of)
+      .def_property_readonly("dtype", [](const DeviceArray& self) { return std::string(name(self.dtype())); })
+      .def_property_readonly("nbytes", &DeviceArray::bytes)
+      .def_property_readonly("device", &DeviceArray::device)
+      .def("start_to_host", &DeviceArray::start_to_host, py::arg("host"))
+      .def("start_to_device", &DeviceArray::start_to_device, py::arg("host"))
+      .def("has_ended", &DeviceArray::has_ended)
+      .def("wait", &DeviceArray::wait, py::arg("seconds"));
+}
+
+}  // namespace herring::python

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/idle_pool.h"
+#include "runtime/communicator.h"
+
+namespace herring::runtime {
+
+/// A GPU for callers that wait for their copies themselves: one queue each. Any thread.
+class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
+ public:
+  using Owners = std::vector<std::shared_ptr<void>>;
+
+  explicit DeviceCopies(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+  DeviceCopies(const DeviceCopies&) = delete;
+  DeviceCopies& operator=(const DeviceCopies&) = delete;
+
+  /// Copies that follow one another. One thread at a time.
+  class Queue final {
+   public:
+    /// Throws Error where the device has failed.
+    explicit Queue(std::shared_ptr<DeviceCopies> device);
+    /// Copies that are under way go on: what they touch is kept until they end.
+    ~Queue();
+    Queue(const Queue&) = delete;
+    Queue& operator=(const Queue&) = delete;
+
+    /// For libraries that make it wait for what they have submitted: the driver's handle.
+    std::uint64_t stream() const { return stream_.value; }
+    /// Whether what it waits for is being captured into a graph.
+    Status is_capturing(bool& answer);
+    /// `owner`: of both memories.
+    Status to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner);
+    Status to_device(DeviceSpan to, std::span<const std::byte> from, std::shared_ptr<void> owner);
+    /// Whether all copies have ended; `status`: how.
+    bool has_ended(Status& status);
+    /// Waits for it, no longer than that: false then.
+    bool wait(Instant deadline, Status& status);
+
+   private:
+    friend class DeviceCopies;
+    template <class Copy>
+    Status submit(std::shared_ptr<void> owner, const Copy& copy);
+
+    const std::shared_ptr<DeviceCopies> device_;
+    StreamHandle stream_;
+    std::vector<Ticket> tickets_;  ///< Under way.
+    Owners owners_;
+    Status status_;
+  };
+
+  std::string description() const { return device_->description(); }
+  Status pin(std::span<std::byte> memory);
+  void unpin(std::span<std::byte> memory);
+
+ private:
+  /// A queue that is gone, whose copies are not.
+  struct Rest {
+    StreamHandle stream;
+    std::vector<Ticket> tickets;
+    Owners owners;
+  };
+
+  // With the lock:
+  StreamHandle take_stream();
+  /// Owners that `gone` gets may come here again: they go after the lock.
+  void look(Owners& gone);
+  /// Takes those that have ended out of `tickets`; their status.
+  Status take_ended(std::vector<Ticket>& tickets);
+
+  std::mutex mutex_;  // guards all below
+  std::unique_ptr<Device> device_;
+  std::vector<StreamHandle> idle_streams_;
+  std::map<Ticket, Status> ended_;  ///< Handed out by the device, and not taken yet.
+  std::vector<Rest> rests_;
+};
+
+/// Host memory for arrays of GPUs: of the runtime's arena, where the ranks of a host read each other's without a copy,
+/// and pinned. What was used is kept. Any thread.
+class PinnedMemory final : public std::enable_shared_from_this<PinnedMemory> {
+ public:
+  /// Smaller arrays are not worth pages of their own.
+  static constexpr std::size_t kLeastBytes = 64 << 10;
+
+  explicit PinnedMemory(std::weak_ptr<Communicator> runtime);
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  /// So many bytes at least, back here when the last owner goes: by then no copy may use them. Null where there are
+  /// none: few bytes, the arena is used up, or the system pins no more (`why_not` says so once).
+  std::shared_ptr<std::byte> take(std::size_t bytes, const std::shared_ptr<DeviceCopies>& device, Status& why_not);
+
+ private:
+  class Pages;
+
+  std::unique_ptr<Pages> make(std::size_t bytes, const std::shared_ptr<DeviceCopies>& device, Status& why_not);
+
+  const std::weak_ptr<Communicator> runtime_;
+  IdlePool<Pages> pool_;
+  std::atomic<bool> is_refused_ = false;
+};
+
+}  // namespace herring::runtime
