@@ -181,7 +181,7 @@ def _new_like(array: Any, shape: tuple[int, ...]) -> Any:
         return new_empty(shape)
     library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
     kind, empty = getattr(library, "ndarray", None), getattr(library, "empty", None)
-    if empty is not None and isinstance(kind, type) and isinstance(array, kind):  # CuPy
+    if empty is not None and isinstance(kind, type) and issubclass(type(array), kind):  # CuPy
         return empty(shape, dtype=array.dtype)
     return None
 

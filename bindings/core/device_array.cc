@@ -43,7 +43,8 @@ DeviceArray::DeviceArray(py::handle array, bool is_written, const std::string& r
     copies_ = device_copies(id_);
     queue_ = std::make_unique<DeviceCopies::Queue>(copies_);
   } catch (const Error& error) {
-    throw Error(error.status().code(), role + " is on a CUDA device, which Herring cannot use: " + error.status().message());
+    throw Error(error.status().code(),
+                role + " is on a CUDA device, which Herring cannot use: " + error.status().message());
   }
   const TakenTensor taken = take_tensor(array, is_written ? Access::kWrite : Access::kRead, role, queue_->stream());
   bool is_capturing = false;
