@@ -52,6 +52,7 @@ together=()
 step cases 300 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cacheprovider "${together[@]}" \
   tests/torch/test_torch_accelerator.py tests/torch/test_torch_peers.py tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
+step arrays 120 $PYTHON -m torch.distributed.run --nproc-per-node 2 tests/gpu/arrays.py
 step wrappers 240 $PYTHON tests/gpu/wrappers.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
 [ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"
