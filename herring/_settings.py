@@ -46,6 +46,7 @@ class Settings(TypedDict, total=False):
     on_host: Literal["host", "device", "auto"] | None
     device_memory_bytes: int | str | None
     device_blocks: int | str | None
+    gpudirect: _AutoOnOff | None
     provider: Literal["auto", "efa", "verbs", "tcp", "builtin"] | None
     interface: str | None
     simd: Literal["auto", "avx512", "avx2", "neon", "scalar"] | None

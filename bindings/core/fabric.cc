@@ -32,6 +32,7 @@ py::dict probe(const PyConfig& config, std::vector<std::string> search) {
   result["tried"] = report.fabric.tried;
   result["providers"] = providers;
   result["chosen"] = report.fabric.chosen;
+  result["no_devices"] = report.fabric.no_devices;
   result["interfaces"] = interfaces;
   result["interface"] = report.builtin.chosen;
   result["is_builtin"] = report.is_builtin;

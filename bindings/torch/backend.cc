@@ -49,9 +49,10 @@ struct Backend::Pending {
 };
 
 Process::Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators,
-                 PeerSettings peer_settings)
+                 PeerSettings peer_settings, DirectSettings direct_settings)
     : runtime(std::move(shared_runtime)),
       host_memory(std::make_shared<HostMemory>(runtime)),
+      direct(std::make_shared<DirectMemory>(runtime, direct_settings)),
       stager(std::make_unique<Stager>()),
       takes_accelerators(with_accelerators),
       peers(peer_settings),
@@ -62,12 +63,14 @@ Process::~Process() {
   if (getpid() == pid) {
     stager.reset();
     host_memory.reset();
+    direct.reset();
     runtime.reset();
     return;
   }
   // A forked child: the threads that destructors would wait for exist in the parent only. Leaked on purpose.
   static_cast<void>(new std::shared_ptr<runtime::Communicator>(std::move(runtime)));
   static_cast<void>(new std::shared_ptr<HostMemory>(std::move(host_memory)));
+  static_cast<void>(new std::shared_ptr<DirectMemory>(std::move(direct)));
   static_cast<void>(stager.release());
 }
 

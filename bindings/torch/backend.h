@@ -16,6 +16,7 @@
 
 #include "collectives/message_plan.h"
 #include "device.h"
+#include "direct.h"
 #include "peers.h"
 #include "runtime/communicator.h"
 #include "tensors.h"
@@ -25,13 +26,15 @@ namespace herring::torch_binding {
 
 /// What all groups of a process share.
 struct Process {
-  Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators, PeerSettings peer_settings);
+  Process(std::shared_ptr<runtime::Communicator> shared_runtime, bool with_accelerators, PeerSettings peer_settings,
+          DirectSettings direct_settings);
   ~Process();
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
   std::shared_ptr<runtime::Communicator> runtime;
   std::shared_ptr<HostMemory> host_memory;  ///< For tensors on accelerators, and what looks after their copies.
+  std::shared_ptr<DirectMemory> direct;     ///< Of accelerators, for the network cards.
   std::unique_ptr<Stager> stager;
   const bool takes_accelerators;  ///< HERRING_CUDA is not off.
   const PeerSettings peers;
@@ -172,6 +175,11 @@ class Backend final : public c10d::Backend {
   WorkPtr hand_to_stager(c10::intrusive_ptr<DeviceWork> work);
   /// peers.cc: on the devices themselves; null where it goes through the host.
   WorkPtr peer_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
+  /// direct.cc: the network card reads and writes the device; null where it goes through the host.
+  WorkPtr direct_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
+  /// The operation itself; `memory` keeps both.
+  WorkPtr allreduce_on_device(const at::Tensor& input, const at::Tensor& output, std::shared_ptr<const void> memory,
+                              const c10d::AllreduceOptions& options);
   /// In parts, where it is worth it (docs/adr/0021-device-parts.md); null: it is not.
   WorkPtr parted_allreduce(c10::Device device, const Tensors& tensors, const c10d::AllreduceOptions& options);
   template <class Prepare>

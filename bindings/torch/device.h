@@ -87,6 +87,10 @@ class Mirror final {
   std::vector<at::Tensor> update(const std::vector<at::Tensor>& sources, const std::vector<at::Tensor>& targets);
   /// `tensor` is to hold what `host`, of its shape and type, holds in the end.
   void write_from(const at::Tensor& tensor, const at::Tensor& host);
+  /// direct.cc. On the device itself: a copy of what `tensor` holds goes to `input`, and `tensor` is to hold what
+  /// `output` does in the end. `owner`: of both, kept until then.
+  void update_there(const at::Tensor& tensor, const at::Tensor& input, const at::Tensor& output,
+                    std::shared_ptr<void> owner);
   /// Memory that copies from and to the device are fast with, where it can be had.
   at::Tensor host_memory(at::IntArrayRef sizes, at::ScalarType type) const;
 
@@ -119,7 +123,8 @@ class Mirror final {
   const std::string call_;
   const std::shared_ptr<HostMemory> memory_;
   const CopyStreams streams_;
-  c10::Event ready_;  ///< What the caller's stream had at the call.
+  c10::Event ready_;             ///< What the caller's stream had at the call.
+  std::shared_ptr<void> owner_;  ///< Of update_there(): goes after the tensors that lie there.
   std::vector<Pair> reads_;
   std::vector<Pair> writes_;
   std::vector<Pack> packs_;  ///< Read and written.

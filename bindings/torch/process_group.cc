@@ -4,6 +4,7 @@
 #include "backend.cc"
 #include "batch.cc"
 #include "device.cc"
+#include "direct.cc"
 #include "handed.cc"
 #include "host_memory.cc"
 #include "pack.cc"

@@ -65,6 +65,7 @@ std::vector<at::Tensor> joined(const std::vector<std::vector<at::Tensor>>& lists
 Backend::WorkPtr Backend::staged_allreduce(c10::Device device, const Tensors& tensors,
                                            const c10d::AllreduceOptions& options) {
   if (WorkPtr on_device = peer_allreduce(device, tensors, options)) return on_device;
+  if (WorkPtr direct = direct_allreduce(device, tensors, options)) return direct;
   if (WorkPtr parted = parted_allreduce(device, tensors, options)) return parted;
   return stage(device, c10d::OpType::ALLREDUCE, "herring:all_reduce", options.timeout, tensors, [&](Mirror& mirror) {
     return [host = mirror.update(tensors), own = in_background(options)](Backend& group) mutable {

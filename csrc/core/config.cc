@@ -222,6 +222,17 @@ constexpr auto kSettings = std::to_array<Setting>({
      1 * kMiB, 64 * 1024 * kMiB, 1 * kMiB},
     {"HERRING_DEVICE_BLOCKS", Type::kCount, &Config::device_blocks,
      "With HERRING_ON_HOST=device or auto: how many of the GPU's multiprocessors a sum uses at most.", 1, 1024},
+    {"HERRING_GPUDIRECT",
+     Type::kChoice,
+     &Config::gpudirect,
+     "Whether the network card reads and writes GPU memory itself (GPUDirect RDMA) in the torch backend's all_reduce, "
+     "where all servers are processes on other hosts. off: data goes through host memory. on: an error if it cannot. "
+     "auto: as on if it can, else as off, with a line that says why. on and auto have never run on real hardware.",
+     0,
+     0,
+     1,
+     {},
+     kSwitchChoices},
     {"HERRING_PROVIDER",
      Type::kChoice,
      &Config::provider,

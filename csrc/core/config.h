@@ -48,6 +48,7 @@ struct Config {
   std::string on_host = "host";            ///< HERRING_ON_HOST: where ranks of a host sum tensors of GPUs.
   std::uint64_t device_memory_bytes = 64 << 20;  ///< HERRING_DEVICE_MEMORY_BYTES: of a GPU, for the others to read.
   std::uint32_t device_blocks = 8;               ///< HERRING_DEVICE_BLOCKS: of threads, for a sum on a GPU.
+  Switch gpudirect = Switch::kOff;               ///< HERRING_GPUDIRECT: the network card reads and writes GPU memory.
   std::uint32_t spin_us = 20;                    ///< HERRING_SPIN_US: polling before blocking.
   std::string tcp_congestion = "auto";           ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
   std::uint32_t slice_us = 100;                  ///< HERRING_SLICE_US: ShortTurns of threads that move data.

@@ -13,6 +13,13 @@ enum class MemoryKind : std::uint8_t {
   kDevice,  ///< A device's: an address here is a name, and reading it on the host is a fault.
 };
 
+/// The same, and of which device it is (core/device.h, DeviceId).
+struct MemoryPlace {
+  MemoryPlace(MemoryKind of = MemoryKind::kHost, std::uint32_t number = 0) : kind(of), device(number) {}
+  MemoryKind kind;
+  std::uint32_t device;  ///< Where the kind is kDevice.
+};
+
 /// The host may read and write it.
 constexpr bool is_on_host(MemoryKind kind) noexcept { return kind != MemoryKind::kDevice; }
 

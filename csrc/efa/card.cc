@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/descriptors.h"
+#include "efa/devices.h"
 #include "efa/signals.h"
 
 namespace herring::efa {
@@ -37,8 +38,19 @@ std::string Card::description() const {
 
 bool Card::needs_registration() const noexcept { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
 
-std::unique_ptr<memory::Registration> Card::register_memory(std::span<std::byte> memory, MemoryKind) {
+bool Card::takes(MemoryKind kind) const noexcept { return is_on_host(kind) || takes_devices(*info_); }
+
+std::unique_ptr<memory::Registration> Card::register_memory(std::span<std::byte> memory, MemoryPlace place) {
   fid_mr* region = nullptr;
+  if (!is_on_host(place.kind)) {
+    const int result = register_device(domain_.get(), memory, place.device, next_key_++, &region);
+    if (result != 0) {
+      fail("fi_mr_regattr of " + std::to_string(memory.size()) + " bytes of GPU " + std::to_string(place.device) +
+               " (is the kernel module nvidia_peermem loaded, or does the kernel export GPU memory as DMA-BUF?)",
+           result);
+    }
+    return std::make_unique<Region>(region);
+  }
   const int result =
       fi_mr_reg(domain_.get(), memory.data(), memory.size(), FI_SEND | FI_RECV, 0, next_key_++, 0, &region, nullptr);
   if (result != 0) {

@@ -32,8 +32,8 @@ class Card final : public memory::Nic {
   Card(std::shared_ptr<const Library> library, const fi_info& chosen, Sharing sharing);
 
   std::string description() const override;
-  bool takes(MemoryKind kind) const noexcept override { return is_on_host(kind); }
-  std::unique_ptr<memory::Registration> register_memory(std::span<std::byte> memory, MemoryKind kind) override;
+  bool takes(MemoryKind kind) const noexcept override;
+  std::unique_ptr<memory::Registration> register_memory(std::span<std::byte> memory, MemoryPlace place) override;
 
   const Library& library() const noexcept { return *library_; }
   const fi_info& info() const noexcept { return *info_; }

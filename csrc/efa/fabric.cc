@@ -5,6 +5,7 @@
 #include "efa/card.h"
 #include "efa/endpoint.h"
 #include "efa/library.h"
+#include "efa/objects.h"
 #include "efa/select.h"
 
 namespace herring::efa {
@@ -26,6 +27,21 @@ std::string no_provider_text(const Library& library, const Selection& selection)
          "\nCheck HERRING_PROVIDER and HERRING_INTERFACE; `herring doctor` shows what is there.";
 }
 
+/// The chosen card with memory of devices. Null, and why: it does not take any.
+std::shared_ptr<Card> open_with_devices(const std::shared_ptr<const Library>& library, const Selection& selection,
+                                        std::size_t receives, std::string& why) {
+  const InfoPtr info = select_with_devices(*library, selection, why);
+  if (info == nullptr) return nullptr;
+  try {
+    auto card = std::make_shared<Card>(library, *info, Sharing::kManyThreads);
+    const FabricObjects tried(card, selection.kind, receives);  // Only an endpoint knows what the card reaches.
+    return card;
+  } catch (const Error& error) {
+    why = error.status().message();
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 FabricReport probe(const FabricOptions& options) {
@@ -38,6 +54,8 @@ FabricReport probe(const FabricOptions& options) {
     Selection selection = select(*library, options, Look::kAll);
     report.providers = std::move(selection.reports);
     report.chosen = selection.chosen;
+    if (options.takes_devices && selection.chosen >= 0)
+      open_with_devices(library, selection, options.receives, report.no_devices);
   } catch (const Error& error) {
     report.tried.push_back(report.path + ": " + error.status().message());
   }
@@ -58,6 +76,11 @@ class Fabric::Impl {
     selection = select(*library, options, Look::kWhatIsNeeded);
     if (selection.chosen < 0) throw Error(Code::kUnavailable, no_provider_text(*library, selection));
     provider = fabric_name(selection.kind);
+    if (options.takes_devices) shared = open_with_devices(library, selection, options.receives, no_devices);
+    if (shared) {
+      memory = {&domain, domain.add_nic(shared)};
+      return;
+    }
     const bool registers = (selection.info->domain_attr->mr_mode & FI_MR_LOCAL) != 0 || options.always_registers;
     if (!registers) return;
     shared = std::make_shared<Card>(library, *selection.info, Sharing::kManyThreads);
@@ -68,6 +91,7 @@ class Fabric::Impl {
   std::shared_ptr<const Library> library;
   Selection selection;
   std::string provider;
+  std::string no_devices = "memory of devices was not asked for";
   std::shared_ptr<Card> shared;  // Null: every endpoint has its own.
   CardMemory memory;
 };
@@ -76,6 +100,7 @@ Fabric::Fabric(const FabricOptions& options, memory::Domain& domain) : impl_(std
 Fabric::~Fabric() = default;
 
 const std::string& Fabric::provider() const { return impl_->provider; }
+const std::string& Fabric::no_devices() const { return impl_->no_devices; }
 const std::vector<int>& Fabric::nodes() const { return impl_->selection.nodes; }
 
 std::unique_ptr<transport::Endpoint> Fabric::open_endpoint() {

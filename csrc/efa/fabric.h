@@ -36,6 +36,7 @@ struct FabricOptions {
   std::vector<std::string> search;
   std::size_t receives = 8192;    ///< Posted at the same moment on one endpoint: layered providers make room for them.
   double connect_timeout_s = 20;  ///< A peer that takes no message for this long fails the sends that wait for it.
+  bool takes_devices = false;     ///< GPUDirect: memory of devices too, where the chosen card does; else as ever.
   bool always_registers = false;  ///< Memory is registered though the provider would take any: as with EFA, for tests.
 };
 
@@ -55,7 +56,8 @@ struct FabricReport {
   std::string version;             ///< "2.5"
   std::vector<std::string> tried;  ///< "path: reason", in order.
   std::vector<ProviderReport> providers;
-  int chosen = -1;  ///< Index into providers.
+  int chosen = -1;         ///< Index into providers.
+  std::string no_devices;  ///< Of FabricOptions::takes_devices: why the chosen one takes no memory of devices.
 };
 FabricReport probe(const FabricOptions& options);
 
@@ -72,6 +74,8 @@ class Fabric final {
   const std::string& provider() const;
   /// Of the devices that FabricOptions::number chose among; at least one.
   const std::vector<int>& nodes() const;
+  /// Why memory of devices is not taken (MemoryKind::kDevice); empty: it is.
+  const std::string& no_devices() const;
   /// Each endpoint has a completion queue of its own. Where memory is registered, they share a libfabric domain, and so
   /// what is registered; else nothing.
   std::unique_ptr<transport::Endpoint> open_endpoint();

@@ -186,6 +186,10 @@ std::uint32_t Library::api_version() const noexcept {
   return std::min<std::uint32_t>(version_, FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION));
 }
 
+std::uint32_t Library::device_api_version() const noexcept {
+  return std::min<std::uint32_t>(version_, FI_VERSION(1, 20));
+}
+
 InfoPtr Library::allocate_info() const { return duplicate(nullptr); }
 
 InfoPtr Library::duplicate(const fi_info* info) const {
@@ -194,7 +198,7 @@ InfoPtr Library::duplicate(const fi_info* info) const {
   return copy;
 }
 
-int Library::get_info(const fi_info* hints, InfoPtr& list) const {
+int Library::get_info(std::uint32_t version, const fi_info* hints, InfoPtr& list) const {
   const SignalGuard guard;
   std::optional<TemporaryVariable> plugins;
   if (wants_plugins_.exchange(false)) {
@@ -202,7 +206,7 @@ int Library::get_info(const fi_info* hints, InfoPtr& list) const {
     if (!path.empty()) plugins.emplace("FI_PROVIDER_PATH", path);
   }
   fi_info* found = nullptr;
-  const int result = get_info_(api_version(), nullptr, nullptr, 0, hints, &found);
+  const int result = get_info_(version, nullptr, nullptr, 0, hints, &found);
   list = InfoPtr(found, InfoDeleter{free_info_});
   return result;
 }

@@ -39,11 +39,15 @@ class Library final {
   std::string version_text() const;
   /// What to ask fi_getinfo for: the headers' version, or the library's where that is older.
   std::uint32_t api_version() const noexcept;
+  /// The same where memory of devices is asked for: before 1.18 EFA knows too little of it, and what is newer changes
+  /// nothing that the headers have.
+  std::uint32_t device_api_version() const noexcept;
 
   InfoPtr allocate_info() const;
   InfoPtr duplicate(const fi_info* info) const;
   /// fi_getinfo: 0 and a list, or a negative fi_errno.
-  int get_info(const fi_info* hints, InfoPtr& list) const;
+  int get_info(const fi_info* hints, InfoPtr& list) const { return get_info(api_version(), hints, list); }
+  int get_info(std::uint32_t version, const fi_info* hints, InfoPtr& list) const;
   int open_fabric(fi_fabric_attr* attributes, fid_fabric** fabric) const;
   /// "Connection refused" for 111, "-111" or any fi_errno of either sign.
   std::string error_text(std::int64_t code) const;

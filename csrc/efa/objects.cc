@@ -7,6 +7,7 @@
 #include <array>
 #include <utility>
 
+#include "efa/devices.h"
 #include "efa/signals.h"
 
 namespace herring::efa {
@@ -75,7 +76,11 @@ FabricObjects::FabricObjects(std::shared_ptr<Card> on, ProviderKind kind, std::s
   if ((result = fi_ep_bind(opened, &addresses->fid, 0)) != 0) fail("fi_ep_bind (addresses)", result);
   if ((result = fi_ep_bind(opened, &queue->fid, FI_TRANSMIT | FI_RECV)) != 0) fail("fi_ep_bind (queue)", result);
   if (events != nullptr && fi_ep_bind(opened, &events->fid, 0) != 0) events.reset();
+  const char* call = nullptr;
+  const int refused = takes_devices(*info) ? forbid_detours(*opened, call) : 0;
   if ((result = fi_enable(opened)) != 0) fail("fi_enable", result);
+  // Not earlier: libfabric 1.17 crashes where an endpoint is closed that has never been enabled.
+  if (refused != 0) fail(call, refused);
 
   std::array<std::byte, 256> name{};
   std::size_t bytes = name.size();

@@ -112,9 +112,9 @@ std::string address_text(const fi_info& info, Candidate& candidate) {
   return text.data();
 }
 
-std::string problem_with(const fi_info& info) {
+std::string problem_with(const fi_info& info, int memory_modes = kMemoryModes) {
   if ((info.mode & ~kModes) != 0) return "needs fi_info modes that Herring does not offer";
-  if ((info.domain_attr->mr_mode & ~kMemoryModes) != 0) return "needs memory registration modes Herring does not offer";
+  if ((info.domain_attr->mr_mode & ~memory_modes) != 0) return "needs memory registration modes Herring does not offer";
   if (info.tx_attr->iov_limit < kSpansPerMessage || info.rx_attr->iov_limit < kSpansPerMessage) {
     return "takes fewer than 2 buffers in one message";
   }
@@ -288,6 +288,31 @@ Selection select(const Library& library, const FabricOptions& options, Look look
     selection.info = library.duplicate(offer.info);
   }
   return selection;
+}
+
+InfoPtr select_with_devices(const Library& library, const Selection& chosen, std::string& why) {
+  const InfoPtr hints = hints_for(library, chosen.kind);
+  hints->caps |= FI_HMEM;
+  hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  InfoPtr list;
+  const int result = library.get_info(library.device_api_version(), hints.get(), list);
+  const std::string card = std::string(fabric_name(chosen.kind)) + " (" + chosen.info->domain_attr->name + ")";
+  Candidate wanted;
+  const std::string address = address_text(*chosen.info, wanted);
+  for (const fi_info* info = list.get(); info != nullptr; info = info->next) {
+    if (info->domain_attr == nullptr || info->domain_attr->name == nullptr || (info->caps & FI_HMEM) == 0 ||
+        std::strcmp(info->domain_attr->name, chosen.info->domain_attr->name) != 0 ||
+        std::strcmp(info->fabric_attr->prov_name, chosen.info->fabric_attr->prov_name) != 0 ||
+        address_text(*info, wanted) != address) {
+      continue;
+    }
+    why = problem_with(*info, kMemoryModes | FI_MR_HMEM);
+    if (!why.empty()) why = card + " with GPU memory " + why;
+    return why.empty() ? library.duplicate(info) : nullptr;
+  }
+  why = card + " of libfabric " + library.version_text() + " takes no GPU memory (fi_getinfo with FI_HMEM: " +
+        (result != 0 ? library.error_text(result) : "nothing for this card") + ")";
+  return nullptr;
 }
 
 }  // namespace herring::efa

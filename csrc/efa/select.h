@@ -52,6 +52,9 @@ struct Selection {
   ProviderKind kind = ProviderKind::kTcp;
   InfoPtr info;  ///< The chosen one; null where chosen is -1.
 };
+/// What was chosen, asked for again with memory of devices (FI_HMEM). Null, and why: it is not to be had so.
+InfoPtr select_with_devices(const Library& library, const Selection& chosen, std::string& why);
+
 /// kWhatIsNeeded asks for no provider that options.provider rules out, and for none after one that is preferred to all
 /// that follow: asking may start a provider's threads and open its devices. kAll is for a report.
 enum class Look : std::uint8_t { kWhatIsNeeded, kAll };

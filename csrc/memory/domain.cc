@@ -57,15 +57,15 @@ Buffer Domain::allocate(std::size_t bytes) {
   return adopt(memory, MemoryKind::kHost, std::make_shared<Buffer>(std::move(mapped)));
 }
 
-Buffer Domain::adopt(std::span<std::byte> memory, MemoryKind kind, std::shared_ptr<void> owner, Reuse reuse) {
-  Hold held = hold(memory, kind, reuse);
+Buffer Domain::adopt(std::span<std::byte> memory, MemoryPlace place, std::shared_ptr<void> owner, Reuse reuse) {
+  Hold held = hold(memory, place, reuse);
   if (held) regions_->own(held.region_);
   held.owns_memory_ = true;
-  return {memory, kind, std::move(owner), std::move(held)};
+  return {memory, place.kind, std::move(owner), std::move(held)};
 }
 
-Hold Domain::hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse) {
-  Region* region = regions_->hold(memory, kind, reuse);
+Hold Domain::hold(std::span<std::byte> memory, MemoryPlace place, Reuse reuse) {
+  Region* region = regions_->hold(memory, place, reuse);
   if (region == nullptr) return {};
   return {regions_, region, false};
 }

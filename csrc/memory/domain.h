@@ -56,10 +56,11 @@ class Domain final {
   /// map_host(), registered. Throws Error: no memory, or a card that does not take it.
   Buffer allocate(std::size_t bytes);
   /// Memory that somebody else has mapped, registered. Throws Error where a card does not take it.
-  Buffer adopt(std::span<std::byte> memory, MemoryKind kind, std::shared_ptr<void> owner, Reuse reuse = Reuse::kNever);
+  Buffer adopt(std::span<std::byte> memory, MemoryPlace place, std::shared_ptr<void> owner,
+               Reuse reuse = Reuse::kNever);
   /// Registers memory that its caller lends, where nobody has; empty memory needs nothing. Throws Error where a card
   /// does not take it.
-  [[nodiscard]] Hold hold(std::span<std::byte> memory, MemoryKind kind = MemoryKind::kHost,
+  [[nodiscard]] Hold hold(std::span<std::byte> memory, MemoryPlace place = MemoryKind::kHost,
                           Reuse reuse = Reuse::kNever);
   /// This memory is about to be unmapped, or to lose its pages: no registration that has some of it is used again.
   void invalidate(std::span<const std::byte> memory) noexcept;

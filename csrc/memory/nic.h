@@ -28,7 +28,7 @@ class Nic {
   /// False: memory of that kind is never posted on this card (a device's, without GPUDirect).
   virtual bool takes(MemoryKind kind) const noexcept = 0;
   /// Pins the memory and makes it known to the card: slow, milliseconds for large memory. Throws Error.
-  virtual std::unique_ptr<Registration> register_memory(std::span<std::byte> memory, MemoryKind kind) = 0;
+  virtual std::unique_ptr<Registration> register_memory(std::span<std::byte> memory, MemoryPlace place) = 0;
 };
 
 /// Position of a card in its domain.

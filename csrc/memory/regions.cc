@@ -23,7 +23,7 @@ NicId Regions::add_nic(std::shared_ptr<Nic> nic) {
   return NicId{static_cast<std::uint32_t>(nics_.size() - 1)};
 }
 
-Region* Regions::hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse) {
+Region* Regions::hold(std::span<std::byte> memory, MemoryPlace place, Reuse reuse) {
   if (nics_.empty() || memory.empty() || !guard_.in_owner()) return nullptr;
   is_used_.store(true);
   if (Region* known = take_known(memory); known != nullptr) return known;
@@ -33,7 +33,7 @@ Region* Regions::hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse)
   region->reuse = reuse;
   region->holds = 1;
   for (const auto& nic : nics_) {
-    region->registrations.push_back(nic->takes(kind) ? nic->register_memory(memory, kind) : nullptr);
+    region->registrations.push_back(nic->takes(place.kind) ? nic->register_memory(memory, place) : nullptr);
   }
   const std::unique_lock lock(mutex_);
   if (is_closed_) throw Error(Code::kShutdown, "memory was to be registered after its domain had gone");

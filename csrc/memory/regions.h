@@ -48,7 +48,7 @@ class Regions final {
   NicId add_nic(std::shared_ptr<Nic> nic);
   const std::vector<std::shared_ptr<Nic>>& nics() const noexcept { return nics_; }
   /// Null: nothing to register.
-  Region* hold(std::span<std::byte> memory, MemoryKind kind, Reuse reuse);
+  Region* hold(std::span<std::byte> memory, MemoryPlace place, Reuse reuse);
   /// Of a known one, stale or not; null: none covers the memory.
   Region* borrow(std::span<const std::byte> memory);
   void own(Region* region) noexcept;

@@ -103,6 +103,18 @@ struct Request {
   bool is_lent = false;  ///< The memory is what the caller has lent itself by lend(), for tensors.
   /// Of an all-reduce in place, where the communicator takes it (late_part_bytes()): what its memory is.
   std::shared_ptr<LateMemory> late = {};
+  /// Of an all-reduce, where the communicator takes it (device_memory()): input and output lie in a device. What keeps
+  /// them, registered, until the network touches them no more, which may be after the end where a server was lost.
+  std::shared_ptr<const void> device_memory = {};
+
+  bool is_special() const { return late != nullptr || device_memory != nullptr; }
+};
+
+/// Whether, and how, all-reduces of a group take memory of a device.
+struct DeviceMemoryUse {
+  Status status;  ///< kUnavailable: they do not, and why.
+  /// Input and output are different memory, else the same: what a lost server had is summed again from the input.
+  bool is_apart = false;
 };
 
 /// A collective that is made of messages, as this rank calls it. A rank that has waited in one for long tells the
@@ -243,6 +255,18 @@ class Communicator {
   virtual std::uint64_t late_part_bytes([[maybe_unused]] GroupId group) const { return 0; }
   /// Late memory has something new to say. From any thread.
   virtual void look_at_late_memory() {}
+
+  /// Whether the network card can read and write a device's memory in all-reduces of this group.
+  virtual DeviceMemoryUse device_memory([[maybe_unused]] GroupId group) const {
+    return {Status(Code::kUnavailable, "the job is elastic: its ranks keep operations in host memory"), false};
+  }
+  /// Makes a device's memory known to the network cards until the result goes, and keeps `owner` as long. Slow. Throws
+  /// Error where a card does not take it.
+  virtual std::shared_ptr<void> register_device_memory([[maybe_unused]] std::span<std::byte> memory,
+                                                       [[maybe_unused]] std::uint32_t device,
+                                                       [[maybe_unused]] std::shared_ptr<void> owner) {
+    throw Error(Code::kUnavailable, "this job takes no memory of devices");
+  }
 
   /// The number in its group of a collective that is made of messages, counted with the operations that have no name.
   /// None where they are not counted together (elastic jobs).

@@ -146,6 +146,9 @@ std::unique_ptr<Network> open_network(const Config& config, const Placement& pla
   options.cards = card_share(placement, hub, role, rank);
   options.strangers = std::move(strangers);
   const std::string who = (role == Role::kWorker ? "rank " : "server ") + std::to_string(rank);
+  options.takes_devices = role == Role::kWorker && config.gpudirect != Switch::kOff && config.cuda != Switch::kOff;
+  // Where ranks send GPU memory each message is two.
+  if (config.gpudirect != Switch::kOff) options.receives *= 2;
   options.on_stranger = [logger = std::make_shared<Logger>(logger_options(config, who))](const std::string& text) {
     logger->log_limited(LogLevel::kWarning, "tcp.stranger", "refused a connection from outside the job: " + text);
   };
@@ -192,6 +195,18 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
   // A worker may send as soon as connect() returns: all lanes have posted their receives by then.
   hub.exchange("connected", {}, deadline, Wants::kNothing);
   return result;
+}
+
+std::string describe(const Config& config, const Placement& placement, bool has_arena,
+                     const transport::Endpoint* endpoint) {
+  if (placement.workers == 1 && placement.lanes.empty()) return "one process: nothing to exchange";
+  std::string text;
+  if (has_arena) text = "shared memory inside each host";
+  if (endpoint == nullptr) return text;
+  if (!text.empty()) text += ", then ";
+  const auto embedded = static_cast<std::uint32_t>(std::ranges::count_if(placement.lanes, &LanePlace::embedded));
+  return text + endpoint->description() + " through " + counted(placement.servers, "server") + " (" +
+         std::to_string(embedded / config.lanes) + " embedded in workers)";
 }
 
 }  // namespace herring::runtime

@@ -37,4 +37,9 @@ Connections connect(const Config& config, const Placement& placement, HubClient&
                     std::span<const std::string> fabric_search, Instant deadline, memory::Domain& domain,
                     const EndpointWrapper& wrap = {});
 
+/// "shared memory inside each host, then tcp (libfabric 2.5, eth0) through 4 servers (4 embedded in workers)". No
+/// endpoint: no lanes.
+std::string describe(const Config& config, const Placement& placement, bool has_arena,
+                     const transport::Endpoint* endpoint);
+
 }  // namespace herring::runtime

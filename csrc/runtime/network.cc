@@ -37,6 +37,12 @@ class FabricNetwork final : public Network {
     return fabrics_[place_of(number)]->open_endpoint();
   }
   bool takes_descriptors() const override { return !is_rdma(); }
+  std::string no_devices() const override {
+    for (const auto& fabric : fabrics_) {
+      if (fabric && !fabric->no_devices().empty()) return fabric->no_devices();
+    }
+    return {};
+  }
   bool is_rdma() const {
     const std::string& provider = fabrics_[place_of(0)]->provider();
     return provider.starts_with("efa") || provider.starts_with("verbs");
@@ -73,6 +79,7 @@ class BuiltinNetwork final : public Network {
     return tcp::open_endpoint(options_);
   }
   bool takes_descriptors() const override { return true; }
+  std::string no_devices() const override { return "Herring's builtin tcp takes no GPU memory"; }
 
  private:
   tcp::Options options_;
@@ -131,6 +138,7 @@ std::unique_ptr<Network> open_network(const Config& config, const NetworkOptions
   options.receives = std::max(options.receives, given.receives);
   options.cards = given.cards;
   options.always_registers = given.always_registers;
+  options.takes_devices = given.takes_devices;
   const std::vector<std::string> interfaces = split_list(config.interface);
   if (!is_free) return std::make_unique<FabricNetwork>(options, interfaces, domain);
   try {
@@ -153,6 +161,7 @@ NetworkReport probe_network(const Config& config, std::span<const std::string> s
   }
   efa::FabricOptions options = fabric_options(config, search);
   if (!interfaces.empty()) options.interface = interfaces.front();
+  options.takes_devices = config.gpudirect != Switch::kOff && config.cuda != Switch::kOff;
   report.fabric = efa::probe(options);
   if (is_builtin_asked(config)) {
     report.is_builtin = true;

@@ -26,6 +26,8 @@ class Network {
   virtual std::unique_ptr<transport::Endpoint> open_endpoint(std::uint32_t number) = 0;
   /// Each connection is a file descriptor.
   virtual bool takes_descriptors() const = 0;
+  /// Why its endpoints take no memory of devices; empty: they do.
+  virtual std::string no_devices() const = 0;
   /// As long as it is there.
   void keep(DescriptorClaim claim) { claim_ = std::move(claim); }
 
@@ -40,6 +42,7 @@ struct NetworkOptions {
   /// Network::open_endpoint() will be called with cards.endpoints() numbers: cards that register memory have to be
   /// known before any is allocated. Interfaces that HERRING_INTERFACE names are taken in turns.
   efa::CardShare cards = {};
+  bool takes_devices = false;                                ///< efa::FabricOptions, same name.
   bool always_registers = false;                             ///< efa::FabricOptions, same name.
   std::uint64_t job_id = 0;                                  ///< With the secret it makes the connections' key.
   std::function<void(const std::string&)> on_stranger = {};  ///< tcp::Options, same names.

@@ -45,6 +45,7 @@ struct PendingOperation {
   bool is_declared = false;          ///< Stands for a collective that is made of messages; no caller waits for it.
   Roster roster;                     ///< Who is in, once that is known.
   std::shared_ptr<LateMemory> late;  ///< As Request's; mostly null.
+  std::shared_ptr<const void> device_memory;  ///< As Request's; mostly null.
 
   GroupRoute::Path path = GroupRoute::Path::kAlone;
   std::uint64_t block_bytes = 0;  ///< All-gather: one rank's block. Else all of it.
@@ -163,6 +164,7 @@ class PendingOperations final {
   void submit_network(Instant now, Part& part, std::span<std::byte> memory);
   void refuse_network(Instant now, const Part& part, std::span<std::byte> memory, const Status& why);
   void hold(Part& part, std::span<std::byte> memory);
+  void release_holds(PendingOperation& operation);
   worker::Operation network_operation(Instant now, const Part& part, std::span<std::byte> memory) const;
   void part_done(Instant now, const OpKey& key, const Status& status);
   void network_done(Instant now, const CompleteAction& action);

@@ -16,8 +16,9 @@ struct PendingOperations::Part {
   std::shared_ptr<PendingOperation> operation;
   OpKey key;
   OpDescriptor descriptor;
-  std::span<std::byte> memory;  ///< The caller's bytes of this part.
-  bool local = false;           ///< The host's engine completes it.
+  std::span<std::byte> memory;   ///< The caller's bytes of this part.
+  std::span<std::byte> results;  ///< Of an operation in a device, where they are not to lie in `memory`.
+  bool local = false;            ///< The host's engine completes it.
   enum class Network : std::uint8_t { kNotBegun, kUnderWay, kOver };
   Network network = Network::kNotBegun;  ///< What the servers' engine has of it.
   bool aborted = false;

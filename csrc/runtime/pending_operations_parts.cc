@@ -167,7 +167,11 @@ void PendingOperations::start_part(Instant now, const Operation& operation, std:
   if (whole.descriptor.collective == Collective::kAllGather) part.descriptor.root = block;
   const bool has_root =
       whole.descriptor.collective == Collective::kAllGather || whole.descriptor.collective == Collective::kBroadcast;
-  if (!has_root || part.descriptor.root == whole.group->route.index) {
+  if (whole.device_memory != nullptr) {
+    // Not written to; the engine has one kind of memory for both.
+    auto* const input = const_cast<std::byte*>(whole.input.data());
+    if (input != whole.output.data()) part.results = std::exchange(part.memory, {input + offset, bytes});
+  } else if (!has_root || part.descriptor.root == whole.group->route.index) {
     if (bytes > 0) copy_bytes(whole.input.subspan(offset, bytes), part.memory);
   }
   ++whole.in_flight;
@@ -233,6 +237,8 @@ worker::Operation PendingOperations::network_operation(Instant now, const Part& 
   operation.key = part.key;
   operation.descriptor = part.descriptor;
   operation.memory = memory;
+  operation.is_on_device = whole.device_memory != nullptr;
+  if (!memory.empty()) operation.results = part.results;
   if (whole.path == GroupRoute::Path::kHostFirst) {
     operation.contributor = route.host_index;
     operation.contributor_count = route.host_count;
@@ -266,6 +272,13 @@ void PendingOperations::hold(Part& part, std::span<std::byte> memory) {
   if (memory.data() != part.memory.data()) {
     part.hold = servers_->hold_shared(memory);
     part.held = memory;
+    return;
+  }
+  if (whole.device_memory != nullptr) {
+    if (!whole.holds.empty()) return;
+    auto* const input = const_cast<std::byte*>(whole.input.data());
+    whole.holds.push_back(servers_->hold({input, whole.input.size()}, MemoryKind::kDevice));
+    if (input != whole.output.data()) whole.holds.push_back(servers_->hold(whole.output, MemoryKind::kDevice));
     return;
   }
   const std::uint32_t block = part.key.part / whole.register_parts;
@@ -348,9 +361,19 @@ void PendingOperations::part_done(Instant now, const OpKey& key, const Status& s
   if (operation->in_flight > 0) return;
   if (operation->failure.is_ok() && operation->next_part < operation->parts) return;  // The rest is late.
   std::erase(operations_, operation);
-  for (memory::Hold& held : std::exchange(operation->holds, {})) servers_->release(operation->output, std::move(held));
+  release_holds(*operation);
   if (!operation->is_declared) ++(operation->staged ? options_.counters->staged_ops : options_.counters->zero_copy_ops);
   end(operation, operation->failure);
+}
+
+void PendingOperations::release_holds(PendingOperation& operation) {
+  std::vector<memory::Hold> holds = std::exchange(operation.holds, {});
+  for (std::size_t i = 0; i < holds.size(); ++i) {
+    // In a device the first is the input's.
+    const bool is_input = operation.device_memory != nullptr && i == 0;
+    servers_->release(is_input ? operation.input : std::span<const std::byte>(operation.output), std::move(holds[i]),
+                      operation.device_memory);
+  }
 }
 
 void PendingOperations::abort_parts(Instant now, const PendingOperation& operation, const Status& why) {

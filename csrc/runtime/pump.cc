@@ -13,6 +13,7 @@
 
 #include "core/copy.h"
 #include "point_to_point/engine.h"
+#include "runtime/apart.h"
 #include "runtime/control_receives.h"
 #include "runtime/link_questions.h"
 #include "runtime/post_table.h"
@@ -99,6 +100,7 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(SendAction& action) {
+    if (action.is_apart) return send_apart(action);
     const std::size_t head = wire::kHeaderBytes + action.body.size();
     const bool is_copied = posts_.fits(head, action.payload) && !is_near(action.to);
     const bool is_large = head > kSmallBytes || is_copied;
@@ -121,17 +123,64 @@ class Pump<Engine>::Impl {
       status = endpoint_.post_send(action.to, action.tag, post.buffer.first(head), payload, Token{index});
     }
     if (status.is_ok()) {
+      note_sent(post, action.to);
       ++stats_.messages_sent;
-      Peer& peer = peers_[action.to];
-      post.peer = &peer;
-      if (peer.sends++ == 0) peer.moved = last_now_;
-      ++sends_;
-      ++peer.traffic.messages;
-      peer.traffic.bytes_sent += action.payload.size();
+      ++post.peer->traffic.messages;
+      post.peer->traffic.bytes_sent += action.payload.size();
       return true;
     }
     posts_.free(index);
     if (status.is_again()) return false;
+    engine_.on_sent(last_now_, action.token, status);
+    return take_fresh();
+  }
+
+  /// The transport has it.
+  void note_sent(Post& post, PeerId to) {
+    Peer& peer = peers_[to];
+    post.peer = &peer;
+    if (peer.sends++ == 0) peer.moved = last_now_;
+    ++sends_;
+  }
+
+  /// Carries on where the transport had no room the last time.
+  bool send_apart(SendAction& action) {
+    Halves& halves = apart_[action.token.value];
+    while (halves.begun < 2 && halves.status.is_ok()) {
+      const std::size_t half = halves.begun;
+      const std::optional<std::size_t> added = posts_.add(Kind::kSend, false);
+      if (!added) return false;
+      Post& post = posts_[*added];
+      post.token = action.token;
+      post.to = action.to;
+      std::span<const std::byte> bytes = action.payload;
+      if (half == Halves::kPayload) {
+        post.payload = action.payload;
+      } else {
+        fill(post, action, false);
+        bytes = post.buffer.first(wire::kHeaderBytes + action.body.size());
+      }
+      const Status status = endpoint_.post_send(action.to, tag_of_half(action.tag, half), bytes, {}, Token{*added});
+      if (!status.is_ok()) posts_.free(*added);
+      if (status.is_again()) return false;
+      if (status.is_ok()) {
+        note_sent(post, action.to);
+        halves.posts[half] = *added;
+        ++halves.begun;
+      } else {
+        halves.status = status;
+      }
+    }
+    halves.is_complete = true;
+    if (halves.status.is_ok()) {
+      ++stats_.messages_sent;
+      PumpTraffic& traffic = peers_[action.to].traffic;
+      ++traffic.messages;
+      traffic.bytes_sent += action.payload.size();
+    }
+    if (!halves.is_over()) return true;
+    const Status status = std::exchange(halves.status, {});
+    apart_.erase(action.token.value);
     engine_.on_sent(last_now_, action.token, status);
     return take_fresh();
   }
@@ -155,6 +204,7 @@ class Pump<Engine>::Impl {
   }
 
   bool carry_out(PostReceiveAction& action) {
+    if (action.is_apart) return receive_apart(action);
     const bool is_copied = posts_.fits(wire::kHeaderBytes, action.payload);
     const std::span<std::byte> landing = is_copied ? std::span<std::byte>{} : action.payload;
     const std::size_t index = posts_.add(Kind::kReceive, is_copied).value();
@@ -177,7 +227,101 @@ class Pump<Engine>::Impl {
     return take_fresh();
   }
 
+  bool receive_apart(const PostReceiveAction& action) {
+    Halves& halves = apart_[action.token.value];
+    while (halves.begun < 2 && halves.status.is_ok()) {
+      const std::size_t half = halves.begun;
+      const std::size_t index = posts_.add(Kind::kReceive, false).value();
+      Post& post = posts_[index];
+      post.token = action.token;
+      if (half == Halves::kPayload) post.payload = action.payload;
+      const std::span<std::byte> bytes =
+          half == Halves::kPayload ? action.payload : post.buffer.first(wire::kHeaderBytes);
+      const Status status =
+          endpoint_.post_receive_from(action.from, tag_of_half(action.tag, half), bytes, {}, Token{index});
+      if (!status.is_ok()) posts_.free(index);
+      if (status.is_again()) return false;
+      if (status.is_ok()) {
+        halves.posts[half] = index;
+        ++halves.begun;
+      } else {
+        fail_halves(halves, status);
+      }
+    }
+    halves.is_complete = true;
+    return halves.is_over() ? end_receive(last_now_, action.token) : true;
+  }
+
+  /// What has not come of it need not come any more.
+  void fail_halves(Halves& halves, const Status& status) {
+    if (halves.status.is_ok()) halves.status = status;
+    withdraw(halves);
+  }
+
+  void withdraw(const Halves& halves) {
+    for (const std::size_t post : halves.posts) {
+      if (post == Halves::kNone || std::exchange(posts_[post].is_withdrawn, true)) continue;
+      endpoint_.cancel_receive(Token{post});
+    }
+  }
+
+  /// One of the two that a receive is made of; false: it is none.
+  bool take_half(Instant now, std::size_t index, const transport::Completion& completion) {
+    const auto found = apart_.find(posts_[index].token.value);
+    if (found == apart_.end()) return false;
+    Halves& halves = found->second;
+    const Post post = posts_[index];
+    Status status = completion.status;
+    if (halves.end(index) == Halves::kPayload) {
+      halves.payload_bytes = completion.bytes;
+    } else if (status.is_ok() && !post.is_withdrawn) {
+      if (completion.bytes == wire::kHeaderBytes) halves.header = decode(post);
+      if (!halves.header) status = malformed(completion.bytes);
+    }
+    posts_.free(index);
+    if (!status.is_ok()) fail_halves(halves, status);
+    if (halves.is_over()) end_receive(now, post.token);
+    return true;
+  }
+
+  bool end_receive(Instant now, Token token) {
+    const auto found = apart_.find(token.value);
+    const Halves halves = std::move(found->second);
+    apart_.erase(found);
+    if (halves.is_withdrawn) {
+      engine_.on_withdrawn(now, token);
+    } else if (halves.status.is_ok() && halves.header->payload_bytes == halves.payload_bytes) {
+      take_message(now, token, *halves.header, {});
+    } else {
+      engine_.on_received(now, token, halves.status.is_ok() ? malformed(halves.payload_bytes) : halves.status, {});
+    }
+    return take_fresh();
+  }
+
+  Status malformed(std::size_t bytes) {
+    ++stats_.malformed;
+    return Status(Code::kProtocol, std::to_string(bytes) + " bytes arrived that are not a Herring message");
+  }
+
+  void take_message(Instant now, Token token, const wire::Header& header, const std::shared_ptr<Loan>& loan) {
+    ++stats_.messages_received;
+    Peer& peer = peers_[PeerId{header.sender}];
+    links_.hear(now, peer, header);
+    ++peer.traffic.messages;
+    peer.traffic.bytes_received += header.payload_bytes;
+    if constexpr (Sums<Engine>) {
+      engine_.on_received(now, token, Status::ok(), header, loan);
+    } else {
+      engine_.on_received(now, token, Status::ok(), header);
+    }
+  }
+
   bool carry_out(CancelReceiveAction& action) {
+    if (const auto halves = apart_.find(action.token.value); halves != apart_.end()) {
+      halves->second.is_withdrawn = true;
+      withdraw(halves->second);
+      return true;
+    }
     const auto found = by_token_.find(action.token.value);
     if (found == by_token_.end()) {
       backlog_.drop_receive(action.token);  // Else it came in the meantime.
@@ -233,7 +377,11 @@ class Pump<Engine>::Impl {
         --sends_;
         posts_[index].peer->moved = now;
         posts_.free(index);
-        engine_.on_sent(now, token, completion.status);
+        if (apart_.empty()) {
+          engine_.on_sent(now, token, completion.status);
+        } else if (Status status = completion.status; is_last_half(token, index, status)) {
+          engine_.on_sent(now, token, status);
+        }
         break;
       }
       case Kind::kPing:
@@ -251,7 +399,21 @@ class Pump<Engine>::Impl {
     }
   }
 
+  /// False where this is one half of a message, and the other is under way or waits; else `status` is of both.
+  bool is_last_half(Token token, std::size_t post, Status& status) {
+    const auto found = apart_.find(token.value);
+    if (found == apart_.end()) return true;
+    Halves& halves = found->second;
+    halves.end(post);
+    if (halves.status.is_ok()) halves.status = status;
+    if (!halves.is_over()) return false;
+    status = halves.status;
+    apart_.erase(found);
+    return true;
+  }
+
   void deliver_receive(Instant now, std::size_t index, const transport::Completion& completion) {
+    if (!apart_.empty() && take_half(now, index, completion)) return;
     const Post post = posts_[index];
     by_token_.erase(post.token.value);
     const std::optional<wire::Header> header =
@@ -263,24 +425,9 @@ class Pump<Engine>::Impl {
     posts_.free(index);
     if (post.is_withdrawn) return engine_.on_withdrawn(now, post.token);
     if (header && completion.bytes == wire::kHeaderBytes + header->payload_bytes) {
-      ++stats_.messages_received;
-      Peer& peer = peers_[PeerId{header->sender}];
-      links_.hear(now, peer, *header);
-      ++peer.traffic.messages;
-      peer.traffic.bytes_received += header->payload_bytes;
-      if constexpr (Sums<Engine>) {
-        engine_.on_received(now, post.token, Status::ok(), *header, completion.loan);
-      } else {
-        engine_.on_received(now, post.token, Status::ok(), *header);
-      }
-      return;
+      return take_message(now, post.token, *header, completion.loan);
     }
-    Status status = completion.status;
-    if (status.is_ok()) {
-      ++stats_.malformed;
-      status =
-          Status(Code::kProtocol, std::to_string(completion.bytes) + " bytes arrived that are not a Herring message");
-    }
+    const Status status = completion.status.is_ok() ? malformed(completion.bytes) : completion.status;
     engine_.on_received(now, post.token, status, {});
   }
 
@@ -386,6 +533,7 @@ class Pump<Engine>::Impl {
   PumpBacklog backlog_;
   std::array<transport::Completion, kPollBatch> batch_;      // Kept: most polls find nothing.
   std::size_t sends_ = 0;                                    // Of the engine's, in the transport.
+  std::unordered_map<std::uint64_t, Halves> apart_;          // By the engine's token.
   std::unordered_map<std::uint64_t, std::size_t> by_token_;  // The engine's token of a posted receive -> post.
   PumpStats stats_;
   Instant last_now_{};

@@ -14,6 +14,7 @@
 #include "runtime/connect.h"
 #include "runtime/control.h"
 #include "runtime/deadlock_watch.h"
+#include "runtime/device_memory.h"
 #include "runtime/group_table.h"
 #include "runtime/job_counters.h"
 #include "runtime/lane_thread.h"
@@ -55,7 +56,8 @@ class Runtime::Impl {
     damage = connections.damage;
     strangers = connections.strangers;
     network = std::move(connections.network);
-    description = describe(connections.endpoint.get());
+    description = describe(options.config, placement, neighborhood != nullptr, connections.endpoint.get());
+    no_device_memory = why_no_device_memory(options.config, placement, *options.hub, options.rank, network.get());
     std::vector<std::uint32_t> everybody(placement.workers);
     for (std::uint32_t rank = 0; rank < placement.workers; ++rank) everybody[rank] = rank;
     add_group(GroupId{0}, everybody);
@@ -150,19 +152,6 @@ class Runtime::Impl {
     if (options.hub->next_event(event)) throw Error(Code::kPeerLost, to_string(event));
   }
 
-  std::string describe(const transport::Endpoint* endpoint) const {
-    if (placement.workers == 1 && placement.lanes.empty()) return "one process: nothing to exchange";
-    std::string text;
-    if (neighborhood) text = "shared memory inside each host";
-    if (endpoint == nullptr) return text;
-    if (!text.empty()) text += ", then ";
-    const auto embedded = static_cast<std::uint32_t>(std::count_if(
-        placement.lanes.begin(), placement.lanes.end(), [](const LanePlace& lane) { return lane.embedded; }));
-    text += endpoint->description() + " through " + counted(placement.servers, "server") + " (" +
-            std::to_string(embedded / options.config.lanes) + " embedded in workers)";
-    return text;
-  }
-
   void add_group(GroupId id, std::span<const std::uint32_t> ranks) {
     GroupRoute route = make_route(placement, options.config, options.rank, ranks);
     const std::scoped_lock lock(mutex);
@@ -222,7 +211,8 @@ class Runtime::Impl {
       }
       small = small_operation(request, admitted.op, admitted.group->route);
       // Under the same lock as its number: else two threads with one name could enter against the order of its uses.
-      if (has_backup(request) || request.late || !progress->is_small(small)) return submit(request, admitted, false);
+      if (has_backup(request) || request.is_special() || !progress->is_small(small))
+        return submit(request, admitted, false);
       driver = progress.get();
     }
     Shortcut shortcut = Shortcut::kNotTaken;
@@ -274,6 +264,7 @@ class Runtime::Impl {
     operation->name = request.name.value_or("");
     operation->has_backup = has_backup(request);
     operation->late = request.late;
+    operation->device_memory = request.device_memory;
     operation->call = OperationOrder::call_of(request, admitted.group->route.index);
     operation->call.group = request.group;
     operation->call.use = admitted.use;
@@ -317,15 +308,13 @@ class Runtime::Impl {
     const std::uint64_t name = name_key(*request.name);
     const auto use = group.name_uses.next(name);
     if (!use) return no_room_for_name(*request.name, group.name_uses.size());
-    if (*use == 0 && group.name_uses.size() == NameUses::kManyNames) warn_of_names(*request.name);
+    if (*use == 0 && group.name_uses.size() == NameUses::kManyNames) {
+      Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
+      logger.log(LogLevel::kWarning, many_names(*request.name));
+    }
     admitted.op = use_key(name, *use);
     admitted.use = *use;
     return Status::ok();
-  }
-
-  void warn_of_names(const std::string& name) const {
-    Logger logger(logger_options(options.config, "rank " + std::to_string(options.rank)));
-    logger.log(LogLevel::kWarning, many_names(name));
   }
 
   /// Ok, or why the message is none; the group's route otherwise.
@@ -430,6 +419,7 @@ class Runtime::Impl {
   std::vector<std::uint32_t> neighbours;
   std::uint32_t local_rank = 0;
   std::string description;
+  std::string no_device_memory;                   // why_no_device_memory()
   const std::shared_ptr<CallbackPool> callbacks;  // Closed by shutdown(), never gone: calls come at any time.
   const std::shared_ptr<memory::Domain> domain =
       std::make_shared<memory::Domain>();  // Before all endpoints: goes last.
@@ -500,6 +490,16 @@ std::uint64_t Runtime::late_part_bytes(GroupId id) const {
 }
 
 void Runtime::look_at_late_memory() { impl_->progress->look_at_late_memory(); }
+
+DeviceMemoryUse Runtime::device_memory(GroupId id) const {
+  const std::scoped_lock lock(impl_->mutex);
+  return device_memory_use(impl_->no_device_memory, impl_->groups.find(id).get(), impl_->placement);
+}
+
+std::shared_ptr<void> Runtime::register_device_memory(std::span<std::byte> memory, std::uint32_t device,
+                                                      std::shared_ptr<void> owner) {
+  return std::make_shared<memory::Buffer>(impl_->domain->adopt(memory, {MemoryKind::kDevice, device}, owner));
+}
 
 std::optional<std::uint64_t> Runtime::take_number(GroupId id) {
   const std::scoped_lock lock(impl_->mutex);

@@ -67,6 +67,9 @@ class Runtime final : public Communicator {
   std::shared_ptr<Work> run(const Request& request, Status& status) override;
   std::uint64_t late_part_bytes(GroupId group) const override;
   void look_at_late_memory() override;
+  DeviceMemoryUse device_memory(GroupId group) const override;
+  std::shared_ptr<void> register_device_memory(std::span<std::byte> memory, std::uint32_t device,
+                                               std::shared_ptr<void> owner) override;
   std::optional<std::uint64_t> take_number(GroupId group) override;
   std::shared_ptr<Work> send(const Send& message) override;
   std::shared_ptr<ReceiveWork> receive(const Receive& message) override;

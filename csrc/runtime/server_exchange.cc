@@ -164,15 +164,15 @@ bool ServerExchange::lose_server(Instant now, std::uint32_t server, const std::s
   return true;
 }
 
-void ServerExchange::release(std::span<const std::byte> memory, memory::Hold hold) {
+void ServerExchange::release(std::span<const std::byte> memory, memory::Hold hold, std::shared_ptr<const void> owner) {
   if (!hold || lost_servers_.empty() || !pump_ || !pump_->uses(memory)) return;
   hold.outlive_memory();
-  lingering_.emplace_back(memory, std::move(hold));
+  lingering_.push_back({memory, std::move(owner), std::move(hold)});
 }
 
 void ServerExchange::end_holds() {
   if (lingering_.empty()) return;
-  std::erase_if(lingering_, [this](const auto& entry) { return !pump_->uses(entry.first); });
+  std::erase_if(lingering_, [this](const auto& entry) { return !pump_->uses(entry.memory); });
 }
 
 void ServerExchange::close() {

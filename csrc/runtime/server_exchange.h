@@ -78,14 +78,16 @@ class ServerExchange final {
   /// The network wants to know the memory that it uses: else any will do, without a hold.
   bool wants_holds() const { return memory_ != nullptr; }
   /// So that the network may use the memory. Throws Error.
-  memory::Hold hold(std::span<std::byte> memory) { return memory_->hold(memory); }
+  memory::Hold hold(std::span<std::byte> memory, MemoryKind kind = MemoryKind::kHost) {
+    return memory_->hold(memory, kind);
+  }
   /// The same for memory of the arena, which later operations use too.
   memory::Hold hold_shared(std::span<std::byte> memory) {
     return memory_->hold(memory, MemoryKind::kShared, memory::Reuse::kUntilInvalidated);
   }
   /// The memory's operation is over. A server that was lost may be sent to for a while yet: what is read for it stays
-  /// registered so long.
-  void release(std::span<const std::byte> memory, memory::Hold hold);
+  /// registered so long, and so long lives what it belongs to.
+  void release(std::span<const std::byte> memory, memory::Hold hold, std::shared_ptr<const void> owner = {});
   /// Ends the holds that nothing reads any more.
   void end_holds();
 
@@ -112,7 +114,12 @@ class ServerExchange final {
   std::deque<CompleteAction> completions_;
   std::set<std::uint32_t> lost_servers_;
   // Of memory that ended operations have given back, while the network still reads it for a lost server.
-  std::vector<std::pair<std::span<const std::byte>, memory::Hold>> lingering_;
+  struct Lingering {
+    std::span<const std::byte> memory;
+    std::shared_ptr<const void> owner;  ///< Goes after the hold.
+    memory::Hold hold;
+  };
+  std::vector<Lingering> lingering_;
 };
 
 }  // namespace herring::runtime

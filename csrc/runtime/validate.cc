@@ -37,6 +37,10 @@ Status validate(const Request& request, const GroupRoute& route) {
   const bool takes_late = descriptor.collective == Collective::kAllReduce && !request.has_backup &&
                           route.path != GroupRoute::Path::kAlone && request.input.data() == request.output.data();
   if (request.late && !takes_late) return bad(request, "late memory is for all-reduces in place of several ranks");
+  if (request.device_memory && (descriptor.collective != Collective::kAllReduce || request.has_backup || request.late ||
+                                route.path != GroupRoute::Path::kNetwork)) {
+    return bad(request, "memory of a device is for all-reduces of ranks that all talk to the servers themselves");
+  }
   switch (descriptor.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce:  // The root is for the caller to check: in an elastic job that rank may be gone.

@@ -266,6 +266,11 @@ Status Engine::Impl::check_announce(const wire::Header& header, const wire::Anno
     }
   }
   const bool eager = (header.flags & wire::kFlagEager) != 0;
+  if ((header.flags & wire::kFlagApart) != 0) {
+    constexpr std::uint16_t kNotTogether = wire::kFlagEager | wire::kFlagOneHop | wire::kFlagJoin | wire::kFlagRoster;
+    if ((header.flags & kNotTogether) != 0) return wrong("in two messages, of what cannot go so");
+    if (header.tag + chunks >= wire::kApartTag) return wrong("bad result tag");
+  }
   if (!eager && !data.empty()) return wrong("data without the eager flag");
   if (eager) {
     if (announce.owned_count == 0 || !is_pusher(announce)) return wrong("eager data where none belongs");
@@ -344,6 +349,7 @@ Participant& Engine::Impl::add_participant(Op& op, const wire::Header& header, c
   participant.announcers = header.count;
   participant.is_join = (header.flags & wire::kFlagJoin) != 0;
   participant.is_one_way = is_one_way(header);
+  participant.is_apart = (header.flags & wire::kFlagApart) != 0;
   op.has_near |= config_.near_worker == participant.peer;
   if (op.is_live()) {
     ++workers_[header.sender].ops;

@@ -135,8 +135,10 @@ void Engine::Impl::post(Op& op, Receive receive, std::span<std::byte> memory) {
   input.token = token;
   const Participant& from = op.participants[receive.participant];
   receives_.emplace(token, receive);
-  actions_.emplace_back(PostReceiveAction{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt,
-                                          from.peer, input.is_loan});
+  PostReceiveAction action{Tag{from.push_tag + receive.chunk}, memory, Token{token}, std::nullopt, from.peer};
+  action.is_loan = input.is_loan;
+  action.is_apart = from.is_apart && !memory.empty();
+  actions_.emplace_back(std::move(action));
 }
 
 /// A Grant names consecutive chunks of one kind, in runs of one length.

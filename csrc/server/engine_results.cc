@@ -92,6 +92,7 @@ void Engine::Impl::send_result(Op& op, Participant& participant, std::uint32_t c
   ++op.sends;
   stats_.bytes_sent += payload.size();
   send(participant.peer, Tag{header.tag}, header, {}, payload, {op.id, chunk, participant.peer, true});
+  if (participant.is_apart && !payload.empty()) std::get<SendAction>(actions_.back()).is_apart = true;
 }
 
 /// All Results are handed out: the key is free again; the memory stays until they are sent.

@@ -60,6 +60,7 @@ struct Participant {
   bool counted = false;     // In its worker's numbers of unfinished announces.
   bool is_join = false;     // It asks for the roster.
   bool is_one_way = false;  // In one hop, in another process: its own lane answers it.
+  bool is_apart = false;    // Its pushes and Results are two messages each.
   bool eager = false;
   std::span<std::byte> data;  // Eager payload: its owned chunks, in a body that was kept.
   Token data_token;

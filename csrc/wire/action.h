@@ -29,6 +29,9 @@ struct SendAction {
   Token token;
   bool is_unregistered = false;  ///< `payload` is a copy of the engine's own; else its owner registered it for networks
                                  ///< that need that.
+  /// `payload` is a device's, or whoever receives it wants it so: header and body go in one message, the payload in
+  /// another, to wire::kApartTag.
+  bool is_apart = false;
 };
 
 /// Post a receive of one header and at most payload.size() bytes, which land in `payload` with no copy. `payload` is
@@ -39,6 +42,7 @@ struct PostReceiveAction {
   Token token;
   std::optional<PeerId> behind = {};  ///< Not before what was asked to be sent to this peer earlier is posted.
   PeerId from = kAnyPeer;             ///< Who sends it, where that is known.
+  bool is_apart = false;              ///< As SendAction's: it comes in two messages.
   bool is_loan = false;               ///< `payload` is empty: the sender lends it (on_received()'s loan).
 };
 

@@ -80,7 +80,7 @@ bool is_known(MessageType type) noexcept { return type >= MessageType::kAnnounce
 std::uint16_t flags_of(MessageType type) noexcept {
   switch (type) {
     case MessageType::kAnnounce:
-      return kFlagEager | kFlagReady | kFlagHeld | kFlagJoin | kFlagRoster | kFlagOneHop;
+      return kFlagEager | kFlagReady | kFlagHeld | kFlagJoin | kFlagRoster | kFlagOneHop | kFlagApart;
     case MessageType::kGrant:
       return kFlagPull;
     case MessageType::kResult:

@@ -59,6 +59,10 @@ inline constexpr std::uint16_t kFlagInPlace =
     1024;  ///< Result without payload: it lies where the push lay, which was lent.
 inline constexpr std::uint16_t kFlagOneHop =
     2048;  ///< Announce: the lane in each host has all of it, and answers there.
+inline constexpr std::uint16_t kFlagApart =
+    4096;  ///< Announce: my payloads lie in a device: each Push and Result is two messages.
+/// Tag of the payload's message of those two, beside that of the header's. Tags of messages in one are below it.
+inline constexpr std::uint64_t kApartTag = std::uint64_t{1} << 62;
 
 /// Fixed header, little endian, in front of every message. Sizes and offsets are asserted in header.cc.
 struct Header {

@@ -42,6 +42,13 @@ class Engine::Impl::Delivery {
   /// Something that this lane's grants may wait for has been given back.
   virtual void serve_grants(std::uint32_t lane) = 0;
 
+  // -- pushes
+  /// What is pushed of so many chunks: this worker's data, or the result where it has that.
+  virtual std::span<const std::byte> source(const Op& op, const LanePart& part, std::uint32_t chunk,
+                                            std::uint32_t run) const {
+    return engine_.chunk_memory(op, part, chunk, run);
+  }
+
   // -- Results
   /// They come to where the input still is.
   virtual bool lands_on_input(const Op& op) const = 0;
@@ -125,6 +132,8 @@ class Engine::Impl::RecoverableDelivery final : public Delivery {
   bool waits_for_grant(const Op& op, const LanePart& part, std::uint32_t result) const override;
   void take_grant(const wire::Header& header, std::span<const std::byte> body) override;
   void serve_grants(std::uint32_t lane) override;
+  std::span<const std::byte> source(const Op& op, const LanePart& part, std::uint32_t chunk,
+                                    std::uint32_t run) const override;
   bool lands_on_input(const Op&) const override { return false; }
   std::span<std::byte> landing(const Op& op, const LanePart& part, const Receive& receive) const override;
   bool brings_data(const Op& op, const LanePart& part, std::uint32_t chunk) const override {

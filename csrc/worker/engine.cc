@@ -224,6 +224,7 @@ void Engine::Impl::announce(Op& op, std::size_t index) {
   const auto fixed = wire::encode(announce_of(op, part));
   std::vector<std::byte> body(fixed.begin(), fixed.end());
   if (op.is_one_hop) header.flags |= wire::kFlagOneHop;
+  if (operation.is_on_device) header.flags |= wire::kFlagApart;
   if (operation.is_join) header.flags |= wire::kFlagJoin;
   if (part.has_roster) {
     header.flags |= wire::kFlagRoster;
@@ -267,6 +268,7 @@ void Engine::Impl::post(Op& op, const Receive& receive) {
   // A post seals what it sends (EngineConfig::sealed_sends): only then may anything land there.
   if (config_.sealed_sends && delivery_->lands_on_input(op)) action.behind = lanes_[part.lane].peer;
   action.from = lanes_[part.lane].peer;
+  action.is_apart = op.operation.is_on_device && !memory.empty();
   actions_.emplace_back(std::move(action));
 }
 
@@ -306,6 +308,7 @@ void Engine::Impl::send(PeerId to, Tag tag, const wire::Header& header, std::vec
     Op& op = *find_op(record.op);
     ++op.payload_sends;
     action.is_unregistered = op.is_over;
+    action.is_apart = op.operation.is_on_device && !payload.empty();
     if (op.is_over) sends_.at(action.token.value).keep = op.retained;
   } else {
     action.is_unregistered = record.keep != nullptr;

@@ -57,7 +57,11 @@ inline constexpr std::uint64_t kEveryRail = ~std::uint64_t{0};
 struct Operation {
   OpKey key;
   OpDescriptor descriptor;
-  std::span<std::byte> memory;    ///< descriptor.part_bytes bytes.
+  std::span<std::byte> memory;  ///< descriptor.part_bytes bytes.
+  /// The host cannot touch `memory`, nor `results`: nothing of it is copied, and it travels apart from headers.
+  bool is_on_device = false;
+  /// On a device, with failover: as large as `memory`, which stays the input to the end; Results land here. Else empty.
+  std::span<std::byte> results = {};
   std::uint32_t contributor = 0;  ///< wire::Announce, same names.
   std::uint32_t contributor_count = 1;
   std::uint32_t first_rank = 0;

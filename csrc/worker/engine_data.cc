@@ -82,7 +82,7 @@ bool Engine::Impl::is_answered_later(const Op& op, const LanePart& part) const {
 
 void Engine::Impl::push(Op& op, LanePart& part, const ChunkPush& push) {
   const auto [chunk, run, tag] = push;
-  std::span<const std::byte> memory = chunk_memory(op, part, chunk, run);
+  std::span<const std::byte> memory = delivery_->source(op, part, chunk, run);
   std::fill_n(part.is_pushed.begin() + (chunk - part.owned.first), run, true);
   part.pushed += run;
   stats_.bytes_sent += memory.size();

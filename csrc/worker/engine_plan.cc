@@ -203,6 +203,15 @@ Status check_operation(const EngineConfig& config, const Operation& operation) {
     return wrong("the memory has " + std::to_string(operation.memory.size()) + " bytes, the part " +
                  std::to_string(operation.descriptor.part_bytes));
   }
+  if (operation.is_on_device) {
+    const bool has_results = operation.results.size() == (config.failover ? operation.memory.size() : 0);
+    const bool is_plain = operation.descriptor.collective == Collective::kAllReduce && !operation.is_join &&
+                          operation.roster.empty() && config.near_lanes.empty() && operation.one_hop_bytes == 0 &&
+                          !config.sealed_sends;
+    if (!is_plain || !has_results) {
+      return wrong("memory of a device in an operation that cannot take it");
+    }
+  }
   if (operation.descriptor.part_bytes > operation.descriptor.op_bytes) {
     return wrong("a part of " + std::to_string(operation.descriptor.part_bytes) + " bytes in an operation of " +
                  std::to_string(operation.descriptor.op_bytes));

@@ -8,6 +8,7 @@ std::uint16_t Engine::Impl::PlainDelivery::reserve(const Op& op, LanePart& part)
   Lane& lane = engine_.lanes_[part.lane];
   const bool has_room = lane.eager + lane.one_way < engine_.config_.eager_window;
   if (part.owned.count == 0 || !is_small(engine_.config_, part.shard.bytes) || !has_room || !op.pushes()) return 0;
+  if (op.operation.is_on_device) return 0;
   if (!part.is_one_way) ++lane.eager;
   return wire::kFlagEager;
 }

@@ -60,7 +60,9 @@ bool Engine::Impl::RecoverableDelivery::may_move(std::uint32_t lane) const {
 std::span<std::byte> Engine::Impl::RecoverableDelivery::landing(const Op& op, const LanePart& part,
                                                                 const Receive& receive) const {
   if (part.owned.count == 0 || !brings_data(op, part, receive.chunk)) return {};
-  const std::uint64_t bytes = engine_.run_range(part, receive.chunk, receive.run).bytes;
+  const ByteRange range = engine_.run_range(part, receive.chunk, receive.run);
+  if (op.operation.is_on_device) return op.operation.results.subspan(range.offset, range.bytes);
+  const std::uint64_t bytes = range.bytes;
   std::uint64_t at = lanes_[part.lane].slots_at;
   if (part.eager_slot == kNone) {
     at += std::uint64_t{receive.slot} * engine_.config_.chunk_bytes;
@@ -70,6 +72,14 @@ std::span<std::byte> Engine::Impl::RecoverableDelivery::landing(const Op& op, co
     at += std::uint64_t{receive.chunk - part.owned.first} * engine_.config_.chunk_bytes;
   }
   return engine_.config_.bounce.subspan(at, bytes);
+}
+
+/// In the host's memory a result lies where its source was.
+std::span<const std::byte> Engine::Impl::RecoverableDelivery::source(const Op& op, const LanePart& part,
+                                                                     std::uint32_t chunk, std::uint32_t run) const {
+  if (!op.operation.is_on_device || !is_held(part, chunk)) return engine_.chunk_memory(op, part, chunk, run);
+  const ByteRange range = engine_.run_range(part, chunk, run);
+  return op.operation.results.subspan(range.offset, range.bytes);
 }
 
 void Engine::Impl::RecoverableDelivery::prepare(LanePart& part) const {
@@ -87,7 +97,7 @@ std::uint16_t Engine::Impl::RecoverableDelivery::reserve(const Op& op, LanePart&
   std::vector<std::uint32_t>& free = lanes_[part.lane].free_eager;
   by_tag_.emplace(part.tag, std::pair{op.id, part.index});
   if (part.owned.count == 0 || !is_small(engine_.config_, part.shard.bytes) || part.moved_by != 0) return 0;
-  if (free.empty()) return 0;
+  if (free.empty() || op.operation.is_on_device) return 0;
   part.eager_slot = free.back();
   free.pop_back();
   return wire::kFlagReady | (op.pushes() ? wire::kFlagEager : 0);
@@ -110,7 +120,7 @@ void Engine::Impl::RecoverableDelivery::finish(LanePart& part) {
 
 void Engine::Impl::RecoverableDelivery::take(const Op& op, LanePart& part, const Receive& receive,
                                              std::uint64_t bytes) {
-  if (bytes > 0) {
+  if (bytes > 0 && !op.operation.is_on_device) {
     const std::span<std::byte> memory = engine_.chunk_memory(op, part, receive.chunk, receive.run);
     engine_.actions_.emplace_back(CopyAction{landing(op, part, receive), memory, op.retained});
   }
@@ -189,7 +199,7 @@ bool Engine::Impl::RecoverableDelivery::serve_run(LaneState& lane, Op& op, LaneP
   const auto first = static_cast<std::ptrdiff_t>(chunk - part.owned.first);
   Receive result{op.id, part.index, chunk, 0, kNone, grant.run};
   if (!is_held(part, chunk)) {
-    if (op.pulls_data()) {
+    if (op.pulls_data() && !op.operation.is_on_device) {
       const std::uint32_t order = SlotPool::order_for(grant.run);
       if (lane.slots.free(order) == 0) return false;
       result.slot = lane.slots.take(order);
@@ -279,7 +289,7 @@ void Engine::Impl::RecoverableDelivery::settle(Instant now, Op& op, LanePart& pa
 
 bool Engine::Impl::RecoverableDelivery::may_retain(const Op& op) const {
   const std::uint64_t bytes = op.operation.memory.size();
-  return bytes <= engine_.config_.retain_part_bytes &&
+  return !op.operation.is_on_device && bytes <= engine_.config_.retain_part_bytes &&
          engine_.stats_.bytes_retained + std::max(bytes, kMinRetained) <= engine_.config_.retain_bytes;
 }
 

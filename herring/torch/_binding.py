@@ -38,6 +38,8 @@ class Binding(Protocol):
         on_host: str,
         device_memory_bytes: int,
         device_blocks: int,
+        gpudirect: str,
+        eager_bytes: int,
     ) -> Any:
         """Holds the runtime for all groups of this process."""
 

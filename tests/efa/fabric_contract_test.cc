@@ -50,11 +50,25 @@ ContractFactory on_tcp(const std::string& name, bool registers) {
           }};
 }
 
+ContractFactory on_strict_cards(const std::string& name) {
+  return {name, [](std::size_t endpoints, std::string& reason) -> std::unique_ptr<ContractWorld> {
+            auto fabric = efa::fabric_under_test(reason, efa::strict_options());
+            if (fabric == nullptr) return nullptr;
+            return std::make_unique<FabricWorld>(std::move(fabric), endpoints);
+          }};
+}
+
+std::string name_of(const ::testing::TestParamInfo<ContractFactory>& param) {
+  constexpr const char* kNames[] = {"Tcp", "RegisteredTcp", "StrictTcp"};
+  return kNames[param.index];
+}
+
 // Registered: endpoints that share one libfabric domain, as on EFA.
 INSTANTIATE_TEST_SUITE_P(Fabric, TransportContract,
                          ::testing::Values(on_tcp("libfabric tcp on lo", false),
-                                           on_tcp("libfabric tcp on lo, registered memory", true)),
-                         [](const auto& param) { return param.index == 0 ? "Tcp" : "RegisteredTcp"; });
+                                           on_tcp("libfabric tcp on lo, registered memory", true),
+                                           on_strict_cards("libfabric tcp on lo, cards that reach devices")),
+                         name_of);
 
 TEST(SharedDomain, EndpointsOfOneCardShareARegistration) {
   std::string reason;

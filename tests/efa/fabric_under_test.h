@@ -41,4 +41,14 @@ inline std::unique_ptr<FabricUnderTest> fabric_under_test(std::string& reason,
   }
 }
 
+/// The same behind strict_fabric.cc, whose card takes memory of devices. Without a path there is no libfabric.
+inline FabricOptions strict_options() {
+  FabricOptions options = options_under_test();
+  const FabricReport report = probe(options);
+  setenv("STRICT_FABRIC_LIBRARY", report.path.c_str(), 1);
+  options.library = report.path.empty() ? "" : HERRING_STRICT_FABRIC;
+  options.takes_devices = true;
+  return options;
+}
+
 }  // namespace herring::efa

@@ -123,6 +123,8 @@ class Cluster {
     // A key may be in use already; then this submission is refused.
     if (options_.strict && !registrations_.contains({rank, operation.key})) {
       registrations_[{rank, operation.key}] = domains_[rank]->hold(operation.memory);
+      // What a lost lane may still send is received there.
+      if (!operation.results.empty()) own_registrations_.push_back(domains_[rank]->hold(operation.results));
     }
     workers_[rank]->submit(network_.now(), operation);
     flush_worker(rank);

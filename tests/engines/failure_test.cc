@@ -4,7 +4,7 @@
 #include <functional>
 #include <iostream>
 
-#include "engines/plan.h"
+#include "engines/random_job.h"
 
 /// What goes wrong in a job, in seeded schedules: everybody concerned gets exactly one error that says why, nobody else
 /// is disturbed, nothing is left behind, and the next operation works.
@@ -63,6 +63,7 @@ TestOp all_reduce(Random& random, const Cluster& cluster, std::vector<std::uint3
   if (op.ranks.size() == options.workers && !options.failover) op.one_hop_bytes = options.one_hop_bytes;
   set_size(op.descriptor, DataType::kFloat32, pick(random, 1, chance(random, 0.5) ? 40 : 1500));
   fill(op, random, cluster.worker_config(0));
+  put_on_devices(op, options);
   return op;
 }
 
@@ -80,12 +81,12 @@ std::vector<const Status*> outcomes(const Cluster& cluster, std::uint32_t rank, 
   return found;
 }
 
-void expect_good(const Cluster& cluster, const TestOp& op) {
+void expect_good(const Cluster& cluster, TestOp& op) {
   for (std::size_t i = 0; i < op.ranks.size(); ++i) {
     const auto found = outcomes(cluster, op.ranks[i], op.key);
     ASSERT_EQ(found.size(), 1u) << "rank " << op.ranks[i];
     EXPECT_TRUE(found[0]->is_ok()) << "rank " << op.ranks[i] << ": " << found[0]->to_string();
-    EXPECT_EQ(op.memory[i], op.expected[i]) << "rank " << op.ranks[i];
+    EXPECT_EQ(op.result(i), op.expected[i]) << "rank " << op.ranks[i];
   }
 }
 
@@ -193,7 +194,7 @@ TEST(EngineFailures, DataThatIsDamagedAgainAndAgainFailsTheOperationEverywhere) 
       const auto found = outcomes(cluster, op.ranks[i], op.key);
       ASSERT_EQ(found.size(), 1u) << "rank " << op.ranks[i];
       if (found[0]->is_ok()) {
-        EXPECT_EQ(op.memory[i], op.expected[i]) << "rank " << op.ranks[i];
+        EXPECT_EQ(op.result(i), op.expected[i]) << "rank " << op.ranks[i];
         continue;
       }
       all_good = false;
@@ -224,6 +225,8 @@ TEST(EngineFailures, RanksThatDisagreeAllLearnWhoSaidWhatAndNothingElseSuffers) 
       if (i == odd) {
         operation.descriptor = other;
         operation.memory = odd_memory;
+        operation.is_on_device = false;
+        operation.results = {};
       }
       cluster.submit(bad.ranks[i], operation);
       if (!good_first) submit_at(cluster, soon(random, cluster), good, i);
@@ -319,7 +322,7 @@ TEST(EngineFailures, AnAbortEndsTheOperationForAllWithItsReason) {
       ASSERT_EQ(found.size(), 1u) << "rank " << i;
       if (found[0]->is_ok()) {
         EXPECT_TRUE(submits) << "rank " << i << " cannot have had everybody's data";
-        EXPECT_EQ(op.memory[i], op.expected[i]);
+        EXPECT_EQ(op.result(i), op.expected[i]);
       } else {
         EXPECT_EQ(found[0]->code(), Code::kCancelled) << found[0]->to_string();
         EXPECT_EQ(found[0]->message(), why.message());
@@ -376,7 +379,7 @@ TEST(EngineFailures, AnAbortOfOneOwnerEndsTheOperationOnAllHosts) {
       ASSERT_EQ(found.size(), i == quitter && !submits ? 0u : 1u) << "rank " << i;
       if (found.empty()) continue;
       if (found[0]->is_ok()) {
-        EXPECT_EQ(op.memory[i], op.expected[i]);
+        EXPECT_EQ(op.result(i), op.expected[i]);
       } else {
         EXPECT_EQ(found[0]->code(), Code::kCancelled) << found[0]->to_string();
       }
@@ -403,7 +406,7 @@ TEST(EngineFailures, TheFailedKeyWorksAgain) {
       const auto found = outcomes(cluster, op.ranks[i], op.key);
       ASSERT_EQ(found.size(), 2u);
       EXPECT_TRUE(found[1]->is_ok()) << found[1]->to_string();
-      EXPECT_EQ(op.memory[i], op.expected[i]);
+      EXPECT_EQ(op.result(i), op.expected[i]);
     }
   });
 }
@@ -473,7 +476,7 @@ TEST(EngineFailures, WhoLeavesWhenNothingOfItIsNeededFailsNobody) {
       for (std::size_t i = 0; i < op.ranks.size(); ++i) submit_at(cluster, soon(random, cluster), op, i);
     }
     ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
-    for (const TestOp& op : ops) expect_good(cluster, op);
+    for (TestOp& op : ops) expect_good(cluster, op);
     EXPECT_TRUE(std::ranges::all_of(has_left, [](bool left) { return left; }));
   });
 }
@@ -580,7 +583,7 @@ TEST(EngineFailures, HostileMessagesAreCountedAndChangeNothing) {
       }
     }
     ASSERT_TRUE(cluster.run_until_idle(std::chrono::seconds(20)));
-    for (const TestOp& op : ops) expect_good(cluster, op);
+    for (TestOp& op : ops) expect_good(cluster, op);
     cluster.expect_receives_for_all();
     for (std::uint32_t lane = 0; lane < options.lanes; ++lane) {
       rejected += cluster.lane(lane).stats().messages_rejected + cluster.lane_pump_stats(lane).malformed;

@@ -42,13 +42,22 @@ struct TestOp {
   Duration timeout = std::chrono::seconds(30);
   std::vector<std::vector<std::byte>> memory;  ///< By index into ranks.
   std::vector<std::vector<std::byte>> expected;
+  std::vector<bool> on_device;                  ///< By index into ranks; empty: nobody's memory is a device's.
+  std::vector<std::vector<std::byte>> results;  ///< Of those, with failover.
 
   std::uint32_t contributors() const { return static_cast<std::uint32_t>(ranks.size()) / owners; }
 
   worker::Operation operation(std::size_t index) {
     worker::Operation operation = shape(index);
     operation.memory = memory[index];
+    operation.is_on_device = is_on_device(index);
+    if (operation.is_on_device && !results.empty()) operation.results = results[index];
     return operation;
+  }
+
+  bool is_on_device(std::size_t index) const { return !on_device.empty() && on_device[index]; }
+  std::vector<std::byte>& result(std::size_t index) {
+    return is_on_device(index) && !results.empty() ? results[index] : memory[index];
   }
 
   /// Without its memory.
@@ -137,6 +146,7 @@ inline void fill(TestOp& op, Random& random, const worker::EngineConfig& config)
     op.memory.push_back(std::move(before));
     op.expected.push_back(std::move(after));
   }
+  if (!op.results.empty()) op.results = op.memory;
 }
 
 }  // namespace herring::testing

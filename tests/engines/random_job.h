@@ -140,6 +140,18 @@ inline std::vector<TestOp> random_ops(Random& random, const Cluster& cluster) {
   return ops;
 }
 
+/// In some jobs the memory of some workers is a device's, beside that of others. After fill(); not drawn either.
+inline void put_on_devices(TestOp& op, const ClusterOptions& options) {
+  const bool may_be = !options.near && !options.checksum && options.one_hop_bytes == 0 && options.seed / 3 % 2 == 0;
+  const bool is_plain = op.descriptor.collective == Collective::kAllReduce && op.descriptor.part_bytes > 0;
+  op.on_device.assign(op.ranks.size(), false);
+  op.results.clear();
+  for (std::size_t index = 0; may_be && is_plain && index < op.ranks.size(); ++index) {
+    op.on_device[index] = (options.seed + op.key.op + index) % 3 != 0;
+  }
+  if (options.failover) op.results = op.memory;
+}
+
 /// Each worker submits its operations in an order and at times of its own.
 inline std::vector<Submission> random_order(Random& random, const Cluster& cluster, const std::vector<TestOp>& ops) {
   std::vector<Submission> order;

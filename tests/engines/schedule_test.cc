@@ -118,9 +118,10 @@ class Outcomes {
     const auto index =
         static_cast<std::size_t>(std::find(op->ranks.begin(), op->ranks.end(), rank) - op->ranks.begin());
     ASSERT_LT(index, op->ranks.size());
-    EXPECT_EQ(op->memory[index], op->expected[index])
+    EXPECT_EQ(op->result(index), op->expected[index])
         << "rank " << rank << " op " << op->key.op << ' ' << to_string(op->descriptor);
-    std::fill(op->memory[index].begin(), op->memory[index].end(), std::byte{0xBD});
+    for (auto* bytes : {&op->memory[index], &op->result(index)})
+      std::fill(bytes->begin(), bytes->end(), std::byte{0xBD});
     ++done_[{rank, action.key}];
   }
 
@@ -166,6 +167,7 @@ struct Coverage {
   std::uint64_t items_moved = 0;    // Announced to an heir.
   std::uint64_t chunks_copied = 0;  // Results that an heir took from who had them.
   std::uint64_t cuts = 0;
+  std::uint64_t on_device = 0;   // Operations of workers whose memory is a device's.
   std::uint64_t duplicated = 0;  // Messages that came again by themselves.
   std::uint64_t damaged = 0;     // Messages, on the way between processes that check.
   std::uint64_t resent = 0;
@@ -259,6 +261,10 @@ void run_schedule(std::uint64_t seed, Coverage& coverage) {
       if (round > 0) fill(op, random, cluster.worker_config(0));
       expected += op.ranks.size();
     }
+    for (TestOp& op : ops) {
+      put_on_devices(op, chosen);
+      coverage.on_device += static_cast<std::uint64_t>(std::ranges::count(op.on_device, true));
+    }
     outcomes.start_round(expected);
     std::vector<Death> deaths;
     if (failover && round == death_round) deaths = random_deaths(random, cluster);
@@ -296,7 +302,7 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
             << " that needed none, " << coverage.refused_posts << " posts refused, " << coverage.deaths << " deaths, "
             << coverage.items_moved << " items moved, " << coverage.chunks_copied << " chunks copied, "
             << coverage.damaged << " messages damaged, " << coverage.resent << " sent again, " << coverage.duplicated
-            << " doubled, " << coverage.cuts << " links cut\n";
+            << " doubled, " << coverage.cuts << " links cut, " << coverage.on_device << " in devices\n";
   if (range.count < 1000) return;
   EXPECT_GT(coverage.full_lanes, range.count / 4);
   EXPECT_GT(coverage.slotless_lanes, range.count / 10);
@@ -311,6 +317,7 @@ TEST(EngineSchedules, EveryResultIsBitIdenticalInTenThousandSeededSchedules) {
   EXPECT_GT(coverage.resent, range.count);
   EXPECT_GT(coverage.duplicated, range.count);
   EXPECT_GT(coverage.cuts, range.count / 4);
+  EXPECT_GT(coverage.on_device, range.count / 2);
 }
 
 }  // namespace

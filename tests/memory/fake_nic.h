@@ -20,8 +20,8 @@ class FakeNic final : public Nic {
 
   std::string description() const override { return "fake"; }
   bool takes(MemoryKind kind) const noexcept override { return is_on_host(kind) || takes_devices_; }
-  std::unique_ptr<Registration> register_memory(std::span<std::byte> memory, MemoryKind kind) override {
-    if (on_register) on_register(memory, kind);
+  std::unique_ptr<Registration> register_memory(std::span<std::byte> memory, MemoryPlace place) override {
+    if (on_register) on_register(memory, place.kind);
     ++registered;
     ++live;
     return std::make_unique<Region>(*this);

@@ -53,6 +53,21 @@ def test_a_driver_that_is_not_to_be_used_is_not_asked(clean_env):
     assert doctor({**clean_env, "HERRING_CUDA": "off"})["CUDA"] == ["absent", "not asked: HERRING_CUDA=off\n"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "provider", "state", "why"),
+    [
+        ("off", "builtin", "absent", "HERRING_GPUDIRECT=off"),
+        ("on", "builtin", "problem", "Herring's builtin tcp takes no GPU memory"),
+        ("auto", "tcp", "absent", "takes no GPU memory (fi_getinfo with FI_HMEM"),
+    ],
+)
+def test_whether_gpudirect_would_be_used_is_said(clean_env, mode, provider, state, why):
+    found = doctor({**clean_env, "HERRING_GPUDIRECT": mode, "HERRING_PROVIDER": provider})["GPUDirect"]
+    assert found[0] == state
+    assert found[1].startswith("not used: ")
+    assert why in found[1] or "there is no libfabric" in found[1], found
+
+
 def test_a_gpu_is_not_called_ok_either():
     gpu = {"number": 0, "name": "NVIDIA H100", "pci_bus_id": "0000:0F:00.0", "memory_bytes": 80 << 30,
            "capability": "9.0", "multiprocessors": 132, "copy_engines": 1, "peers": []}  # fmt: skip

@@ -347,6 +347,11 @@ void fake_stall(int on) {
   on != 0 ? world().gpu.stall(current()) : world().gpu.unstall(current());
 }
 void fake_capture(int on) { world().is_capturing = on != 0; }
+/// Where the fake itself, and a card that reads its memory, has these bytes; null where they are not the device's.
+void* fake_alias(std::uint64_t address, std::uint64_t bytes) {
+  LOCKED;
+  return world().gpu.alias(address, bytes);
+}
 /// Copies from the host and to it so far.
 std::int64_t fake_copies() {
   LOCKED;

@@ -37,7 +37,7 @@ class StrictNic final : public memory::Nic {
 
   std::string description() const override { return "strict"; }
   bool takes(MemoryKind kind) const noexcept override { return is_on_host(kind); }
-  std::unique_ptr<memory::Registration> register_memory(std::span<std::byte> memory, MemoryKind) override {
+  std::unique_ptr<memory::Registration> register_memory(std::span<std::byte> memory, MemoryPlace) override {
     if (options_.on_register) options_.on_register(memory.size());
     const std::scoped_lock lock(mutex_);
     auto region = std::make_unique<Region>(*this, next_++);

@@ -124,7 +124,7 @@ TEST(Header, RightlySealedButNotOursIsRejected) {
     EXPECT_EQ(with(4, value).has_value(), value == kVersion) << "version " << value;
     EXPECT_EQ(with(5, value).has_value(), value == 1) << "type " << value << ", with an Announce's flags";
     EXPECT_EQ(with(6, value).has_value(), (value & ~0x31u) == 0) << "flags " << value;
-    EXPECT_EQ(with(7, value).has_value(), (value & ~0x0Bu) == 0) << "flags high " << value;
+    EXPECT_EQ(with(7, value).has_value(), (value & ~0x1Bu) == 0) << "flags high " << value;
     for (std::size_t at = 68; at < 72; ++at) {
       EXPECT_EQ(with(at, value).has_value(), value == 0) << "reserved byte " << at;
     }
@@ -139,7 +139,7 @@ TEST(Header, AFlagIsAcceptedOnlyWhereItMeansSomething) {
   const auto flags_of = [](unsigned type) -> unsigned {
     switch (static_cast<MessageType>(type)) {
       case MessageType::kAnnounce:
-        return kFlagEager | kFlagReady | kFlagHeld | kFlagJoin | kFlagRoster | kFlagOneHop;
+        return kFlagEager | kFlagReady | kFlagHeld | kFlagJoin | kFlagRoster | kFlagOneHop | kFlagApart;
       case MessageType::kGrant:
         return kFlagPull;
       case MessageType::kResult:
