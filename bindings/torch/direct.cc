@@ -53,38 +53,19 @@ bool DirectMemory::takes(GroupId group, const std::string& name, std::size_t byt
 
 std::shared_ptr<DirectMemory::Block> DirectMemory::take(const at::Tensor& tensor) {
   const std::size_t bytes = rounded_pages(tensor.nbytes());
-  std::unique_ptr<Block> block = find_idle(bytes, tensor.device());
+  std::unique_ptr<Block> block = pool_.find(bytes, [&](const Block& idle) { return idle.device() == tensor.device(); });
   if (!block) block = make(bytes, tensor.device());
   if (!block) return nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    bytes_in_use_ += block->bytes();
-    most_in_use_ = std::max(most_in_use_, bytes_in_use_);
-  }
+  pool_.lend(*block);
   return {block.release(), [home = weak_from_this()](Block* held) {
             std::unique_ptr<Block> back(held);
-            if (const auto self = home.lock()) self->give_back(std::move(back));
+            if (const auto self = home.lock()) self->pool_.give_back(std::move(back));
           }};
 }
 
 at::Tensor DirectMemory::like(const at::Tensor& tensor, const Block& block) {
   const at::Tensor empty = at::empty({0}, tensor.options());
   return empty.set_(block.memory_.storage(), 0, tensor.sizes(), tensor.strides());
-}
-
-std::unique_ptr<DirectMemory::Block> DirectMemory::find_idle(std::size_t bytes, c10::Device device) {
-  const std::lock_guard lock(mutex_);
-  auto best = idle_.end();
-  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-    const std::size_t size = (*it)->bytes();
-    const bool is_fit = (*it)->device() == device && size >= bytes && size / 2 <= bytes;
-    if (is_fit && (best == idle_.end() || size <= (*best)->bytes())) best = it;
-  }
-  if (best == idle_.end()) return nullptr;
-  std::unique_ptr<Block> block = std::move(*best);
-  idle_.erase(best);
-  idle_bytes_ -= block->bytes();
-  return block;
 }
 
 std::unique_ptr<DirectMemory::Block> DirectMemory::make(std::size_t bytes, c10::Device device) {
@@ -102,27 +83,6 @@ std::unique_ptr<DirectMemory::Block> DirectMemory::make(std::size_t bytes, c10::
       refuse(c10::str("rank ", runtime->rank()), error.status().message());
     }
     return nullptr;
-  }
-}
-
-std::unique_ptr<DirectMemory::Block> DirectMemory::oldest() {
-  const std::lock_guard lock(mutex_);
-  if (idle_.empty()) return nullptr;
-  std::unique_ptr<Block> block = std::move(idle_.front());
-  idle_.pop_front();
-  idle_bytes_ -= block->bytes();
-  return block;
-}
-
-void DirectMemory::give_back(std::unique_ptr<Block> block) {
-  std::unique_lock lock(mutex_);
-  bytes_in_use_ -= block->bytes();
-  idle_bytes_ += block->bytes();
-  idle_.push_back(std::move(block));
-  while (idle_bytes_ > most_in_use_) {
-    lock.unlock();
-    oldest().reset();
-    lock.lock();
   }
 }
 

@@ -6,12 +6,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 
+#include "core/idle_pool.h"
 #include "core/types.h"
 #include "runtime/communicator.h"
 
@@ -46,20 +46,14 @@ class DirectMemory final : public std::enable_shared_from_this<DirectMemory> {
   static at::Tensor like(const at::Tensor& tensor, const Block& block);
 
  private:
-  std::unique_ptr<Block> find_idle(std::size_t bytes, c10::Device device);
   std::unique_ptr<Block> make(std::size_t bytes, c10::Device device);
-  std::unique_ptr<Block> oldest();
-  void give_back(std::unique_ptr<Block> block);
   void refuse(const std::string& who, const std::string& why) const;
 
   const std::weak_ptr<runtime::Communicator> runtime_;
   const DirectSettings settings_;
-  std::mutex mutex_;  // guards all below
-  std::deque<std::unique_ptr<Block>> idle_;
-  std::size_t idle_bytes_ = 0;
-  std::size_t bytes_in_use_ = 0;
-  std::size_t most_in_use_ = 0;
-  std::set<std::uint32_t> told_;  ///< Groups whose users know why not.
+  IdlePool<Block> pool_;
+  std::mutex mutex_;
+  std::set<std::uint32_t> told_;  ///< Groups whose users know why not; guarded by mutex_.
   std::atomic<bool> is_refused_ = false;
 };
 

@@ -49,16 +49,17 @@ class HostMemory::Pinner final {
 };
 
 struct HostMemory::Pages {
-  Pages(std::shared_ptr<std::byte> pages, std::size_t size) : memory(std::move(pages)), bytes(size) {}
+  Pages(std::shared_ptr<std::byte> pages, std::size_t of_bytes) : memory(std::move(pages)), size(of_bytes) {}
   ~Pages() {
     // First: pages that a device may write to are nobody else's.
-    if (pinner) pinner->unpin({memory.get(), bytes});
+    if (pinner) pinner->unpin({memory.get(), size});
   }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
 
   const std::shared_ptr<std::byte> memory;
-  const std::size_t bytes;
+  const std::size_t size;
+  std::size_t bytes() const { return size; }
   std::shared_ptr<Pinner> pinner;  ///< Null: not pinned.
 };
 
@@ -68,47 +69,20 @@ HostMemory::~HostMemory() = default;
 
 std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device device) {
   if (bytes < kLeastBytes) return nullptr;
-  std::unique_ptr<Pages> pages = find_idle(bytes);
+  std::unique_ptr<Pages> pages = pool_.find(bytes, [](const Pages&) { return true; });
   if (!pages) pages = make(rounded(bytes), device);
   while (!pages && !is_refused_) {
     // The arena is used up, perhaps by sizes that nobody asks for any more.
-    if (!oldest()) return nullptr;
+    if (!pool_.oldest()) return nullptr;
     pages = make(rounded(bytes), device);
   }
   if (!pages) return nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    bytes_in_use_ += pages->bytes;
-    most_in_use_ = std::max(most_in_use_, bytes_in_use_);
-  }
+  pool_.lend(*pages);
   std::byte* const start = pages->memory.get();
   return {start, [home = weak_from_this(), held = pages.release()](std::byte*) {
             std::unique_ptr<Pages> back(held);
-            if (const auto self = home.lock()) self->give_back(std::move(back));
+            if (const auto self = home.lock()) self->pool_.give_back(std::move(back));
           }};
-}
-
-std::unique_ptr<HostMemory::Pages> HostMemory::find_idle(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  auto best = idle_.end();
-  for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-    const std::size_t size = (*it)->bytes;
-    if (size >= bytes && size / 2 <= bytes && (best == idle_.end() || size <= (*best)->bytes)) best = it;
-  }
-  if (best == idle_.end()) return nullptr;
-  std::unique_ptr<Pages> pages = std::move(*best);
-  idle_.erase(best);
-  idle_bytes_ -= pages->bytes;
-  return pages;
-}
-
-std::unique_ptr<HostMemory::Pages> HostMemory::oldest() {
-  const std::lock_guard lock(mutex_);
-  if (idle_.empty()) return nullptr;
-  std::unique_ptr<Pages> pages = std::move(idle_.front());
-  idle_.pop_front();
-  idle_bytes_ -= pages->bytes;
-  return pages;
 }
 
 std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Device device) {
@@ -131,18 +105,6 @@ std::unique_ptr<HostMemory::Pages> HostMemory::make(std::size_t bytes, c10::Devi
     is_refused_ = true;
     TORCH_WARN("herring: ", error.what(), "; torch's pinned memory is used, which is copied once more");
     return nullptr;
-  }
-}
-
-void HostMemory::give_back(std::unique_ptr<Pages> pages) {
-  std::unique_lock lock(mutex_);
-  bytes_in_use_ -= pages->bytes;
-  idle_bytes_ += pages->bytes;
-  idle_.push_back(std::move(pages));
-  while (idle_bytes_ > most_in_use_) {
-    lock.unlock();
-    oldest().reset();
-    lock.lock();
   }
 }
 

@@ -4,10 +4,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <mutex>
 
+#include "core/idle_pool.h"
 #include "runtime/communicator.h"
 
 namespace herring::torch_binding {
@@ -34,22 +34,14 @@ class HostMemory final : public std::enable_shared_from_this<HostMemory> {
   struct Pages;
   class Pinner;
 
-  /// The smallest idle ones that are large enough, and not wasted on this; null where there are none.
-  std::unique_ptr<Pages> find_idle(std::size_t bytes);
   std::unique_ptr<Pages> make(std::size_t bytes, c10::Device device);
-  /// The idle ones that were used least lately; null where there are none.
-  std::unique_ptr<Pages> oldest();
-  void give_back(std::unique_ptr<Pages> pages);
   /// The one of the process, made for the first device that asks. Throws Error.
   std::shared_ptr<Pinner> pinner_of(c10::Device device);
 
   const std::weak_ptr<runtime::Communicator> runtime_;
-  std::mutex mutex_;                         // guards all below
-  std::deque<std::unique_ptr<Pages>> idle_;  ///< The one that was used last is the last.
-  std::size_t idle_bytes_ = 0;
-  std::size_t bytes_in_use_ = 0;
-  std::size_t most_in_use_ = 0;
-  std::shared_ptr<Pinner> pinner_;
+  IdlePool<Pages> pool_;
+  std::mutex mutex_;
+  std::shared_ptr<Pinner> pinner_;        // guarded by mutex_
   std::atomic<bool> is_refused_ = false;  ///< The system pins no more.
 };
 
