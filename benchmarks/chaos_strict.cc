@@ -33,6 +33,7 @@ class StrictNetwork final : public Network {
   }
 
   bool takes_descriptors() const override { return inner_->takes_descriptors(); }
+  std::string no_devices() const override { return inner_->no_devices(); }
 
  private:
   std::unique_ptr<Network> inner_;

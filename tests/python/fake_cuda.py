@@ -56,12 +56,16 @@ class Driver:
     def __init__(self):
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self("cuInit", 0)
-        context = ctypes.c_void_p()
-        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-        self("cuCtxPushCurrent_v2", context)
+        self._context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self.enter()
         self.stream, self._event = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuStreamCreateWithPriority", ctypes.byref(self.stream), 1, -5)
         self("cuEventCreate", ctypes.byref(self._event), 2)
+
+    def enter(self):
+        """For this thread."""
+        self("cuCtxPushCurrent_v2", self._context)
 
     def __call__(self, name, *arguments):
         result = getattr(self._cuda, name)(*arguments)

@@ -3,6 +3,7 @@ does, with ranks that have no GPU, and errors."""
 
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +98,35 @@ def test_ranks_with_and_without_a_gpu(job, gpus):
     assert job.run(everything, 3, {"cpu_rank": 1}, env=env) == [0, 0, 0]
 
 
-def handles():
-    """Several at once, by name in another order on each rank, and bfloat16."""
+def in_thread(i):
+    import fake_cuda
+
+    fake_cuda.driver.enter()
+    array = fake_cuda.asarray(np.full(COUNT, i, np.float32))
+    result = herring.allreduce(array, "sum", name=f"thread{i}")
+    host = result.get()
+    del array, result
+    return host
+
+
+def handles(cpu_rank=None):
+    """Several at once, by name in another order on each rank, from several threads, and bfloat16."""
     import fake_cuda
 
     herring.init()
     rank = herring.rank()
+    if rank == cpu_rank:  # What the others do below.
+        for i in range(8):
+            herring.allreduce(values(rank + i, "float32", (100 * i + 1,)), "sum")
+        hosts = {f"layer{i}": values(rank + i, "float32", (100 * i + 1,)) for i in range(8)}
+        pending = [herring.allreduce_(host, "sum", name=name, async_op=True) for name, host in hosts.items()]
+        for handle in pending:
+            handle.wait()
+        herring.allreduce(hosts["layer3"], "sum")
+        for i in range(6):
+            herring.allreduce(np.full(COUNT, i, np.float32), "sum", name=f"thread{i}")
+        herring.shutdown()
+        return True
     hosts = {f"layer{i}": values(rank + i, "float32", (100 * i + 1,)) for i in range(8)}
     expected = {name: herring.allreduce(host, "sum") for name, host in hosts.items()}
     arrays = {name: fake_cuda.asarray(host) for name, host in hosts.items()}
@@ -117,6 +141,16 @@ def handles():
         assert "done" in repr(handle)
     result = herring.allreduce(arrays["layer3"], "sum", async_op=True).wait(30)
     same(result, 2 * expected["layer3"])
+    with ThreadPoolExecutor(6) as pool:
+        calls = [
+            pool.submit(herring.allreduce, np.full(COUNT, i, np.float32), "sum", name=f"thread{i}") if i == 5
+            else pool.submit(in_thread, i) for i in range(6)
+        ]  # fmt: skip
+        for i, call in enumerate(calls):
+            same(call.result(), np.full(COUNT, 2 * i, np.float32))
+    if cpu_rank is not None:
+        herring.shutdown()
+        return True
     bits = np.full(5, 0x3FC0 if rank == 0 else 0x4010, np.int16)  # 1.5 and 2.25
     summed = herring.allreduce(fake_cuda.asarray(bits, "bfloat16"), "sum")
     assert summed.dtype == "bfloat16"
@@ -127,6 +161,10 @@ def handles():
 
 def test_handles_and_names(job, gpus):
     assert job.run(handles, 2, env=gpus) == [True, True]
+
+
+def test_names_with_a_rank_without_a_gpu(job, gpus):
+    assert job.run(handles, 2, {"cpu_rank": 1}, env=gpus) == [True, True]
 
 
 def refusal(call):

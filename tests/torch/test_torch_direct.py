@@ -41,8 +41,9 @@ def expect_well(done, ranks: int) -> None:
     assert done.stdout.count("all is well") == ranks, done.stdout[-4000:] + done.stderr[-8000:]
 
 
-@pytest.mark.parametrize("failover", ["auto", "off"])
-@pytest.mark.parametrize("case", ["bits", "streams", "ddp"])
+@pytest.mark.parametrize(
+    ("case", "failover"), [("bits", "auto"), ("bits", "off"), ("streams", "auto"), ("ddp", "auto"), ("ddp", "off")]
+)
 def test_the_card_has_the_tensor_and_the_host_has_not(cards: dict[str, str], case: str, failover: str) -> None:
     done = run(case, {**cards, "HERRING_FAILOVER": failover})
     expect_well(done, 2)
@@ -82,8 +83,10 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["on", "auto"])
-@pytest.mark.parametrize("name", REASONS)
+# A reason before the first call, and one at it, do for "auto".
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, "on") for name in REASONS), ("two ranks on a host", "auto"), ("refused", "auto")]
+)
 def test_where_it_cannot_be(cards: dict[str, str], name: str, mode: str) -> None:
     settings, shape, why = REASONS[name]
     done = run("impossible", {**cards, **settings, "HERRING_GPUDIRECT": mode}, arguments=[why], **shape)

@@ -1,0 +1,156 @@
+// Copies of arrays on GPUs for callers that wait for them, on a fake device under seeds.
+#include "runtime/device_copies.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "device/fake_device.h"
+
+namespace herring::runtime {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::FakeDevice;
+using testing::FakeGpu;
+
+Instant in(Duration time) { return std::chrono::steady_clock::now() + time; }
+
+class DeviceCopiesTest : public ::testing::Test {
+ protected:
+  explicit DeviceCopiesTest(std::uint64_t seed = 1) : gpu_({.seed = seed}) {
+    auto device = std::make_unique<FakeDevice>(gpu_);
+    EXPECT_TRUE(device->allocate(kBytes, array_).is_ok());
+    copies_ = std::make_shared<DeviceCopies>(std::move(device));
+    std::byte* const there = gpu_.alias(array_.address, kBytes);
+    for (std::size_t i = 0; i < kBytes; ++i) there[i] = static_cast<std::byte>(i);
+  }
+  ~DeviceCopiesTest() override { EXPECT_TRUE(gpu_.faults().empty()); }
+
+  static constexpr std::size_t kBytes = 300'000;
+  FakeGpu gpu_;
+  std::shared_ptr<DeviceCopies> copies_;
+  DeviceSpan array_;
+  std::vector<std::byte> host_ = std::vector<std::byte>(kBytes, std::byte{0xEE});
+};
+
+TEST_F(DeviceCopiesTest, BytesGoAndComeBack) {
+  DeviceCopies::Queue queue(copies_);
+  ASSERT_TRUE(queue.to_host(host_, array_, nullptr).is_ok());
+  Status status;
+  ASSERT_TRUE(queue.wait(in(10s), status));
+  EXPECT_TRUE(status.is_ok());
+  for (std::size_t i = 0; i < kBytes; ++i) {
+    ASSERT_EQ(host_[i], static_cast<std::byte>(i)) << i;
+    host_[i] = static_cast<std::byte>(i + 1);
+  }
+  ASSERT_TRUE(queue.to_device(array_, host_, nullptr).is_ok());
+  ASSERT_TRUE(queue.wait(in(10s), status));
+  const std::byte* const there = gpu_.alias(array_.address, kBytes);
+  for (std::size_t i = 0; i < kBytes; ++i) ASSERT_EQ(there[i], static_cast<std::byte>(i + 1)) << i;
+}
+
+TEST_F(DeviceCopiesTest, WhatACopyTouchesIsKeptUntilItEndsAlsoWhereNobodyWaits) {
+  const auto owner = std::make_shared<int>();
+  std::uint64_t stream = 0;
+  {
+    DeviceCopies::Queue queue(copies_);
+    stream = queue.stream();
+    gpu_.stall(stream);
+    ASSERT_TRUE(queue.to_host(host_, array_, owner).is_ok());
+    Status status;
+    EXPECT_FALSE(queue.wait(in(2ms), status));
+  }
+  EXPECT_EQ(owner.use_count(), 2);
+  DeviceCopies::Queue other(copies_);
+  EXPECT_NE(other.stream(), stream) << "somebody else's copy is there";
+  Status status;
+  gpu_.unstall(stream);
+  for (int i = 0; i < 10'000 && owner.use_count() > 1; ++i) EXPECT_TRUE(other.has_ended(status));
+  EXPECT_EQ(owner.use_count(), 1);
+  EXPECT_EQ(DeviceCopies::Queue(copies_).stream(), stream) << "it is used again";
+}
+
+TEST_F(DeviceCopiesTest, OwnersMayUseTheDeviceWhenTheyGo) {
+  struct Unpins {
+    std::shared_ptr<DeviceCopies> copies;
+    std::span<std::byte> memory;
+    ~Unpins() { copies->unpin(memory); }
+  };
+  ASSERT_TRUE(copies_->pin(host_).is_ok());
+  {
+    DeviceCopies::Queue queue(copies_);
+    ASSERT_TRUE(queue.to_host(host_, array_, std::make_shared<Unpins>(copies_, std::span(host_))).is_ok());
+  }
+  DeviceCopies::Queue other(copies_);
+  Status status;
+  for (int i = 0; i < 10'000 && gpu_.pinned_bytes() > 0; ++i) EXPECT_TRUE(other.has_ended(status));
+  EXPECT_EQ(gpu_.pinned_bytes(), 0u);
+}
+
+TEST_F(DeviceCopiesTest, ADeviceThatFailsEndsAllCopies) {
+  DeviceCopies::Queue queue(copies_);
+  gpu_.stall(queue.stream());
+  ASSERT_TRUE(queue.to_host(host_, array_, nullptr).is_ok());
+  gpu_.fail();
+  Status status;
+  ASSERT_TRUE(queue.wait(in(10s), status));
+  EXPECT_NE(status.message().find("illegal address"), std::string::npos) << status.message();
+  EXPECT_FALSE(queue.to_host(host_, array_, nullptr).is_ok());
+  EXPECT_THROW(DeviceCopies::Queue{copies_}, Error);
+}
+
+TEST_F(DeviceCopiesTest, ThreadsDoNotWaitForEachOther) {
+  DeviceCopies::Queue stalled(copies_);
+  gpu_.stall(stalled.stream());
+  std::vector<std::byte> never(kBytes);
+  ASSERT_TRUE(stalled.to_host(never, array_, nullptr).is_ok());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this] {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<std::byte> host(kBytes);
+        DeviceCopies::Queue queue(copies_);
+        ASSERT_TRUE(queue.to_host(host, array_, nullptr).is_ok());
+        Status status;
+        ASSERT_TRUE(queue.wait(in(30s), status));
+        for (std::size_t k = 0; k < kBytes; ++k) ASSERT_EQ(host[k], static_cast<std::byte>(k));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  gpu_.unstall(stalled.stream());
+  Status status;
+  EXPECT_TRUE(stalled.wait(in(10s), status));
+}
+
+struct Block {
+  std::size_t size;
+  std::size_t bytes() const { return size; }
+};
+
+TEST(IdlePool, KeepsAsMuchAsWasEverInUseAtOnce) {
+  IdlePool<Block> pool;
+  const auto any = [](const Block&) { return true; };
+  std::vector<std::unique_ptr<Block>> used;
+  for (const std::size_t size : {100, 200, 300}) used.push_back(std::make_unique<Block>(size));
+  for (const auto& block : used) pool.lend(*block);
+  for (auto& block : used) pool.give_back(std::move(block));
+  EXPECT_EQ(pool.find(301, any), nullptr);
+  EXPECT_EQ(pool.find(49, any), nullptr) << "a hundred would be wasted on it";
+  auto block = pool.find(150, any);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(block->bytes(), 200u) << "the smallest that is large enough";
+  EXPECT_EQ(pool.find(150, [](const Block& each) { return each.bytes() != 300; }), nullptr);
+  pool.lend(*block);
+  pool.give_back(std::move(block));
+  auto large = std::make_unique<Block>(250);  // Never counted as used together with the others.
+  pool.lend(*large);
+  pool.give_back(std::move(large));
+  EXPECT_EQ(pool.oldest()->bytes(), 200u) << "100 and 300 had to go, which were used least lately";
+  EXPECT_EQ(pool.oldest()->bytes(), 250u);
+  EXPECT_EQ(pool.oldest(), nullptr);
+}
+
+}  // namespace
+}  // namespace herring::runtime
