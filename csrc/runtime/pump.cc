@@ -144,7 +144,7 @@ class Pump<Engine>::Impl {
   }
 
   /// Carries on where the transport had no room the last time.
-  bool send_apart(SendAction& action) {
+  [[gnu::cold, gnu::noinline]] bool send_apart(SendAction& action) {
     Halves& halves = apart_[action.token.value];
     while (halves.begun < 2 && halves.status.is_ok()) {
       const std::size_t half = halves.begun;
@@ -227,7 +227,7 @@ class Pump<Engine>::Impl {
     return take_fresh();
   }
 
-  bool receive_apart(const PostReceiveAction& action) {
+  [[gnu::cold, gnu::noinline]] bool receive_apart(const PostReceiveAction& action) {
     Halves& halves = apart_[action.token.value];
     while (halves.begun < 2 && halves.status.is_ok()) {
       const std::size_t half = halves.begun;
@@ -266,7 +266,7 @@ class Pump<Engine>::Impl {
   }
 
   /// One of the two that a receive is made of; false: it is none.
-  bool take_half(Instant now, std::size_t index, const transport::Completion& completion) {
+  [[gnu::cold, gnu::noinline]] bool take_half(Instant now, std::size_t index, const transport::Completion& completion) {
     const auto found = apart_.find(posts_[index].token.value);
     if (found == apart_.end()) return false;
     Halves& halves = found->second;
@@ -284,7 +284,7 @@ class Pump<Engine>::Impl {
     return true;
   }
 
-  bool end_receive(Instant now, Token token) {
+  [[gnu::cold, gnu::noinline]] bool end_receive(Instant now, Token token) {
     const auto found = apart_.find(token.value);
     const Halves halves = std::move(found->second);
     apart_.erase(found);
@@ -298,7 +298,7 @@ class Pump<Engine>::Impl {
     return take_fresh();
   }
 
-  Status malformed(std::size_t bytes) {
+  [[gnu::cold, gnu::noinline]] Status malformed(std::size_t bytes) {
     ++stats_.malformed;
     return Status(Code::kProtocol, std::to_string(bytes) + " bytes arrived that are not a Herring message");
   }
@@ -400,7 +400,7 @@ class Pump<Engine>::Impl {
   }
 
   /// False where this is one half of a message, and the other is under way or waits; else `status` is of both.
-  bool is_last_half(Token token, std::size_t post, Status& status) {
+  [[gnu::cold, gnu::noinline]] bool is_last_half(Token token, std::size_t post, Status& status) {
     const auto found = apart_.find(token.value);
     if (found == apart_.end()) return true;
     Halves& halves = found->second;
