@@ -63,14 +63,12 @@ def through_host(
 
     def start(value: Any) -> _Return:
         if results == "returned":
-            return _Return.of_returned(session, kind, places[0], value)
+            return _Return.of_returned(kind, places[0], value)
         if results == "same":
             return _Return([(each.there, each.memory) for each in sources], arrays)
         if targets is not None:
             return _Return(targets, out)
-        return _Return.of_new(
-            session, kind, [(place, each.host) for place, each in zip(places, sources, strict=True)], is_list
-        )
+        return _Return.of_new(kind, list(zip(places, hosts, strict=True)), is_list)
 
     if async_op:
         return DeviceHandle(value, start)
@@ -141,7 +139,7 @@ class _Return:
             there.start_to_device(memory)
 
     @classmethod
-    def of_new(cls, session: Session, kind: str, likes: Sequence[tuple[Any, Any]], is_list: bool) -> _Return:
+    def of_new(cls, kind: str, likes: Sequence[tuple[Any, Any]], is_list: bool) -> _Return:
         """Of new arrays, each like the first of a pair with the elements of the second, an array of the host."""
         copies, results = [], []
         for like, host in likes:
@@ -155,10 +153,10 @@ class _Return:
         return cls(copies, results if is_list else results[0])
 
     @classmethod
-    def of_returned(cls, session: Session, kind: str, like: Any, value: Any) -> _Return:
+    def of_returned(cls, kind: str, like: Any, value: Any) -> _Return:
         """Of what a call has returned: an array of the host, or that and more."""
         host, *more = value if isinstance(value, tuple) else (value,)
-        back = cls.of_new(session, kind, [(like, host)], False)
+        back = cls.of_new(kind, [(like, host)], False)
         if more:
             back.result = (back.result, *more)
         return back

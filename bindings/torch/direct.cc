@@ -5,8 +5,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-#include <bit>
 #include <span>
 #include <utility>
 
@@ -17,12 +15,7 @@
 namespace herring::torch_binding {
 namespace {
 
-/// At most an eighth more than is asked for, so that sizes that differ a little share memory. Whole pages of a GPU.
-std::size_t rounded_pages(std::size_t bytes) {
-  constexpr std::size_t kPage = 64 << 10;
-  const std::size_t step = std::max(std::bit_floor(bytes) / 8, kPage);
-  return (bytes + step - 1) / step * step;
-}
+constexpr std::size_t kPage = 64 << 10;  // Of a GPU.
 
 }  // namespace
 
@@ -52,7 +45,7 @@ bool DirectMemory::takes(GroupId group, const std::string& name, std::size_t byt
 }
 
 std::shared_ptr<DirectMemory::Block> DirectMemory::take(const at::Tensor& tensor) {
-  const std::size_t bytes = rounded_pages(tensor.nbytes());
+  const std::size_t bytes = pooled_bytes(tensor.nbytes(), kPage);
   std::unique_ptr<Block> block = pool_.find(bytes, [&](const Block& idle) { return idle.device() == tensor.device(); });
   if (!block) block = make(bytes, tensor.device());
   if (!block) return nullptr;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <span>
 #include <utility>
 
@@ -12,16 +11,6 @@
 #include "cuda/open.h"
 
 namespace herring::torch_binding {
-namespace {
-
-/// At most an eighth more than is asked for, so that sizes that differ a little share pages.
-std::size_t rounded(std::size_t bytes) {
-  const std::size_t step = std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
-}
-
-}  // namespace
-
 /// One GPU's context pins for all of them.
 class HostMemory::Pinner final {
  public:
@@ -70,11 +59,11 @@ HostMemory::~HostMemory() = default;
 std::shared_ptr<std::byte> HostMemory::take(std::size_t bytes, c10::Device device) {
   if (bytes < kLeastBytes) return nullptr;
   std::unique_ptr<Pages> pages = pool_.find(bytes, [](const Pages&) { return true; });
-  if (!pages) pages = make(rounded(bytes), device);
+  if (!pages) pages = make(pooled_bytes(bytes), device);
   while (!pages && !is_refused_) {
     // The arena is used up, perhaps by sizes that nobody asks for any more.
     if (!pool_.oldest()) return nullptr;
-    pages = make(rounded(bytes), device);
+    pages = make(pooled_bytes(bytes), device);
   }
   if (!pages) return nullptr;
   pool_.lend(*pages);

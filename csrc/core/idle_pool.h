@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -8,6 +9,12 @@
 #include <utility>
 
 namespace herring {
+
+/// At most an eighth more than is asked for, in whole pages, so that sizes that differ a little share a block.
+constexpr std::size_t pooled_bytes(std::size_t bytes, std::size_t page = 1) {
+  const std::size_t step = std::max(std::bit_floor(bytes) / 8, page);
+  return (bytes + step - 1) / step * step;
+}
 
 /// Memory that is dear to get, kept for later users: as much as was ever in use at once. Block::bytes() is its size.
 /// Any thread; blocks go outside of the lock.

@@ -2,22 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <chrono>
 #include <thread>
 #include <utility>
 
 namespace herring::runtime {
-namespace {
-
-/// At most an eighth more than is asked for, so that sizes that differ a little share pages.
-std::size_t rounded(std::size_t bytes) {
-  const std::size_t step = std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
-}
-
-}  // namespace
-
 DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device) : device_(std::move(device)) {
   const std::scoped_lock lock(device_->mutex_);
   device_->device_->health().or_throw();
@@ -25,6 +14,7 @@ DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device) : device_(std::
 }
 
 DeviceCopies::Queue::~Queue() {
+  if (!device_->guard_.in_owner()) return;
   Owners gone;
   const std::scoped_lock lock(device_->mutex_);
   device_->look(gone);
@@ -100,6 +90,7 @@ Status DeviceCopies::pin(std::span<std::byte> memory) {
 }
 
 void DeviceCopies::unpin(std::span<std::byte> memory) {
+  if (!guard_.in_owner()) return;
   const std::scoped_lock lock(mutex_);
   static_cast<void>(device_->unpin(memory));  // Where the driver has gone, nothing is pinned any more.
 }
@@ -167,11 +158,11 @@ std::shared_ptr<std::byte> PinnedMemory::take(std::size_t bytes, const std::shar
                                               Status& why_not) {
   if (bytes < kLeastBytes) return nullptr;
   std::unique_ptr<Pages> pages = pool_.find(bytes, [](const Pages&) { return true; });
-  if (!pages) pages = make(rounded(bytes), device, why_not);
+  if (!pages) pages = make(pooled_bytes(bytes), device, why_not);
   while (!pages && !is_refused_) {
     // The arena is used up, perhaps by sizes that nobody asks for any more.
     if (!pool_.oldest()) return nullptr;
-    pages = make(rounded(bytes), device, why_not);
+    pages = make(pooled_bytes(bytes), device, why_not);
   }
   if (!pages) return nullptr;
   pool_.lend(*pages);

@@ -13,6 +13,7 @@
 
 #include "core/device.h"
 #include "core/idle_pool.h"
+#include "core/process.h"
 #include "runtime/communicator.h"
 
 namespace herring::runtime {
@@ -79,7 +80,8 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
   /// Takes those that have ended out of `tickets`; their status.
   Status take_ended(std::vector<Ticket>& tickets);
 
-  std::mutex mutex_;  // guards all below
+  const ForkGuard guard_;
+  std::mutex mutex_;  // guards all below; in a forked child somebody who is not there may have it
   std::unique_ptr<Device> device_;
   std::vector<StreamHandle> idle_streams_;
   std::map<Ticket, Status> ended_;  ///< Handed out by the device, and not taken yet.

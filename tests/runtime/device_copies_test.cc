@@ -2,6 +2,8 @@
 #include "runtime/device_copies.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -98,6 +100,24 @@ TEST_F(DeviceCopiesTest, ADeviceThatFailsEndsAllCopies) {
   EXPECT_NE(status.message().find("illegal address"), std::string::npos) << status.message();
   EXPECT_FALSE(queue.to_host(host_, array_, nullptr).is_ok());
   EXPECT_THROW(DeviceCopies::Queue{copies_}, Error);
+}
+
+TEST_F(DeviceCopiesTest, AForkedChildLeavesTheDeviceAlone) {
+  ASSERT_TRUE(copies_->pin(host_).is_ok());
+  auto queue = std::make_unique<DeviceCopies::Queue>(copies_);
+  ASSERT_TRUE(queue->to_host(host_, array_, nullptr).is_ok());
+  const std::size_t waiting = gpu_.waiting();
+  const pid_t child = fork();
+  if (child == 0) {
+    queue.reset();
+    copies_->unpin(host_);
+    _exit(gpu_.waiting() == waiting && gpu_.pinned_bytes() == kBytes && gpu_.faults().empty() ? 0 : 1);
+  }
+  int how = -1;
+  ASSERT_EQ(waitpid(child, &how, 0), child);
+  EXPECT_EQ(how, 0);
+  Status status;
+  EXPECT_TRUE(queue->wait(in(10s), status));
 }
 
 TEST_F(DeviceCopiesTest, ThreadsDoNotWaitForEachOther) {
