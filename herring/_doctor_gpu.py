@@ -26,9 +26,9 @@ _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl/lib", "/opt/aws-ofi-nccl/lib")
 
 def findings() -> list[Finding]:
     """What the driver says of itself, without a context on a GPU."""
-    with contextlib.suppress(HerringError):  # Settings that are wrong are a finding of their own.
-        if read_settings({}).cuda == "off":
-            return [Finding("CUDA", "absent", "not asked: HERRING_CUDA=off")]
+    settings = _settings()
+    if settings is not None and settings.cuda == "off":
+        return [Finding("CUDA", "absent", "not asked: HERRING_CUDA=off")]
     code = "import json; from herring import _core; print(json.dumps(_core.survey_cuda()))"
     # A process of its own: a driver that hangs must not hang this one, and what forks later must not have it loaded.
     try:
@@ -55,8 +55,44 @@ def of_survey(survey: _core.CudaSurvey, has_module: bool) -> list[Finding]:
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     pinned = "no limit" if locked == resource.RLIM_INFINITY else f"at most {locked / 2**20:,.0f} MiB (ulimit -l)"
     found.append(Finding("  pinned memory", "absent", f"{pinned}; not tried"))
-    path = "collectives on GPU tensors go through pinned host memory; tried on one GPU only, see docs/gpu.md"
-    return [*found, Finding("  path", "absent", path), Finding("  NCCL", "absent", _nccl())]
+    settings = _settings()
+    found.append(Finding("  path", "absent", _path(settings)))
+    if settings is not None and settings.on_host == "nccl":
+        return [*found, _nccl_in_use(settings.nccl)]
+    return [*found, Finding("  NCCL", "absent", _nccl())]
+
+
+def _settings() -> _core.Config | None:
+    with contextlib.suppress(HerringError):  # Settings that are wrong are a finding of their own.
+        return read_settings({})
+    return None
+
+
+def _path(settings: _core.Config | None) -> str:
+    """Which way tensors on GPUs go, and why."""
+    chosen = "host" if settings is None else settings.on_host
+    host = "collectives on GPU tensors go through pinned host memory"
+    tried = "tried on one GPU only, see docs/gpu.md"
+    if chosen == "host":
+        return f"{host} (HERRING_ON_HOST=host); {tried}"
+    by = "by NCCL" if chosen == "nccl" else "each reading the others' memory"
+    whether = ", if they can" if chosen == "auto" else ""
+    sums = f"torch's all_reduce sums on the GPUs of a host, {by}{whether} (HERRING_ON_HOST={chosen})"
+    return f"{sums}; other {host}; {tried}"
+
+
+def _nccl_in_use(library: str) -> Finding:
+    """HERRING_ON_HOST=nccl: whether it is there, as a process with torch finds it."""
+    with_torch = "import contextlib\nwith contextlib.suppress(ImportError): import torch\n"
+    code = f"{with_torch}from herring import _core\nprint(_core.find_nccl({library!r}))"
+    try:
+        done = run_apart(code)
+    except subprocess.TimeoutExpired:
+        return Finding("  NCCL", "problem", f"it did not load in {LOAD_TIMEOUT_S} s")
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+        return Finding("  NCCL", "problem", f"HERRING_ON_HOST=nccl needs it: {last[0].split('nccl: ')[-1]}")
+    return Finding("  NCCL", "absent", f"{done.stdout.strip()}; not tried")
 
 
 def _gpu(gpu: _core.GpuFacts) -> Finding:
@@ -87,7 +123,7 @@ def _between(gpus: list[_core.GpuFacts]) -> str:
         if a["number"] < b["number"] and not (b["number"] in a["peers"] and a["number"] in b["peers"])
     ]
     if not apart:
-        return "each can read the others' memory; Herring does not use that yet"
+        return "each can read the others' memory, which HERRING_ON_HOST=device uses"
     return f"cannot read each other's memory: {', '.join(apart)}"
 
 

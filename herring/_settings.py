@@ -43,9 +43,10 @@ class Settings(TypedDict, total=False):
     libfabric: str | None
     lane_threads: _AutoOnOff | None
     cuda: _AutoOnOff | None
-    on_host: Literal["host", "device", "auto"] | None
+    on_host: Literal["host", "device", "auto", "nccl"] | None
     device_memory_bytes: int | str | None
     device_blocks: int | str | None
+    nccl: str | None
     gpudirect: _AutoOnOff | None
     provider: Literal["auto", "efa", "verbs", "tcp", "builtin"] | None
     interface: str | None

@@ -106,6 +106,7 @@ void bind_config(py::module_& module) {
       .def_property_readonly("on_host", reader(&Config::on_host))
       .def_property_readonly("device_memory_bytes", reader(&Config::device_memory_bytes))
       .def_property_readonly("device_blocks", reader(&Config::device_blocks))
+      .def_property_readonly("nccl", reader(&Config::nccl))
       .def_property_readonly("gpudirect", [](const PyConfig& self) { return text(self.result.config.gpudirect); })
       .def_property_readonly("spin_us", reader(&Config::spin_us))
       .def_property_readonly("slice_us", reader(&Config::slice_us))

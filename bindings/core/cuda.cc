@@ -2,6 +2,7 @@
 
 #include "bindings/core/python.h"
 #include "cuda/driver.h"
+#include "cuda/open.h"
 
 namespace herring::python {
 namespace {
@@ -32,12 +33,19 @@ py::dict survey(const std::string& library) {
   return result;
 }
 
+/// What NCCL there is: its description. Throws Error(kUnavailable).
+std::string find_nccl(const std::string& library) {
+  const py::gil_scoped_release no_gil;
+  return cuda::open_nccl(library)->description();
+}
+
 }  // namespace
 
 void bind_cuda(py::module_& module);
 
 void bind_cuda(py::module_& module) {
   module.def("survey_cuda", &survey, py::arg("library") = std::string(cuda::Driver::kLibrary));
+  module.def("find_nccl", &find_nccl, py::arg("library"));
 }
 
 }  // namespace herring::python

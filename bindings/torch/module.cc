@@ -39,13 +39,16 @@ const std::shared_ptr<runtime::Communicator>& runtime_of(const py::capsule& caps
 
 std::shared_ptr<Process> make_process(const py::capsule& capsule, bool takes_accelerators, const std::string& on_host,
                                       std::uint64_t device_memory_bytes, std::uint32_t device_blocks,
-                                      const std::string& gpudirect, std::uint64_t eager_bytes) {
+                                      const std::string& nccl, const std::string& gpudirect,
+                                      std::uint64_t eager_bytes) {
   PeerSettings peers;
   peers.mode = on_host == "device" ? PeerSettings::Mode::kDevice
+               : on_host == "nccl" ? PeerSettings::Mode::kNccl
                : on_host == "auto" ? PeerSettings::Mode::kAuto
                                    : PeerSettings::Mode::kHost;
   peers.memory_bytes = device_memory_bytes;
   peers.blocks = device_blocks;
+  peers.nccl = nccl;
   DirectSettings direct;
   direct.mode = gpudirect == "on"     ? DirectSettings::Mode::kOn
                 : gpudirect == "auto" ? DirectSettings::Mode::kAuto
@@ -197,8 +200,8 @@ PYBIND11_MODULE(HERRING_TORCH_MODULE, m) {
   m.attr("stamp") = HERRING_TORCH_STAMP;  // Also read from the file, without loading it.
   py::class_<binding::Process, std::shared_ptr<binding::Process>>(m, "Process")
       .def(py::init(&binding::make_process), py::arg("runtime_capsule"), py::arg("takes_accelerators"),
-           py::arg("on_host"), py::arg("device_memory_bytes"), py::arg("device_blocks"), py::arg("gpudirect"),
-           py::arg("eager_bytes"))
+           py::arg("on_host"), py::arg("device_memory_bytes"), py::arg("device_blocks"), py::arg("nccl"),
+           py::arg("gpudirect"), py::arg("eager_bytes"))
       .def(
           "stop", [](binding::Process& self) { self.stager->stop(); }, py::call_guard<py::gil_scoped_release>());
   m.def("create_backend", &binding::create_backend, py::arg("process"), py::arg("group_id"), py::arg("name"),

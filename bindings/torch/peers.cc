@@ -18,7 +18,7 @@ PeerSeat::PeerSeat(std::shared_ptr<runtime::Communicator> runtime, std::shared_p
                    PeerSettings settings, GroupId group, std::string name, std::vector<std::uint32_t> ranks)
     : runtime_(std::move(runtime)),
       memory_(std::move(memory)),
-      settings_(settings),
+      settings_(std::move(settings)),
       group_id_(group),
       name_(std::move(name)),
       ranks_(std::move(ranks)) {}
@@ -26,6 +26,9 @@ PeerSeat::PeerSeat(std::shared_ptr<runtime::Communicator> runtime, std::shared_p
 PeerSeat::~PeerSeat() = default;
 
 bool PeerSeat::takes(const OpDescriptor& descriptor, c10::Device device, std::chrono::milliseconds timeout) {
+  // What a mean of integers is, NCCL decides.
+  const bool is_integer = descriptor.dtype == DataType::kInt32 || descriptor.dtype == DataType::kInt64;
+  if (is_nccl() && is_integer && descriptor.reduce == ReduceOp::kAverage) return false;
   return runtime::PeerGroup::takes(descriptor, false) && open(device, timeout) &&
          runtime::PeerGroup::takes(descriptor, has_network_);
 }
@@ -42,9 +45,10 @@ bool PeerSeat::open(c10::Device device, std::chrono::milliseconds timeout) {
   const runtime::PeerPlaces places = runtime::peer_places(ranks_, runtime_->worker_hosts(), runtime_->rank(), why);
   if (!why.empty()) {
     state_ = State::kNever;
-    if (settings_.mode == PeerSettings::Mode::kDevice && ranks_.size() > 1) {
+    if (settings_.is_strict() && ranks_.size() > 1) {
       TORCH_WARN("herring: process group '", name_,
-                 "' is not reduced on its GPUs as HERRING_ON_HOST=device asks: ", why, "; it is reduced on the host");
+                 "' is not reduced on its GPUs as HERRING_ON_HOST=", is_nccl() ? "nccl" : "device", " asks: ", why,
+                 "; it is reduced on the host");
     }
     return false;
   }
@@ -66,10 +70,12 @@ bool PeerSeat::open(c10::Device device, std::chrono::milliseconds timeout) {
     back = gpu->adopt_stream(native_stream(streams.back));
     return gpu;
   };
+  const OnDevice on_device(device);
   try {
+    if (is_nccl()) options.library = cuda::open_nccl(settings_.nccl);
     group_ = runtime::PeerGroup::open(std::move(options));
   } catch (const Error& error) {
-    if (settings_.mode == PeerSettings::Mode::kDevice || error.status().code() != Code::kUnavailable) {
+    if (settings_.is_strict() || error.status().code() != Code::kUnavailable) {
       std::rethrow_exception(to_exception("HERRING_ON_HOST", error.status()));
     }
     TORCH_WARN("herring: process group '", name_, "' is reduced on the host: ", error.status().message());

@@ -14,10 +14,13 @@ namespace herring::torch_binding {
 
 /// HERRING_ON_HOST and what belongs to it.
 struct PeerSettings {
-  enum class Mode : std::uint8_t { kHost, kDevice, kAuto };
+  enum class Mode : std::uint8_t { kHost, kDevice, kAuto, kNccl };
   Mode mode = Mode::kHost;
   std::uint64_t memory_bytes = 0;
   std::uint32_t blocks = 0;
+  std::string nccl;  ///< Path of its library, where not empty.
+  /// Whether it is an error where the GPUs cannot sum.
+  bool is_strict() const { return mode == Mode::kDevice || mode == Mode::kNccl; }
 };
 
 /// A process group whose tensors are reduced on the GPUs where that can be: opened by its first call on device tensors,
@@ -31,7 +34,7 @@ class PeerSeat final {
   PeerSeat& operator=(const PeerSeat&) = delete;
 
   /// Whether a call goes this way. The group's first one blocks until all ranks have made theirs. Throws where
-  /// HERRING_ON_HOST=device cannot be.
+  /// HERRING_ON_HOST=device or nccl cannot be.
   bool takes(const OpDescriptor& descriptor, c10::Device device, std::chrono::milliseconds timeout);
   Status submit(Instant now, runtime::PeerGroup::Job job);
   bool run(Instant now);
@@ -44,6 +47,7 @@ class PeerSeat final {
 
  private:
   enum class State : std::uint8_t { kNew, kOpen, kNever };
+  bool is_nccl() const { return settings_.mode == PeerSettings::Mode::kNccl; }
   bool open(c10::Device device, std::chrono::milliseconds timeout);
 
   const std::shared_ptr<runtime::Communicator> runtime_;

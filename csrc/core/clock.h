@@ -16,7 +16,12 @@ inline Instant deadline_after(Instant now, double seconds) noexcept {
   return now + std::chrono::duration_cast<Instant::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// The same from the clock's now; for those who own a thread.
+/// The same for a span that is not negative.
+inline Instant deadline_after(Instant now, Duration span) noexcept {
+  return span > Instant::max() - now ? Instant::max() : now + span;
+}
+
+/// From the clock's now; for those who own a thread.
 inline Instant deadline_after(double seconds) noexcept {
   return deadline_after(std::chrono::steady_clock::now(), seconds);
 }

@@ -32,7 +32,7 @@ constexpr std::uint64_t kWireAlignment = 64;
 constexpr std::array<std::string_view, 3> kSwitchChoices = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 2> kToggleChoices = {"off", "on"};
 constexpr std::array<std::string_view, 4> kLogChoices = {"error", "warning", "info", "debug"};
-constexpr std::array<std::string_view, 3> kOnHostChoices = {"host", "device", "auto"};
+constexpr std::array<std::string_view, 4> kOnHostChoices = {"host", "device", "auto", "nccl"};
 constexpr std::array<std::string_view, 5> kProviderChoices = {"auto", "efa", "verbs", "tcp", "builtin"};
 constexpr std::array<std::string_view, 5> kSimdChoices = {"auto", "avx512", "avx2", "neon", "scalar"};
 
@@ -206,22 +206,24 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_ON_HOST",
      Type::kChoice,
      &Config::on_host,
-     "Where the torch backend's all_reduce sums tensors of GPUs, if all ranks of the process group are on one host. "
-     "host: on the processors. device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on "
-     "the GPUs if they can and HERRING_CHECK_FINITE is off, else on the processors. device and auto have not been "
-     "tried on several GPUs.",
+     "Where the torch backend's all_reduce sums tensors of GPUs that ranks of one host have. host: on the processors. "
+     "device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on the GPUs if they can and "
+     "HERRING_CHECK_FINITE is off, else on the processors. nccl: on the GPUs, by NCCL; an error if it cannot. NCCL "
+     "adds "
+     "in an order of its own, so with more than two ranks on a host the last bits are not those of the others. device, "
+     "auto and nccl have not been tried on several GPUs.",
      0,
      0,
      1,
      {},
      kOnHostChoices},
     {"HERRING_DEVICE_MEMORY_BYTES", Type::kBytes, &Config::device_memory_bytes,
-     "With HERRING_ON_HOST=device or auto: how much memory of its GPU each rank shares with the others, for each "
-     "process "
-     "group.",
+     "HERRING_ON_HOST=device, auto, nccl: how much memory of its GPU each rank uses for sums, for each process group.",
      1 * kMiB, 64 * 1024 * kMiB, 1 * kMiB},
     {"HERRING_DEVICE_BLOCKS", Type::kCount, &Config::device_blocks,
-     "With HERRING_ON_HOST=device or auto: how many of the GPU's multiprocessors a sum uses at most.", 1, 1024},
+     "HERRING_ON_HOST=device, auto, nccl: how many of the GPU's multiprocessors a sum uses at most.", 1, 1024},
+    {"HERRING_NCCL", Type::kText, &Config::nccl,
+     "With HERRING_ON_HOST=nccl: path of libnccl.so.2. Empty: the one that torch uses, else search for it."},
     {"HERRING_GPUDIRECT",
      Type::kChoice,
      &Config::gpudirect,
@@ -483,7 +485,7 @@ class Builder {
     }
     require(c.dead_after_s > c.heartbeat_s, &Config::dead_after_s, "more than", &Config::heartbeat_s);
 
-    if (c.on_host == "device" && c.check_finite == Toggle::kOn) {
+    if ((c.on_host == "device" || c.on_host == "nccl") && c.check_finite == Toggle::kOn) {
       problems_.push_back(described(&Config::on_host) + " does not go together with " +
                           described(&Config::check_finite) + ": sums on GPUs are not checked");
     }

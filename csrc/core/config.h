@@ -46,6 +46,7 @@ struct Config {
   double stall_warning_s = 60;             ///< HERRING_STALL_WARNING_S: ranks that have not called it; 0: no warning.
   Switch cuda = Switch::kAuto;             ///< HERRING_CUDA: tensors on GPUs.
   std::string on_host = "host";            ///< HERRING_ON_HOST: where ranks of a host sum tensors of GPUs.
+  std::string nccl;                        ///< HERRING_NCCL: path of its library; empty: search for it.
   std::uint64_t device_memory_bytes = 64 << 20;  ///< HERRING_DEVICE_MEMORY_BYTES: of a GPU, for the others to read.
   std::uint32_t device_blocks = 8;               ///< HERRING_DEVICE_BLOCKS: of threads, for a sum on a GPU.
   Switch gpudirect = Switch::kOff;               ///< HERRING_GPUDIRECT: the network card reads and writes GPU memory.

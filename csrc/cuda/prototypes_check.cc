@@ -6,15 +6,10 @@
 
 #include <type_traits>
 
+#include "cuda/same_shape.h"
+
 namespace herring::cuda {
 namespace {
-
-/// Both take as many arguments, each of the same size, and either both pointers or neither.
-template <class Ours, class Theirs>
-inline constexpr bool kSameShape = false;
-template <class... Ours, class... Theirs>
-requires(sizeof...(Ours) == sizeof...(Theirs)) inline constexpr bool kSameShape<Result(Ours...), CUresult(Theirs...)> =
-    ((sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>)&&...);
 
 static_assert(sizeof(CUresult) == sizeof(Result) && sizeof(CUdevice) == sizeof(DeviceNumber));
 static_assert(sizeof(CUdeviceptr) == sizeof(DevicePointer));

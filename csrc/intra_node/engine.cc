@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/clock.h"
 #include "intra_node/engine_impl.h"
 
 namespace herring::intra_node {
@@ -73,7 +74,7 @@ void Engine::Impl::begin(Instant now, Exchange& exchange) {
   exchange.me =
       static_cast<std::uint32_t>(std::ranges::find(operation.members, config_.local_rank) - operation.members.begin());
   const Duration patience = std::min(operation.timeout, Duration::max() - operation.grace) + operation.grace;
-  exchange.deadline = patience > Instant::max() - now ? Instant::max() : now + patience;
+  exchange.deadline = deadline_after(now, patience);
   exchange.begun = now;
   const bool may_stall = config_.stall_warning < operation.timeout && operation.timeout < kNoHaste;
   if (may_stall) exchange.stalls_at = now + config_.stall_warning;

@@ -6,14 +6,14 @@
 #include <array>
 #include <deque>
 #include <map>
-#include <random>
 #include <span>
 #include <thread>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/status.h"
-#include "cuda/kernels/tables.h"
-#include "intra_node/meeting.h"
+#include "runtime/host_reduction.h"
+#include "runtime/peer_agreement.h"
 #include "runtime/peer_records.h"
 #include "staging/peer_engine.h"
 
@@ -22,6 +22,7 @@ namespace {
 
 using staging::Piece;
 using staging::PieceRange;
+using Step = HostReduction::Step;
 
 /// The communicator speaks of the operation that it carries out; people know the one that it is for.
 Status spoken_of(const Status& status, const OpDescriptor& carried_out, const OpDescriptor& known) {
@@ -31,38 +32,39 @@ Status spoken_of(const Status& status, const OpDescriptor& carried_out, const Op
   return {status.code(), std::move(text)};
 }
 
-static_assert(PeerGroup::kMostMembers == cuda::kMostSources);
-
 class Peers final : public PeerGroup {
  public:
   explicit Peers(Options options)
       : options_(std::move(options)),
         members_(static_cast<std::uint32_t>(options_.places.neighbors.size())),
-        meeting_(peer_group(options_.group, options_.places.host * 2)),
-        sharing_(peer_group(options_.group, options_.places.host * 2 + 1)),
+        meeting_(peer_group(options_.group, options_.places.host * kGroupsOfHost)),
+        sharing_(peer_group(options_.group, options_.places.host * kGroupsOfHost + 1)),
+        watching_(peer_group(options_.group, options_.places.host * kGroupsOfHost + 2)),
         network_(peer_group(options_.group, kFirstNetworkGroup + options_.places.index)),
         pid_(getpid()),
-        engine_({.members = members_, .slot_bytes = slot_bytes(), .has_network = has_network()}) {}
+        engine_(engine_options()),
+        watch_(options_.watch) {}
 
   ~Peers() override {
     // The driver does not work in a forked child.
     if (getpid() != pid_) {
-      static_cast<void>(device_.release());
+      keep_device();
       return;
     }
     leave();
     const Instant deadline = std::chrono::steady_clock::now() + kPatience;
     end_rounds(deadline);
     if (!device_) return;
-    // What a copy may still use stays, and so does the device, which would give it back.
     if (!end_copies(deadline)) {
-      static_cast<void>(device_.release());
-      if (host_) static_cast<void>(new std::shared_ptr<std::byte>(std::move(host_)));
-      return;
+      if (reduction_) reduction_->abort();
+      // What a copy may still use stays, and so does the device, which would give it back.
+      if (!end_copies(std::chrono::steady_clock::now() + kPatience)) {
+        keep_device();
+        if (host_) static_cast<void>(new std::shared_ptr<std::byte>(std::move(host_)));
+        return;
+      }
     }
-    for (const DeviceSpan memory : slots_) {
-      if (!memory.empty()) static_cast<void>(device_->release(memory));
-    }
+    if (reduction_) reduction_->release(std::chrono::steady_clock::now() + kCourtesy);
   }
 
   void open() {
@@ -75,7 +77,7 @@ class Peers final : public PeerGroup {
       status = error.status();
     }
     // Also where it went wrong here: the other hosts have to hear of it.
-    if (has_network()) agree(network_, options_.places.others, status, "cannot reduce on its GPU");
+    if (has_network()) agree_in(network_, options_.places.others, status, "cannot reduce on its GPU", {});
     if (!status.is_ok()) throw Error(status);
   }
 
@@ -95,7 +97,7 @@ class Peers final : public PeerGroup {
 
   Status submit(Instant now, Job job) override {
     const staging::PeerOperationId id{++last_operation_};
-    const Instant deadline = job.timeout > Instant::max() - now ? Instant::max() : now + job.timeout;
+    const Instant deadline = deadline_after(now, job.timeout);
     const auto place = operations_.try_emplace(id, Operation{std::move(job)}).first;
     staging::PeerActions actions;
     const Status status = engine_.submit(id, place->second.job.tensor.bytes, deadline, actions);
@@ -108,8 +110,10 @@ class Peers final : public PeerGroup {
   bool run(Instant now) override {
     staging::PeerActions actions;
     bool has_moved = look_at_device(actions);
+    for (std::size_t lane = 0; lane < HostReduction::kLanes; ++lane) has_moved |= take_steps(lane, actions);
     has_moved |= hear(now, actions);
     engine_.advance(now, actions);
+    watch_over(now, actions);
     has_moved |= !actions.empty();
     act(actions);
     note_calls();
@@ -127,10 +131,10 @@ class Peers final : public PeerGroup {
   const Status& status() const override { return engine_.status(); }
 
  private:
-  /// At the end, with what is still under way.
-  static constexpr std::chrono::seconds kPatience{5};
+  static constexpr std::chrono::seconds kPatience{5};  ///< At the end, with what is still under way.
+  static constexpr std::chrono::seconds kCourtesy{2};  ///< And for others to come to their end.
 
-  enum class Kind : std::uint8_t { kIn, kSummed, kRangeOut, kRangeBack, kResult };
+  enum class Kind : std::uint8_t { kIn, kSummed, kRangeOut, kRangeBack, kLateResult, kResult };
   struct Watched {
     StreamHandle stream;
     Kind kind;
@@ -158,6 +162,7 @@ class Peers final : public PeerGroup {
     const PeerPlaces& places = options_.places;
     std::vector<std::pair<GroupId, const std::vector<std::uint32_t>*>> all{{meeting_, &places.neighbors},
                                                                            {sharing_, &places.neighbors}};
+    if (options_.library) all.emplace_back(watching_, &places.neighbors);
     if (has_network()) all.emplace_back(network_, &places.others);
     return all;
   }
@@ -167,8 +172,22 @@ class Peers final : public PeerGroup {
     return staging::range_of(slot_bytes(), 0, members_).bytes + staging::kRangeAlignment;
   }
 
+  /// So that every rank's range of a whole slot is as large.
   std::uint64_t slot_bytes() const {
-    return options_.memory_bytes / staging::kSlots / staging::kRangeAlignment * staging::kRangeAlignment;
+    const std::uint64_t unit = staging::kRangeAlignment * members_;
+    return options_.memory_bytes / staging::kSlots / unit * unit;
+  }
+
+  staging::PeerOptions engine_options() const {
+    staging::PeerOptions options{.members = members_, .slot_bytes = slot_bytes(), .has_network = has_network()};
+    // A library's all-reduce is one round whatever the size.
+    if (options_.library) options.together_bytes = options.slot_bytes;
+    return options;
+  }
+
+  void keep_device() {
+    static_cast<void>(reduction_.release());
+    static_cast<void>(device_.release());
   }
 
   /// The communicator uses their memory until they have ended, which leave() sees to.
@@ -199,7 +218,7 @@ class Peers final : public PeerGroup {
     return true;
   }
 
-  Status open_device(int& descriptor) {
+  Status open_device() {
     try {
       device_ = options_.open(in_, back_);
       if (has_network()) host_ = options_.host_memory(staging::kSlots * range_bytes());
@@ -207,75 +226,28 @@ class Peers final : public PeerGroup {
       return {Code::kUnavailable, error.status().message()};
     }
     if (has_network() && !host_) return {Code::kUnavailable, "no host memory for copies; raise HERRING_ARENA_BYTES"};
-    return device_->allocate_shared(options_.memory_bytes, slots_[options_.places.index], descriptor);
+    return Status::ok();
   }
 
   void open_here() {
-    const std::vector<std::uint32_t>& ranks = options_.places.neighbors;
-    const std::uint32_t index = options_.places.index;
-    slots_.resize(members_);
-    int descriptor = -1;
-    const Status allocated = open_device(descriptor);
-    intra_node::SharedDescriptors own;
-    own.arena = intra_node::FileDescriptor(descriptor);
-    intra_node::MeetingOptions meeting;
-    meeting.local_rank = index;
-    meeting.local_size = members_;
-    meeting.token = agree(meeting_, ranks, allocated, "cannot share memory of its GPU");
-    meeting.arena_bytes = options_.memory_bytes;
-    meeting.has_arena_alone = true;
-    const std::vector<intra_node::SharedDescriptors> theirs = pass_on(meeting, own);
-    Status imported;
-    for (std::uint32_t i = 0; i < members_ && imported.is_ok(); ++i) {
-      if (i == index) continue;
-      imported = device_->import_shared(theirs[i].arena.get(), options_.memory_bytes, slots_[i]);
-      if (imported.is_ok()) continue;
-      imported = {imported.code(), "the memory of rank " + std::to_string(ranks[i]) + "'s GPU: " + imported.message()};
-    }
-    agree(meeting_, ranks, imported, "cannot reach the memory of another rank's GPU");
+    const Status ready = open_device();
+    if (!ready.is_ok()) agree_in(meeting_, options_.places.neighbors, ready, "", {});  // Tells the others, and throws.
+    const auto make = options_.library ? make_library_reduction : make_peer_reduction;
+    reduction_ = make(*device_, {.places = options_.places,
+                                 .memory_bytes = options_.memory_bytes,
+                                 .blocks = options_.blocks,
+                                 .back = back_,
+                                 .timeout = options_.timeout,
+                                 .library = options_.library});
+    reduction_->open([this](const Status& own, const char* what, const PeerNumbers& said) {
+      return agree_in(meeting_, options_.places.neighbors, own, what, said);
+    });
   }
 
-  /// All ranks have come by now: who does not meet the others at once has died.
-  static std::vector<intra_node::SharedDescriptors> pass_on(const intra_node::MeetingOptions& meeting,
-                                                            const intra_node::SharedDescriptors& own) {
-    constexpr std::chrono::seconds kLimit{20};
-    try {
-      return intra_node::meet(meeting, own, std::chrono::steady_clock::now() + kLimit);
-    } catch (const Error& error) {
-      if (error.status().code() != Code::kTimeout) throw;
-      throw Error(Code::kTimeout, "a rank of this host did not share memory of its GPU within " +
-                                      std::to_string(kLimit.count()) + " s; look at the output of the other ranks");
-    }
-  }
-
-  /// All of a group say how it went; throws on all where it went wrong on one. A number that all know afterwards, and
-  /// nobody else.
-  std::uint64_t agree(GroupId group, const std::vector<std::uint32_t>& ranks, const Status& own, const char* what) {
-    const auto self = std::ranges::find(ranks, options_.places.neighbors[options_.places.index]) - ranks.begin();
-    Record record{};
-    record[0] = 1 + static_cast<std::int64_t>(own.code());
-    if (self == 0) {
-      std::random_device random;
-      record[1] = static_cast<std::int64_t>(std::uint64_t{random()} << 32 | random());
-    }
-    Records records(ranks.size(), static_cast<std::size_t>(self), record);
-    const Request request = records.request(group, options_.timeout);
-    const std::shared_ptr<Work> work = options_.runtime->submit(request);
-    {
-      const auto ask = [work] { return Awaited{work.get(), "the group's first all_reduce on GPUs", work}; };
-      const std::shared_ptr<void> blocked = options_.runtime->block(ask, false);
-      work->wait(Instant::max());
-    }
-    if (!own.is_ok()) throw Error(own);
-    if (!work->status().is_ok()) {
-      throw Error(work->status().code(),
-                  "while ranks come together to reduce on their GPUs: " + work->status().message());
-    }
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      if (records.of(i)[0] == 1 + static_cast<std::int64_t>(Code::kOk)) continue;
-      throw Error(Code::kUnavailable, "rank " + std::to_string(ranks[i]) + " " + what + "; its own message says why");
-    }
-    return static_cast<std::uint64_t>(records.of(0)[1]);
+  PeerNumbers agree_in(GroupId group, const std::vector<std::uint32_t>& ranks, const Status& own, const char* what,
+                       const PeerNumbers& said) {
+    const std::uint32_t rank = options_.places.neighbors[options_.places.index];
+    return agree(*options_.runtime, group, ranks, rank, options_.timeout, own, what, said);
   }
 
   /// What the device is doing leads to calls, whoever waits.
@@ -310,11 +282,16 @@ class Peers final : public PeerGroup {
       case Kind::kIn:
         return engine_.on_copied_in(number, status, actions);
       case Kind::kSummed:
+        watch_.end(number);
         return engine_.on_summed(number, status, actions);
       case Kind::kRangeOut:
         return on_range_out(watched.piece, status, actions);
       case Kind::kRangeBack:
         return engine_.on_exchanged(number, status, actions);
+      case Kind::kLateResult:
+        watch_.end(number);
+        engine_.on_result_submitted(number, status, actions);
+        return engine_.on_result(number, status, actions);
       case Kind::kResult:
         return engine_.on_result(number, status, actions);
     }
@@ -368,7 +345,7 @@ class Peers final : public PeerGroup {
       if (!status.is_ok()) {
         status = spoken_of(status, round.request.descriptor, known);
       } else if (round.kind == RoundKind::kMeeting) {
-        status = compare(*round.said, round.piece);
+        status = compare(*round.said, options_.places.neighbors, round.piece.operation.value, options_.group);
       }
     }
     switch (round.kind) {
@@ -379,21 +356,6 @@ class Peers final : public PeerGroup {
       case RoundKind::kExchange:
         return on_exchanged(round.piece, status, actions);
     }
-  }
-
-  Status compare(const Records& said, const Piece& piece) const {
-    const Record own = said.of(options_.places.index);
-    std::uint32_t other = 0;
-    while (other < members_ && said.of(other) == own) ++other;
-    if (other == members_) return Status::ok();
-    std::string text = "ranks disagree about operation " + std::to_string(piece.operation.value) +
-                       " of process group " + std::to_string(options_.group.value - kFirstFrameworkGroup) +
-                       " on GPUs: ";
-    for (std::uint32_t i = 0; i < members_; ++i) {
-      text += (i > 0 ? "; rank " : "rank ") + std::to_string(options_.places.neighbors[i]) + ": " +
-              to_string(descriptor_of(said.of(i)));
-    }
-    return {Code::kMismatch, std::move(text)};
   }
 
   void act(staging::PeerActions& actions) {
@@ -414,8 +376,7 @@ class Peers final : public PeerGroup {
     const Piece& piece = action.piece;
     Operation& operation = operations_.at(piece.operation);
     if (!std::exchange(operation.has_begun, true) && operation.job.before) operation.job.before();
-    const DeviceSpan slot = slots_[options_.places.index].subspan(piece.slot_offset, piece.bytes);
-    const Status status = device_->copy_inside(in_, slot, tensor_part(piece));
+    const Status status = device_->copy_inside(in_, reduction_->slot(piece), tensor_part(piece));
     watch({in_, Kind::kIn, piece}, status, more);
   }
 
@@ -443,33 +404,85 @@ class Peers final : public PeerGroup {
     rounds_.push_back(std::move(round));
   }
 
-  Status sum(const Piece& piece, PieceRange range, std::uint64_t target) {
-    const OpDescriptor& descriptor = operations_.at(piece.operation).job.descriptor;
-    if (range.bytes == 0) return Status::ok();
-    cuda::SumParameters parameters;
-    for (std::uint32_t i = 0; i < members_; ++i) {
-      parameters.sources[i] = slots_[i].address + piece.slot_offset + range.offset;
-    }
-    parameters.target = target;
-    parameters.elements = range.bytes / element_bytes(descriptor.dtype);
-    parameters.source_count = members_;
-    parameters.type = static_cast<cuda::Element>(descriptor.dtype);
-    parameters.average_over = descriptor.reduce == ReduceOp::kAverage ? members_ : 1;
-    // No more than have anything to do.
-    constexpr std::uint64_t kElementsOfBlock = std::uint64_t{cuda::kSumThreads} * 4;
-    const std::uint64_t useful = (parameters.elements + kElementsOfBlock - 1) / kElementsOfBlock;
-    const auto blocks = static_cast<std::uint32_t>(std::min<std::uint64_t>(options_.blocks, useful));
-    return device_->launch(back_, KernelId::kSum, std::as_bytes(std::span(&parameters, 1)), blocks);
+  struct Waiting {
+    Step step;
+    Piece piece;
+    bool has_begun = false;
+  };
+
+  void take_step(Step step, const Piece& piece, staging::PeerActions& more) {
+    const std::size_t lane = HostReduction::lane(step);
+    waiting_[lane].push_back({step, piece});
+    take_steps(lane, more);
   }
 
-  PieceRange range_of(const Piece& piece, std::uint32_t member) const {
-    return staging::range_of(piece.bytes, member, members_);
+  /// As many as go; whether any went.
+  bool take_steps(std::size_t lane, staging::PeerActions& more) {
+    bool has_moved = false;
+    for (std::deque<Waiting>& waiting = waiting_[lane]; !waiting.empty();) {
+      Waiting& first = waiting.front();
+      const auto& [step, piece, has_begun] = first;
+      const Status status = has_begun ? reduction_->poll(step, piece, tensor_part(piece)) : begin(step, piece);
+      first.has_begun = true;
+      if (status.is_again()) break;
+      const Waiting taken = first;
+      waiting.pop_front();
+      on_taken(taken, status, more);
+      has_moved = true;
+    }
+    return has_moved;
   }
-  PieceRange own_range_of(const Piece& piece) const { return range_of(piece, options_.places.index); }
+
+  Status begin(Step step, const Piece& piece) {
+    const Job& job = operations_.at(piece.operation).job;
+    if (reduction_->waits_on_device()) {
+      const Instant now = std::chrono::steady_clock::now();
+      watch_.begin(piece.number, now, deadline_after(now, job.timeout));
+    }
+    return reduction_->begin(step, piece, job.descriptor, tensor_part(piece));
+  }
+
+  void on_taken(const Waiting& taken, const Status& status, staging::PeerActions& more) {
+    const StreamHandle stream = reduction_->stream(taken.step);
+    if (taken.step == Step::kSumOwn) return watch({stream, Kind::kSummed, taken.piece}, status, more);
+    if (reduction_->waits_on_device()) return watch({stream, Kind::kLateResult, taken.piece}, status, more);
+    engine_.on_result_submitted(taken.piece.number, status, more);
+    if (status.is_ok()) watch({stream, Kind::kResult, taken.piece}, status, more);
+  }
+
+  void give_up_steps(const Status& why, staging::PeerActions& more) {
+    reduction_->abort();
+    for (std::deque<Waiting>& waiting : waiting_) {
+      for (const Waiting& each : std::exchange(waiting, {})) {
+        // What had begun may be on its stream, and touch the tensor until that has come so far.
+        on_taken(each, each.has_begun ? Status::ok() : why, more);
+      }
+    }
+  }
+
+  /// Steps that wait on the device for ranks which are gone are ended.
+  void watch_over(Instant now, staging::PeerActions& actions) {
+    if (question_ && question_->is_done()) watch_.on_answer(std::exchange(question_, nullptr)->status(), now);
+    staging::WatchActions wanted;
+    watch_.advance(now, wanted);
+    for (const staging::WatchAction& each : wanted) {
+      if (std::holds_alternative<staging::AskOthers>(each)) {
+        Request request;
+        request.group = watching_;
+        request.descriptor.collective = Collective::kBarrier;
+        request.is_patient = true;
+        question_ = options_.runtime->submit(request);
+      } else {
+        engine_.close(std::get<staging::GiveUp>(each).why, actions);
+      }
+    }
+  }
+
+  PieceRange own_range_of(const Piece& piece) const { return reduction_->own_range(piece); }
   /// Our range in our slot.
   DeviceSpan own_range(const Piece& piece) const {
     const PieceRange range = own_range_of(piece);
-    return slots_[options_.places.index].subspan(piece.slot_offset + range.offset, range.bytes);
+    return reduction_->slot(piece).subspan(range.offset, range.bytes);
   }
   /// And where the host has it meanwhile.
   std::span<std::byte> host_range(const Piece& piece) const {
@@ -477,8 +490,7 @@ class Peers final : public PeerGroup {
   }
 
   void perform(const staging::SumOwn& action, staging::PeerActions& more) {
-    const Piece& piece = action.piece;
-    watch({back_, Kind::kSummed, piece}, sum(piece, own_range_of(piece), own_range(piece).address), more);
+    take_step(Step::kSumOwn, action.piece, more);
   }
 
   void perform(const staging::Exchange& action, staging::PeerActions& more) {
@@ -513,24 +525,11 @@ class Peers final : public PeerGroup {
   }
 
   void perform(const staging::SumAll& action, staging::PeerActions& more) {
-    end_result(action.piece, sum(action.piece, {0, action.piece.bytes}, tensor_part(action.piece).address), more);
+    take_step(Step::kSumAll, action.piece, more);
   }
 
   void perform(const staging::CopyResult& action, staging::PeerActions& more) {
-    const DeviceSpan tensor = tensor_part(action.piece);
-    Status status;
-    for (std::uint32_t i = 0; i < members_ && status.is_ok(); ++i) {
-      const PieceRange range = range_of(action.piece, i);
-      const DeviceSpan slot = slots_[i].subspan(action.piece.slot_offset, action.piece.bytes);
-      status = device_->copy_inside(back_, tensor.subspan(range.offset, range.bytes),
-                                    slot.subspan(range.offset, range.bytes));
-    }
-    end_result(action.piece, status, more);
-  }
-
-  void end_result(const Piece& piece, const Status& status, staging::PeerActions& more) {
-    engine_.on_result_submitted(piece.number, status, more);
-    if (status.is_ok()) watch({back_, Kind::kResult, piece}, status, more);
+    take_step(Step::kGather, action.piece, more);
   }
 
   void perform(const staging::PeerComplete& action, staging::PeerActions&) {
@@ -544,7 +543,8 @@ class Peers final : public PeerGroup {
     if (release) release();
   }
 
-  void perform(const staging::Close& action, staging::PeerActions&) {
+  void perform(const staging::Close& action, staging::PeerActions& more) {
+    give_up_steps(action.why, more);
     for (const auto& [group, ranks] : groups()) options_.runtime->abort_group(group, action.why.message());
   }
 
@@ -555,11 +555,15 @@ class Peers final : public PeerGroup {
   StreamHandle back_;
   const GroupId meeting_;
   const GroupId sharing_;
+  const GroupId watching_;
   const GroupId network_;
   const pid_t pid_;
   bool are_groups_known_ = false;
-  std::vector<DeviceSpan> slots_;  ///< All members' memory as it is mapped here.
+  std::unique_ptr<HostReduction> reduction_;
   staging::PeerEngine engine_;
+  std::array<std::deque<Waiting>, HostReduction::kLanes> waiting_;
+  staging::CollectiveWatch watch_;
+  std::shared_ptr<Work> question_;  ///< Whether the others are still there.
   std::map<staging::PeerOperationId, Operation> operations_;
   std::uint32_t last_operation_ = 0;
   std::map<Ticket, Watched> tickets_;

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/device_collectives.h"
 #include "core/operation.h"
 #include "runtime/communicator.h"
+#include "staging/collective_watch.h"
 
 namespace herring::runtime {
 
@@ -45,6 +47,9 @@ class PeerGroup {
     std::uint64_t memory_bytes = 64 << 20;  ///< Of the device, which the others read; the same on all ranks.
     std::uint32_t blocks = 8;               ///< Of threads that a sum may have: at most so many multiprocessors.
     Duration timeout{};                     ///< Of open().
+    /// Sums by it instead of Herring's kernel, in its own order, and shares no memory.
+    std::shared_ptr<DeviceCollectivesLibrary> library;
+    staging::WatchOptions watch;  ///< Over what the library does.
     /// Several hosts: memory of the host that copies from and to the device are fast with.
     std::function<std::shared_ptr<std::byte>(std::size_t bytes)> host_memory;
   };

@@ -31,7 +31,7 @@ PeerPlaces peer_places(std::span<const std::uint32_t> members, std::span<const s
     obstacle = std::to_string(each) + " of its ranks are on one host, and at most " +
                std::to_string(PeerGroup::kMostMembers) + " are taken";
   }
-  if (order.size() * 2 > kFirstNetworkGroup) obstacle = "it has " + std::to_string(order.size()) + " hosts";
+  if (order.size() * kGroupsOfHost > kFirstNetworkGroup) obstacle = "it has " + std::to_string(order.size()) + " hosts";
   if (!obstacle.empty()) return places;
   places.neighbors = of[hosts[rank]];
   places.index = static_cast<std::uint32_t>(std::ranges::find(places.neighbors, rank) - places.neighbors.begin());

@@ -15,7 +15,9 @@
 /// What ranks of a PeerGroup tell each other.
 namespace herring::runtime {
 
-/// Of those between hosts, the one of ranks 0; below are two for each host.
+/// Within each host: to meet, to share, to watch.
+inline constexpr std::uint32_t kGroupsOfHost = 3;
+/// Of those between hosts, the one of ranks 0; below are those of each host.
 inline constexpr std::uint32_t kFirstNetworkGroup = (1u << kPeerGroupBits) - PeerGroup::kMostMembers;
 
 /// What a rank says where all come together: as many numbers for each, in the order of the members. The others add

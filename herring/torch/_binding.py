@@ -38,6 +38,7 @@ class Binding(Protocol):
         on_host: str,
         device_memory_bytes: int,
         device_blocks: int,
+        nccl: str,
         gpudirect: str,
         eager_bytes: int,
     ) -> Any:

@@ -173,6 +173,7 @@ def _process(binding: _binding.Binding, session: Session) -> Any:
         "host" if config.check_finite == "on" else config.on_host,
         config.device_memory_bytes,
         config.device_blocks,
+        config.nccl,
         config.gpudirect,
         config.eager_bytes,
     )

@@ -161,14 +161,17 @@ class FakeGpu final {
   }
   void launch(std::uint64_t stream, std::function<void()> kernel) { push(stream, {.run = std::move(kernel)}); }
 
+  /// A kernel that waits for others: it ends when `try_to_end`, which is asked again and again, says so.
+  void launch_until(std::uint64_t stream, std::function<bool()> try_to_end) {
+    push(stream, {.try_to_end = std::move(try_to_end)});
+  }
+
   /// One small piece of whatever may go on. False where nothing may.
   bool step() {
     if (is_broken_) return false;
     std::vector<std::uint64_t> able;
-    for (const auto& [id, stream] : streams_) {
-      if (!stream.empty() && (!stream.front().until || *stream.front().until) && !stalled_.contains(id)) {
-        able.push_back(id);
-      }
+    for (auto& [id, stream] : streams_) {
+      if (!stream.empty() && !stalled_.contains(id) && may_go_on(stream.front())) able.push_back(id);
     }
     if (able.empty()) return false;
     advance(streams_.at(able[random_() % able.size()]));
@@ -210,6 +213,7 @@ class FakeGpu final {
   struct Work {
     std::shared_ptr<bool> until = nullptr;  ///< The stream goes on when it is true.
     std::function<void()> run = nullptr;
+    std::function<bool()> try_to_end = nullptr;
     std::uint64_t to = 0;
     std::uint64_t from = 0;
     std::size_t bytes = 0;
@@ -235,6 +239,12 @@ class FakeGpu final {
   }
   void fault(std::string text) { faults_.push_back(std::move(text)); }
   void push(std::uint64_t stream, Work work) { streams_.at(stream).push_back(std::move(work)); }
+
+  static bool may_go_on(Work& work) {
+    if (work.until && !*work.until) return false;
+    if (work.try_to_end && work.try_to_end()) work.try_to_end = nullptr;
+    return !work.try_to_end;
+  }
 
   void advance(std::deque<Work>& stream) {
     Work& work = stream.front();

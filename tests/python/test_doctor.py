@@ -122,6 +122,26 @@ def test_nccl_and_its_plugin_are_found(monkeypatch, tmp_path):
     assert "no package of it" in _doctor_gpu._nccl()
 
 
+@pytest.mark.parametrize(
+    ("settings", "path", "nccl"),
+    [
+        ({}, "go through pinned host memory (HERRING_ON_HOST=host)", "Herring does not need it"),
+        ({"HERRING_ON_HOST": "device"}, "sums on the GPUs of a host, each reading the others' memory", "not need it"),
+        ({"HERRING_ON_HOST": "auto"}, "if they can (HERRING_ON_HOST=auto)", "does not need it"),
+        ({"HERRING_ON_HOST": "nccl", "HERRING_NCCL": "/nowhere/libnccl.so.2"}, "by NCCL (HERRING_ON_HOST=nccl)",
+         "HERRING_ON_HOST=nccl needs it: no NCCL on this machine (/nowhere/libnccl.so.2"),
+    ],
+)  # fmt: skip
+def test_which_way_gpu_tensors_go_is_said_and_why(monkeypatch, settings, path, nccl):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    survey = {"problem": "", "library": "/lib/libcuda.so.1", "version": "12.4", "gpus": []}
+    found = {each.subject.strip(): each for each in _doctor_gpu.of_survey(survey, True)}
+    assert path in found["path"].text
+    assert nccl in found["NCCL"].text
+    assert found["NCCL"].state == ("problem" if "HERRING_NCCL" in settings else "absent")
+
+
 def test_a_driver_that_does_not_work_is_a_problem_only_where_its_module_is_loaded():
     survey = {"problem": "cuda: cuInit failed with X (100): the driver sees no GPU", "library": "", "version": "",
               "gpus": []}  # fmt: skip

@@ -4,137 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <random>
 #include <span>
 #include <tuple>
 
-#include "device/fake_device.h"
-#include "runtime/job.h"
+#include "runtime/peer_member.h"
 
 namespace herring::runtime {
 namespace {
 
 using namespace std::chrono_literals;
-using herring::testing::FakeDevice;
-using herring::testing::FakeGpu;
+using testing::expect_no_errors;
 using testing::JobShape;
+using testing::on_host;
 using testing::run_job;
-
-constexpr GroupId kGroup{kFirstFrameworkGroup + 3};
-
-/// One rank's device, group and tensors.
-class Member {
- public:
-  explicit Member(Runtime& runtime, std::size_t memory_bytes = 256 << 20)
-      : runtime_(runtime), gpu_({.seed = runtime.rank() + 7, .memory_bytes = memory_bytes, .largest_piece = 1 << 20}) {
-    options_.runtime = std::shared_ptr<Communicator>(std::shared_ptr<void>(), &runtime);
-    options_.group = kGroup;
-    std::vector<std::uint32_t> members;
-    for (std::uint32_t rank = 0; rank < runtime.size(); ++rank) members.push_back(rank);
-    std::string obstacle;
-    options_.places = peer_places(members, runtime.worker_hosts(), runtime.rank(), obstacle);
-    EXPECT_EQ(obstacle, "");
-    options_.host_memory = [&runtime](std::size_t bytes) { return runtime.allocate(bytes); };
-    options_.open = [this](StreamHandle& in, StreamHandle& back) {
-      auto device = std::make_unique<FakeDevice>(gpu_, runtime_.rank());
-      device_ = device.get();
-      in = in_ = device->create_stream();
-      back = device->create_stream();
-      return device;
-    };
-    options_.memory_bytes = 1 << 20;
-    options_.timeout = 20s;
-  }
-
-  void open() { group_ = PeerGroup::open(std::move(options_)); }
-  void close() { group_.reset(); }
-
-  OpDescriptor descriptor(DataType type, ReduceOp op, std::size_t elements) const {
-    OpDescriptor descriptor;
-    descriptor.dtype = type;
-    descriptor.reduce = op;
-    const auto count = static_cast<std::int64_t>(elements);
-    set_shape(descriptor, std::span(&count, 1));
-    return descriptor;
-  }
-
-  /// Of bits drawn by the rank and `number`, without NaN.
-  std::vector<std::byte> values(const OpDescriptor& descriptor, std::uint64_t number) const {
-    std::mt19937_64 random(number * 100 + runtime_.rank());
-    std::vector<std::byte> bytes(descriptor.op_bytes);
-    for (std::byte& each : bytes) each = static_cast<std::byte>(random() % 0x70);
-    return bytes;
-  }
-
-  void submit(const OpDescriptor& descriptor, std::span<const std::byte> bytes, Duration timeout = 20s) {
-    DeviceSpan tensor;
-    device_->allocate(bytes.size(), tensor).or_throw();
-    std::ranges::copy(bytes, gpu_.alias(tensor.address, bytes.size()));
-    const std::size_t index = ends_.size();
-    ends_.emplace_back();
-    tensors_.push_back(tensor);
-    released_.push_back(false);
-    PeerGroup::Job job;
-    job.descriptor = descriptor;
-    job.tensor = tensor;
-    job.timeout = timeout;
-    job.complete = [this, index](const Status& status) { ends_[index] = status; };
-    job.release = [this, index] { released_[index] = true; };
-    const Status status = group_->submit(std::chrono::steady_clock::now(), std::move(job));
-    if (!status.is_ok()) ends_[index] = status;
-  }
-
-  /// Until all that was submitted has ended, and is released where that is asked for.
-  void finish(bool with_release = true) {
-    const Instant limit = testing::in_seconds(30);
-    const auto is_over = [&] {
-      for (std::size_t i = 0; i < ends_.size(); ++i) {
-        if (!ends_[i] || (with_release && ends_[i]->is_ok() && !released_[i])) return false;
-      }
-      return true;
-    };
-    while (!is_over() && std::chrono::steady_clock::now() < limit) {
-      group_->run(std::chrono::steady_clock::now());
-      std::this_thread::yield();
-    }
-    if (!is_over()) throw std::runtime_error("it never ended");
-  }
-
-  std::vector<std::byte> result(std::size_t index) {
-    const std::byte* const there = gpu_.alias(tensors_[index].address, tensors_[index].bytes);
-    return {there, there + tensors_[index].bytes};
-  }
-  const Status& end(std::size_t index) const { return *ends_[index]; }
-  FakeGpu& gpu() { return gpu_; }
-  PeerGroup& group() { return *group_; }
-  StreamHandle in() const { return in_; }
-
- private:
-  Runtime& runtime_;
-  FakeGpu gpu_;
-  FakeDevice* device_ = nullptr;
-  StreamHandle in_;
-  PeerGroup::Options options_;
-  std::unique_ptr<PeerGroup> group_;
-  std::vector<std::optional<Status>> ends_;
-  std::vector<DeviceSpan> tensors_;
-  std::vector<bool> released_;
-};
-
-/// What the same all-reduce gives on the host.
-std::vector<std::byte> on_host(Runtime& runtime, const OpDescriptor& descriptor, std::vector<std::byte> bytes) {
-  Request request;
-  request.descriptor = descriptor;
-  request.input = request.output = bytes;
-  const std::shared_ptr<Work> work = runtime.submit(request);
-  testing::wait_to_the_end(*work);
-  work->status().or_throw();
-  return bytes;
-}
-
-void expect_no_errors(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
+using Member = testing::PeerMember;
 
 /// Of all-reduces of these types, operators and sizes, all under way at once. The largest size is for float32 alone.
 void expect_the_bits_of_the_host(Runtime& runtime, std::span<const DataType> types, std::span<const ReduceOp> ops,

@@ -12,7 +12,9 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "cuda/nccl_prototypes.h"
 #include "cuda/open.h"
+#include "device/fake_collectives.h"
 #include "device/fake_device.h"
 #include "device/fake_gpu.h"
 
@@ -40,6 +42,9 @@ struct World {
   std::int64_t copies = 0;                 ///< Between host and device, so far.
   std::atomic<std::int64_t> launches = 0;  ///< Of Herring's kernels.
   bool is_capturing = false;
+  std::vector<std::string> faults;  ///< Of what NCCL's fake saw.
+  std::atomic<bool> are_collectives_held = false;
+  std::atomic<std::int64_t> collectives = 0;  ///< Asked of NCCL's fake, so far.
 };
 
 World& world() {
@@ -359,6 +364,10 @@ std::int64_t fake_copies() {
 }
 /// Of Herring's kernels, so far.
 std::int64_t fake_launches() { return world().launches; }
+/// NCCL's kernels do not begin on this rank.
+void fake_hold_collectives() { world().are_collectives_held = true; }
+/// Of NCCL's, so far.
+std::int64_t fake_collectives() { return world().collectives; }
 void fake_break() {
   LOCKED;
   world().gpu.fail();
@@ -375,11 +384,127 @@ void fake_run_all() {
 /// The first thing that no correct user does; empty: there was none.
 const char* fake_fault() {
   LOCKED;
+  if (!world().faults.empty()) return world().faults.front().c_str();
   return world().gpu.faults().empty() ? "" : world().gpu.faults().front().c_str();
 }
 std::uint64_t fake_allocated() {
   LOCKED;
   world().gpu.run_all();
   return world().gpu.allocated_bytes();
+}
+}
+
+// --- NCCL, on the same fake: HERRING_NCCL is this file's library ---
+
+namespace {
+
+using herring::testing::FakeCollectives;
+
+thread_local std::string last_error;
+
+herring::DataType type_of(cuda::NcclType type) {
+  switch (type) {
+    case cuda::kNcclFloat32:
+      return DataType::kFloat32;
+    case cuda::kNcclFloat64:
+      return DataType::kFloat64;
+    case cuda::kNcclFloat16:
+      return DataType::kFloat16;
+    case cuda::kNcclBFloat16:
+      return DataType::kBFloat16;
+    case cuda::kNcclInt32:
+      return DataType::kInt32;
+    case cuda::kNcclInt64:
+      return DataType::kInt64;
+    default:
+      return DataType::kUInt8;
+  }
+}
+herring::ReduceOp reduce_of(cuda::NcclReduce reduce) {
+  return reduce == cuda::kNcclAverage ? ReduceOp::kAverage : ReduceOp::kSum;
+}
+DeviceSpan span_of(const void* memory, std::size_t bytes) { return {reinterpret_cast<std::uint64_t>(memory), bytes}; }
+StreamHandle handle_of(void* stream) { return {reinterpret_cast<std::uint64_t>(stream)}; }
+cuda::NcclResult result_of(const Status& status) {
+  if (status.is_ok()) return cuda::kNcclSuccess;
+  if (status.is_again()) return cuda::kNcclInProgress;
+  last_error = status.message();
+  return 3;  // ncclInternalError
+}
+/// Counts a collective.
+cuda::NcclResult asked(const Status& status) {
+  ++world().collectives;
+  return result_of(status);
+}
+/// Of how many ranks a communicator is, which FakeCollectives alone knows of itself.
+struct FakeComm {
+  FakeCollectives collectives;
+  std::size_t members;
+};
+
+}  // namespace
+
+extern "C" {
+
+int ncclGetVersion(int* version) {
+  *version = cuda::nccl_version(2, 27, 7);
+  return 0;
+}
+const char* ncclGetErrorString(int) { return "internal error"; }
+const char* ncclGetLastError(FakeComm*) { return last_error.c_str(); }
+int ncclGetUniqueId(cuda::NcclId* id) {
+  const auto made = FakeCollectives::make_id();
+  std::memcpy(id->bytes, made.data(), made.size());
+  return 0;
+}
+int ncclCommInitRankConfig(FakeComm** comm, int members, cuda::NcclId id, int index, cuda::NcclConfig* config) {
+  if (config->size < sizeof(*config) || config->magic != cuda::kNcclMagic || config->blocking != 0) return 4;
+  if (std::getenv("FAKE_NCCL_REFUSES") != nullptr) {
+    last_error = "this fake connects nobody";
+    return 3;
+  }
+  DeviceCollectivesLibrary::Id given;
+  std::memcpy(given.data(), id.bytes, given.size());
+  const auto fault = [](const std::string& text) {
+    LOCKED;
+    world().faults.push_back(text);
+  };
+  *comm =
+      new FakeComm{{FakeCollectives::World{&world().gpu, &world().mutex, fault, true, &world().are_collectives_held},
+                    given, static_cast<std::uint32_t>(members), static_cast<std::uint32_t>(index)},
+                   static_cast<std::size_t>(members)};
+  return cuda::kNcclInProgress;
+}
+int ncclCommGetAsyncError(FakeComm* comm, int* error) {
+  *error = result_of(comm->collectives.poll());
+  return 0;
+}
+int ncclCommFinalize(FakeComm* comm) {
+  comm->collectives.begin_to_close();
+  return cuda::kNcclInProgress;
+}
+int ncclCommDestroy(FakeComm* comm) {
+  delete comm;
+  return 0;
+}
+int ncclCommAbort(FakeComm* comm) {
+  delete comm;
+  return 0;
+}
+int ncclAllReduce(const void* from, void* to, std::size_t count, int type, int reduce, FakeComm* comm, void* stream) {
+  const std::size_t bytes = count * herring::element_bytes(type_of(type));
+  return asked(comm->collectives.all_reduce(handle_of(stream), span_of(to, bytes), span_of(from, bytes), type_of(type),
+                                            reduce_of(reduce)));
+}
+int ncclReduceScatter(const void* from, void* to, std::size_t count, int type, int reduce, FakeComm* comm,
+                      void* stream) {
+  const std::size_t bytes = count * herring::element_bytes(type_of(type));
+  return asked(comm->collectives.reduce_scatter(
+      handle_of(stream), span_of(to, bytes), span_of(from, bytes * comm->members), type_of(type), reduce_of(reduce)));
+}
+int ncclAllGather(const void* from, void* to, std::size_t count, int type, FakeComm* comm, void* stream) {
+  const std::size_t bytes = count * herring::element_bytes(type_of(type));
+  return asked(
+      comm->collectives.all_gather(handle_of(stream), span_of(to, bytes * comm->members), span_of(from, bytes)));
 }
 }

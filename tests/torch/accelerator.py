@@ -42,8 +42,9 @@ def prepare() -> None:
 def build() -> Path:
     """The fake's library, compiled where it is not there yet."""
     doubles = ROOT / "tests" / "device"
-    sources = [HERE / "accelerator.cc", doubles / "fake_gpu.h", doubles / "fake_device.h"]
+    sources = [HERE / "accelerator.cc", *(doubles / f"fake_{name}.h" for name in ("gpu", "device", "collectives"))]
     sources += [ROOT / "csrc" / "core" / "device.h", ROOT / "csrc" / "cuda" / "kernels" / "twins.h"]
+    sources += [ROOT / "csrc" / "core" / "device_collectives.h", ROOT / "csrc" / "cuda" / "nccl_prototypes.h"]
     content = hashlib.sha256(torch.__version__.encode())
     for source in sources:
         content.update(source.read_bytes())
@@ -78,6 +79,7 @@ def load() -> ctypes.CDLL | RealGpu:
     library.fake_allocated.restype = ctypes.c_uint64
     library.fake_copies.restype = ctypes.c_int64
     library.fake_launches.restype = ctypes.c_int64
+    library.fake_collectives.restype = ctypes.c_int64
     library.fake_new_stream.restype = ctypes.c_int64
     library.fake_set_stream.restype = ctypes.c_int64
     library.fake_set_stream.argtypes = [ctypes.c_int64]

@@ -1,4 +1,5 @@
-"""HERRING_ON_HOST=device: tensors of GPUs that the ranks of one host reduce on the GPUs. accelerator.py plays these."""
+"""HERRING_ON_HOST=device and nccl: tensors of GPUs that the ranks of one host reduce on the GPUs. accelerator.py plays
+these, and NCCL."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from accelerator import DEVICE, IS_REAL, expect_freed, load
 from cases_accelerator import _late, job, on_both
 from common import data, expect_error, world
 
+IS_NCCL = os.environ.get("HERRING_ON_HOST") == "nccl"
+
 
 @contextlib.contextmanager
 def on_the_gpu(gpu: ctypes.CDLL) -> Iterator[None]:
@@ -23,10 +26,15 @@ def on_the_gpu(gpu: ctypes.CDLL) -> Iterator[None]:
     if IS_REAL:  # CUDA does not count them.
         yield
         return
-    copies, launches = gpu.fake_copies(), gpu.fake_launches()
+    copies, sums = gpu.fake_copies(), _sums(gpu)
     yield
     assert gpu.fake_copies() == copies, "copied to the host"
-    assert gpu.fake_launches() > launches, "no kernel ran"
+    assert _sums(gpu) > sums, "nothing was summed on the GPU"
+
+
+def _sums(gpu: ctypes.CDLL) -> int:
+    """How many so far, of Herring's kernel or of NCCL."""
+    return int(gpu.fake_collectives() if IS_NCCL else gpu.fake_launches())
 
 
 def bits() -> None:
@@ -38,7 +46,8 @@ def bits() -> None:
                     mine = data(rank, (elements,), dtype)
                     there = mine.to(DEVICE)
                     dist.all_reduce(mine, op=op)
-                    with on_the_gpu(gpu):
+                    through_host = IS_NCCL and op == dist.ReduceOp.AVG and not dtype.is_floating_point
+                    with contextlib.nullcontext() if through_host else on_the_gpu(gpu):
                         dist.all_reduce(there, op=op)
                         if not IS_REAL:
                             gpu.fake_run_all()
@@ -129,6 +138,28 @@ def ddp() -> None:
             assert flat_there.cpu().equal(flat)
 
 
+def an_order_of_its_own() -> None:
+    """NCCL's: with three ranks the bits are not those of the CPU, but they are the same on all ranks."""
+    with job() as (gpu, rank, _size):
+        mine = data(rank, (50_001,), torch.float32)
+        there = mine.to(DEVICE)
+        dist.all_reduce(mine)
+        with on_the_gpu(gpu):
+            dist.all_reduce(there)
+            gpu.fake_run_all()
+        got = there.cpu()
+        assert torch.allclose(got, mine, rtol=1e-5, atol=1e-6)
+        least, most = got.view(torch.int32).clone(), got.view(torch.int32).clone()
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        assert least.equal(most), "ranks have different bits"
+        whole = data(rank, (50_001,), torch.int64)
+        whole_there = whole.to(DEVICE)
+        dist.all_reduce(whole)
+        dist.all_reduce(whole_there)
+        assert whole_there.cpu().equal(whole)
+
+
 def mismatch() -> None:
     gpu = load()
     with world(seconds=20) as (rank, _size):
@@ -170,6 +201,43 @@ def a_rank_is_killed() -> None:
             dist.all_reduce(x)
         assert time.monotonic() - begun < 20
         gpu.fake_run_all()
+
+
+def a_rank_is_killed_while_a_kernel_waits_for_it() -> None:
+    """Rank 1's kernel never begins, rank 0's waits for it on the GPU, where nobody tells it of the end."""
+    gpu = load()
+    with world(seconds=600) as (rank, _size):
+        x = torch.ones(200_000).to(DEVICE)
+        dist.all_reduce(x)
+        if rank == 1:
+            gpu.fake_hold_collectives()
+            dist.all_reduce(x, async_op=True)
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        begun = time.monotonic()
+        with expect_error(RuntimeError, "worker 1"):
+            dist.all_reduce(x)
+        assert time.monotonic() - begun < 30
+        gpu.fake_run_all()
+
+
+def no_library() -> None:
+    load()
+    with (
+        world(seconds=20) as (_rank, _size),
+        expect_error(RuntimeError, "HERRING_ON_HOST", "no NCCL on this machine", "HERRING_NCCL"),
+    ):
+        dist.all_reduce(torch.ones(50).to(DEVICE))
+
+
+def one_rank_does_not_connect() -> None:
+    if os.environ["RANK"] == "1":
+        os.environ["FAKE_NCCL_REFUSES"] = "1"
+    load()
+    with world(seconds=600) as (rank, _size):
+        why = "this fake connects nobody" if rank == 1 else "rank 1 cannot connect to the other ranks of its host"
+        with expect_error(RuntimeError, "HERRING_ON_HOST", why):
+            dist.all_reduce(torch.ones(50).to(DEVICE))
 
 
 def one_rank_cannot() -> None:
@@ -226,8 +294,8 @@ def hosts() -> None:
             group = dist.new_group(members)
             if rank in members:
                 x = torch.full((1000,), float(rank)).to(DEVICE)
-                launches = gpu.fake_launches()
+                sums = _sums(gpu)
                 dist.all_reduce(x, group=group)
                 assert x.cpu().unique().tolist() == [float(sum(members))]
-                assert (gpu.fake_launches() > launches) == (members[1] == 1)
+                assert (_sums(gpu) > sums) == (members[1] == 1)
     print(f"rank {rank}: every sum is right")

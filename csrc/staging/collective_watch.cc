@@ -1,0 +1,40 @@
+#include "staging/collective_watch.h"
+
+#include <algorithm>
+
+namespace herring::staging {
+
+void CollectiveWatch::begin(std::uint64_t key, Instant now, Instant deadline) { under_way_[key] = {now, deadline}; }
+
+void CollectiveWatch::end(std::uint64_t key) { under_way_.erase(key); }
+
+void CollectiveWatch::on_answer(const Status& status, Instant now) {
+  is_asking_ = false;
+  answered_at_ = now;
+  if (answer_.is_ok()) answer_ = status;
+}
+
+void CollectiveWatch::advance(Instant now, WatchActions& actions) {
+  if (under_way_.empty() || has_given_up_) return;
+  for (const auto& [key, each] : under_way_) {
+    if (now >= each.deadline) {
+      has_given_up_ = true;
+      actions.push_back(GiveUp{{Code::kTimeout,
+                                "a sum on the GPUs has not ended in time: a rank's GPU is busy with something else, or "
+                                "its kernel did not start"}});
+      return;
+    }
+  }
+  const auto oldest = std::ranges::min_element(under_way_, {}, [](const auto& each) { return each.second.begun; });
+  const Instant begun = oldest->second.begun;
+  if (!answer_.is_ok()) {
+    if (now < std::max(begun, answered_at_) + options_.grace) return;
+    has_given_up_ = true;
+    actions.push_back(GiveUp{answer_});
+  } else if (!is_asking_ && now >= std::max(begun, answered_at_) + options_.patience) {
+    is_asking_ = true;
+    actions.push_back(AskOthers{});
+  }
+}
+
+}  // namespace herring::staging
