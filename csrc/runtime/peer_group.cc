@@ -15,6 +15,7 @@
 #include "runtime/host_reduction.h"
 #include "runtime/peer_agreement.h"
 #include "runtime/peer_records.h"
+#include "runtime/reduction_lanes.h"
 #include "staging/peer_engine.h"
 
 namespace herring::runtime {
@@ -110,7 +111,7 @@ class Peers final : public PeerGroup {
   bool run(Instant now) override {
     staging::PeerActions actions;
     bool has_moved = look_at_device(actions);
-    for (std::size_t lane = 0; lane < HostReduction::kLanes; ++lane) has_moved |= take_steps(lane, actions);
+    has_moved |= take_steps(actions);
     has_moved |= hear(now, actions);
     engine_.advance(now, actions);
     watch_over(now, actions);
@@ -404,60 +405,30 @@ class Peers final : public PeerGroup {
     rounds_.push_back(std::move(round));
   }
 
-  struct Waiting {
-    Step step;
-    Piece piece;
-    bool has_begun = false;
-  };
-
   void take_step(Step step, const Piece& piece, staging::PeerActions& more) {
-    const std::size_t lane = HostReduction::lane(step);
-    waiting_[lane].push_back({step, piece});
-    take_steps(lane, more);
-  }
-
-  /// As many as go; whether any went.
-  bool take_steps(std::size_t lane, staging::PeerActions& more) {
-    bool has_moved = false;
-    for (std::deque<Waiting>& waiting = waiting_[lane]; !waiting.empty();) {
-      Waiting& first = waiting.front();
-      const auto& [step, piece, has_begun] = first;
-      const Status status = has_begun ? reduction_->poll(step, piece, tensor_part(piece)) : begin(step, piece);
-      first.has_begun = true;
-      if (status.is_again()) break;
-      const Waiting taken = first;
-      waiting.pop_front();
-      on_taken(taken, status, more);
-      has_moved = true;
-    }
-    return has_moved;
-  }
-
-  Status begin(Step step, const Piece& piece) {
     const Job& job = operations_.at(piece.operation).job;
     if (reduction_->waits_on_device()) {
       const Instant now = std::chrono::steady_clock::now();
       watch_.begin(piece.number, now, deadline_after(now, job.timeout));
     }
-    return reduction_->begin(step, piece, job.descriptor, tensor_part(piece));
+    lanes_.add(step, piece, job.descriptor, tensor_part(piece));
+    take_steps(more);
   }
 
-  void on_taken(const Waiting& taken, const Status& status, staging::PeerActions& more) {
+  /// Whether any went.
+  bool take_steps(staging::PeerActions& more) {
+    const std::vector<ReductionLanes::Taken> taken = lanes_.go_on(*reduction_);
+    for (const ReductionLanes::Taken& each : taken) on_taken(each, more);
+    return !taken.empty();
+  }
+
+  void on_taken(const ReductionLanes::Taken& taken, staging::PeerActions& more) {
     const StreamHandle stream = reduction_->stream(taken.step);
-    if (taken.step == Step::kSumOwn) return watch({stream, Kind::kSummed, taken.piece}, status, more);
-    if (reduction_->waits_on_device()) return watch({stream, Kind::kLateResult, taken.piece}, status, more);
-    engine_.on_result_submitted(taken.piece.number, status, more);
-    if (status.is_ok()) watch({stream, Kind::kResult, taken.piece}, status, more);
-  }
-
-  void give_up_steps(const Status& why, staging::PeerActions& more) {
-    reduction_->abort();
-    for (std::deque<Waiting>& waiting : waiting_) {
-      for (const Waiting& each : std::exchange(waiting, {})) {
-        // What had begun may be on its stream, and touch the tensor until that has come so far.
-        on_taken(each, each.has_begun ? Status::ok() : why, more);
-      }
-    }
+    const Piece& piece = taken.piece;
+    if (taken.step == Step::kSumOwn) return watch({stream, Kind::kSummed, piece}, taken.status, more);
+    if (reduction_->waits_on_device()) return watch({stream, Kind::kLateResult, piece}, taken.status, more);
+    engine_.on_result_submitted(piece.number, taken.status, more);
+    if (taken.status.is_ok()) watch({stream, Kind::kResult, piece}, taken.status, more);
   }
 
   /// Steps that wait on the device for ranks which are gone are ended.
@@ -544,7 +515,8 @@ class Peers final : public PeerGroup {
   }
 
   void perform(const staging::Close& action, staging::PeerActions& more) {
-    give_up_steps(action.why, more);
+    reduction_->abort();
+    for (const ReductionLanes::Taken& each : lanes_.give_up(action.why)) on_taken(each, more);
     for (const auto& [group, ranks] : groups()) options_.runtime->abort_group(group, action.why.message());
   }
 
@@ -561,7 +533,7 @@ class Peers final : public PeerGroup {
   bool are_groups_known_ = false;
   std::unique_ptr<HostReduction> reduction_;
   staging::PeerEngine engine_;
-  std::array<std::deque<Waiting>, HostReduction::kLanes> waiting_;
+  ReductionLanes lanes_;
   staging::CollectiveWatch watch_;
   std::shared_ptr<Work> question_;  ///< Whether the others are still there.
   std::map<staging::PeerOperationId, Operation> operations_;

@@ -1,4 +1,4 @@
-"""Starts this script again as two ranks on one GPU, for the scripts beside it."""
+"""Starts this script again as two ranks, on one GPU or on one each where there are several, for the scripts beside it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     process group where there is a backend."""
     if "RANK" in os.environ:
         if os.environ.get("GPU_TEST_DEVICE", "cuda") == "cuda":
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
         if backend is None:
             body(int(os.environ["RANK"]))
             return
