@@ -21,7 +21,12 @@ PeerSeat::PeerSeat(std::shared_ptr<runtime::Communicator> runtime, std::shared_p
       settings_(std::move(settings)),
       group_id_(group),
       name_(std::move(name)),
-      ranks_(std::move(ranks)) {}
+      ranks_(std::move(ranks)) {
+  if (settings_.mode == PeerSettings::Mode::kHost) return;
+  if (!has_peer_groups(group_id_)) obstacle_ = "the job has too many process groups";
+  places_ = runtime::peer_places(ranks_, runtime_->worker_hosts(), runtime_->rank(), obstacle_);
+  if (obstacle_.empty()) groups_ = std::make_shared<runtime::PeerGroups>(runtime_, group_id_, places_, is_nccl());
+}
 
 PeerSeat::~PeerSeat() = default;
 
@@ -41,21 +46,20 @@ bool PeerSeat::open(c10::Device device, std::chrono::milliseconds timeout) {
                       static_cast<int>(device_), " of this process (HERRING_ON_HOST), got a tensor on ", device);
     return true;
   }
-  std::string why = has_peer_groups(group_id_) ? "" : "the job has too many process groups";
-  const runtime::PeerPlaces places = runtime::peer_places(ranks_, runtime_->worker_hosts(), runtime_->rank(), why);
-  if (!why.empty()) {
+  if (!obstacle_.empty()) {
     state_ = State::kNever;
     if (settings_.is_strict() && ranks_.size() > 1) {
       TORCH_WARN("herring: process group '", name_,
-                 "' is not reduced on its GPUs as HERRING_ON_HOST=", is_nccl() ? "nccl" : "device", " asks: ", why,
-                 "; it is reduced on the host");
+                 "' is not reduced on its GPUs as HERRING_ON_HOST=", is_nccl() ? "nccl" : "device",
+                 " asks: ", obstacle_, "; it is reduced on the host");
     }
     return false;
   }
   runtime::PeerGroup::Options options;
   options.runtime = runtime_;
   options.group = group_id_;
-  options.places = places;
+  options.places = places_;
+  options.groups = groups_;
   options.memory_bytes = settings_.memory_bytes;
   options.blocks = settings_.blocks;
   options.timeout = timeout;
@@ -83,7 +87,7 @@ bool PeerSeat::open(c10::Device device, std::chrono::milliseconds timeout) {
     return false;
   }
   device_ = device.index();
-  has_network_ = places.others.size() > 1;
+  has_network_ = places_.others.size() > 1;
   state_ = State::kOpen;
   return true;
 }
@@ -110,7 +114,7 @@ void PeerSeat::close(const Status& why) {
 
 void PeerSeat::leave() {
   const std::lock_guard lock(mutex_);
-  if (group_) group_->leave();
+  if (groups_) groups_->leave();
   state_ = State::kNever;
 }
 

@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "runtime/peer_group.h"
+#include "runtime/peer_groups.h"
 
 namespace herring::torch_binding {
 
@@ -60,6 +61,9 @@ class PeerSeat final {
   State state_ = State::kNew;
   c10::DeviceIndex device_ = 0;
   std::atomic<bool> has_network_ = false;
+  std::string obstacle_;  ///< Why its ranks cannot reduce on their GPUs, where not empty.
+  runtime::PeerPlaces places_;
+  std::shared_ptr<runtime::PeerGroups> groups_;
   std::unique_ptr<runtime::PeerGroup> group_;
 };
 

@@ -14,6 +14,7 @@
 #include "core/status.h"
 #include "runtime/host_reduction.h"
 #include "runtime/peer_agreement.h"
+#include "runtime/peer_groups.h"
 #include "runtime/peer_records.h"
 #include "runtime/reduction_lanes.h"
 #include "staging/peer_engine.h"
@@ -38,10 +39,6 @@ class Peers final : public PeerGroup {
   explicit Peers(Options options)
       : options_(std::move(options)),
         members_(static_cast<std::uint32_t>(options_.places.neighbors.size())),
-        meeting_(peer_group(options_.group, options_.places.host * kGroupsOfHost)),
-        sharing_(peer_group(options_.group, options_.places.host * kGroupsOfHost + 1)),
-        watching_(peer_group(options_.group, options_.places.host * kGroupsOfHost + 2)),
-        network_(peer_group(options_.group, kFirstNetworkGroup + options_.places.index)),
         pid_(getpid()),
         engine_(engine_options()),
         watch_(options_.watch) {}
@@ -69,8 +66,10 @@ class Peers final : public PeerGroup {
   }
 
   void open() {
-    for (const auto& [group, ranks] : groups()) options_.runtime->add_group(group, *ranks);
-    are_groups_known_ = true;
+    if (!options_.groups) {
+      options_.groups =
+          std::make_shared<PeerGroups>(options_.runtime, options_.group, options_.places, options_.library != nullptr);
+    }
     Status status;
     try {
       open_here();
@@ -78,7 +77,8 @@ class Peers final : public PeerGroup {
       status = error.status();
     }
     // Also where it went wrong here: the other hosts have to hear of it.
-    if (has_network()) agree_in(network_, options_.places.others, status, "cannot reduce on its GPU", {});
+    if (has_network())
+      agree_in(options_.groups->network(), options_.places.others, status, "cannot reduce on its GPU", {});
     if (!status.is_ok()) throw Error(status);
   }
 
@@ -89,11 +89,7 @@ class Peers final : public PeerGroup {
   }
 
   void leave() override {
-    if (!std::exchange(are_groups_known_, false)) return;
-    for (const auto& [group, ranks] : groups()) {
-      options_.runtime->leave_group(group);
-      options_.runtime->remove_group(group);
-    }
+    if (options_.groups) options_.groups->leave();
   }
 
   Status submit(Instant now, Job job) override {
@@ -159,15 +155,6 @@ class Peers final : public PeerGroup {
   };
 
   bool has_network() const { return options_.places.others.size() > 1; }
-  std::vector<std::pair<GroupId, const std::vector<std::uint32_t>*>> groups() const {
-    const PeerPlaces& places = options_.places;
-    std::vector<std::pair<GroupId, const std::vector<std::uint32_t>*>> all{{meeting_, &places.neighbors},
-                                                                           {sharing_, &places.neighbors}};
-    if (options_.library) all.emplace_back(watching_, &places.neighbors);
-    if (has_network()) all.emplace_back(network_, &places.others);
-    return all;
-  }
-
   /// Of a piece, at most.
   std::uint64_t range_bytes() const {
     return staging::range_of(slot_bytes(), 0, members_).bytes + staging::kRangeAlignment;
@@ -232,7 +219,8 @@ class Peers final : public PeerGroup {
 
   void open_here() {
     const Status ready = open_device();
-    if (!ready.is_ok()) agree_in(meeting_, options_.places.neighbors, ready, "", {});  // Tells the others, and throws.
+    if (!ready.is_ok())
+      agree_in(options_.groups->meeting(), options_.places.neighbors, ready, "", {});  // Tells the others, and throws.
     const auto make = options_.library ? make_library_reduction : make_peer_reduction;
     reduction_ = make(*device_, {.places = options_.places,
                                  .memory_bytes = options_.memory_bytes,
@@ -241,7 +229,7 @@ class Peers final : public PeerGroup {
                                  .timeout = options_.timeout,
                                  .library = options_.library});
     reduction_->open([this](const Status& own, const char* what, const PeerNumbers& said) {
-      return agree_in(meeting_, options_.places.neighbors, own, what, said);
+      return agree_in(options_.groups->meeting(), options_.places.neighbors, own, what, said);
     });
   }
 
@@ -385,13 +373,13 @@ class Peers final : public PeerGroup {
     const Job& job = operations_.at(action.piece.operation).job;
     Round round(RoundKind::kMeeting, action.piece);
     round.said = std::make_unique<Records>(members_, options_.places.index, record_of(job.descriptor, action.piece));
-    round.request = round.said->request(meeting_, job.timeout);
+    round.request = round.said->request(options_.groups->meeting(), job.timeout);
     begin(std::move(round), more);
   }
 
   void perform(const staging::Share& action, staging::PeerActions& more) {
     Round round(RoundKind::kSharing, action.piece);
-    round.request.group = sharing_;
+    round.request.group = options_.groups->sharing();
     round.request.descriptor.collective = Collective::kBarrier;
     round.request.timeout = operations_.at(action.piece.operation).job.timeout;
     begin(std::move(round), more);
@@ -439,7 +427,7 @@ class Peers final : public PeerGroup {
     for (const staging::WatchAction& each : wanted) {
       if (std::holds_alternative<staging::AskOthers>(each)) {
         Request request;
-        request.group = watching_;
+        request.group = options_.groups->watching();
         request.descriptor.collective = Collective::kBarrier;
         request.is_patient = true;
         question_ = options_.runtime->submit(request);
@@ -478,7 +466,7 @@ class Peers final : public PeerGroup {
     }
     const Job& job = found->second.job;
     Round round(RoundKind::kExchange, piece);
-    round.request.group = network_;
+    round.request.group = options_.groups->network();
     round.request.descriptor.dtype = job.descriptor.dtype;
     round.request.output = host_range(piece);
     round.request.input = round.request.output;
@@ -517,7 +505,7 @@ class Peers final : public PeerGroup {
   void perform(const staging::Close& action, staging::PeerActions& more) {
     reduction_->abort();
     for (const ReductionLanes::Taken& each : lanes_.give_up(action.why)) on_taken(each, more);
-    for (const auto& [group, ranks] : groups()) options_.runtime->abort_group(group, action.why.message());
+    options_.groups->abort(action.why.message());
   }
 
   Options options_;
@@ -525,12 +513,7 @@ class Peers final : public PeerGroup {
   std::unique_ptr<Device> device_;
   StreamHandle in_;
   StreamHandle back_;
-  const GroupId meeting_;
-  const GroupId sharing_;
-  const GroupId watching_;
-  const GroupId network_;
   const pid_t pid_;
-  bool are_groups_known_ = false;
   std::unique_ptr<HostReduction> reduction_;
   staging::PeerEngine engine_;
   ReductionLanes lanes_;

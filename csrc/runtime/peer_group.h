@@ -34,12 +34,16 @@ struct PeerPlaces {
 PeerPlaces peer_places(std::span<const std::uint32_t> members, std::span<const std::uint32_t> hosts, std::uint32_t rank,
                        std::string& obstacle);
 
+class PeerGroups;
+
 class PeerGroup {
  public:
   struct Options {
     std::shared_ptr<Communicator> runtime;
     GroupId group;      ///< A framework's.
     PeerPlaces places;  ///< Of its members.
+    /// What ranks tell each other goes through it. Null: made by open().
+    std::shared_ptr<PeerGroups> groups;
     /// Opens the device and says which streams are used: for copies from tensors (`in`), for sums and what writes
     /// tensors
     /// (`back`). May throw Error.

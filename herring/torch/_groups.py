@@ -142,6 +142,7 @@ class Groups:
             "job": None if session is None else str(session.job.client.job_id),
             "rank": None if session is None else session.job.rank,
             "next": self._next_id,
+            "gpus": _gpu_settings(read_settings({}) if session is None else session.config),
         }
         store = _own_store(options.store)
         if options.group_size == 1:
@@ -203,8 +204,25 @@ def _decide(said: list[dict[str, Any]], name: str, store: Any) -> _Agreement:
             '(init_process_group("herring")), and narrower ones within it'
         )
     is_new_job = jobs == {None}
+    _refuse_where_they_differ([each["gpus"] for each in said], name)
     ranks = list(range(len(said))) if is_new_job else [int(each["rank"]) for each in said]
     return _Agreement(_new_group_id(store, max(int(each["next"]) for each in said)), ranks, is_new_job)
+
+
+def _gpu_settings(config: _core.Config) -> str:
+    """What decides which way tensors on GPUs go, and in which pieces."""
+    if config.on_host == "host":
+        return "HERRING_ON_HOST=host"
+    return f"HERRING_ON_HOST={config.on_host} HERRING_DEVICE_MEMORY_BYTES={config.device_memory_bytes}"
+
+
+def _refuse_where_they_differ(settings: list[str], name: str) -> None:
+    other = next((rank for rank, each in enumerate(settings) if each != settings[0]), None)
+    if other is not None:
+        raise InvalidArgumentError(
+            f"process group '{name}': the settings differ: group rank 0 has {settings[0]}, group rank {other} has "
+            f"{settings[other]}; set them to the same values in every process"
+        )
 
 
 def _new_group_id(store: Any, at_least: int) -> int:

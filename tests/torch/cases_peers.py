@@ -188,6 +188,28 @@ def one_rank_has_it_on_the_cpu() -> None:
         gpu.fake_run_all()
 
 
+def the_first_call_of_one_rank_is_on_the_cpu() -> None:
+    """Nobody has come together yet: one rank wants to, and the other never will."""
+    gpu = load()
+    with world(seconds=600) as (rank, _size):
+        begun = time.monotonic()
+        with expect_error(RuntimeError, "all_reduce"):
+            dist.all_reduce(torch.ones(100).to(DEVICE) if rank == 0 else torch.ones(100))
+        assert time.monotonic() - begun < 20, "only the time limit ended it"
+        gpu.fake_run_all()
+
+
+def settings_differ() -> None:
+    if os.environ["RANK"] == "1":
+        os.environ["HERRING_ON_HOST"] = "host"
+    load()
+    with expect_error(
+        ValueError, "process group '0': the settings differ: group rank 0 has HERRING_ON_HOST=", "group rank 1 has",
+        "HERRING_ON_HOST=host; set them to the same values in every process",
+    ):  # fmt: skip
+        dist.init_process_group("herring")
+
+
 def a_rank_is_killed() -> None:
     gpu = load()
     with world(seconds=60) as (rank, _size):

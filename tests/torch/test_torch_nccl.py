@@ -35,7 +35,15 @@ def test_streams_wait_for_what_they_must(ranks: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["lifetime", "ddp", "mismatch", "one_rank_has_it_on_the_cpu", "aborted", "one_rank_does_not_connect"]
+    "case",
+    [
+        "lifetime",
+        "ddp",
+        "mismatch",
+        "the_first_call_of_one_rank_is_on_the_cpu",
+        "aborted",
+        "one_rank_does_not_connect",
+    ],
 )
 def test_two_ranks(case: str) -> None:
     run_ranks(2, f"cases_peers:{case}", env=nccl(), timeout=120)
