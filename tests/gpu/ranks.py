@@ -1,4 +1,4 @@
-"""Starts this script again as two ranks, on one GPU or on one each where there are several, for the scripts beside it."""
+"""Starts this script again as two ranks, on one GPU or on one each, for the scripts beside it."""
 
 from __future__ import annotations
 
