@@ -18,7 +18,7 @@ from typing import Any, Literal
 from herring import _core
 from herring._arrays import is_on_gpu
 from herring._context import Session, process
-from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError
+from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError, UnavailableError, text_of
 from herring._handle import Handle, to_seconds
 
 # A copy back waits for nothing but the GPU: so long at least, also where the operation has less.
@@ -174,7 +174,10 @@ class _Return:
         for like, host in likes:
             memory = getattr(host, "bits", host)
             with _its_device(like):
-                array = _new_like(like, tuple(memory.shape))
+                try:
+                    array = _new_like(like, tuple(memory.shape))
+                except Exception as error:  # Any library's.
+                    raise UnavailableError(f"{kind}: no memory for the result on the GPU: {text_of(error)}") from error
                 if array is None:
                     results.append(memory.copy())  # Ours is for the next call.
                     continue

@@ -416,6 +416,11 @@ Result herring_fake_stall(Stream stream, int is_stalled) {
   is_stalled != 0 ? fake().gpu.stall(id(stream)) : fake().gpu.unstall(id(stream));
   return kSuccess;
 }
+Result herring_fake_fail() {
+  const std::lock_guard lock(fake().mutex);
+  fake().gpu.fail();
+  return kSuccess;
+}
 int herring_fake_contexts() { return fake().contexts; }
 const char* herring_fake_misuse() { return fake().misuse.empty() ? "" : fake().misuse.front().c_str(); }
 }

@@ -76,6 +76,7 @@ class Driver:
         self.enter()
         self.stream, self._event = self.new_stream(), ctypes.c_void_p()
         self.current = 0  # GPU
+        self.has_failed = False
         self("cuEventCreate", ctypes.byref(self._event), 2)
 
     def new_stream(self):
@@ -83,6 +84,11 @@ class Driver:
         stream = ctypes.c_void_p()
         self("cuStreamCreateWithPriority", ctypes.byref(stream), 1, -5)
         return stream
+
+    def fail(self):
+        """As after an illegal address in a kernel: nothing goes on, ever."""
+        self("herring_fake_fail")
+        self.has_failed = True
 
     @contextlib.contextmanager
     def stuck(self):
@@ -92,8 +98,10 @@ class Driver:
         self("herring_fake_stall", stream, 1)
         self("cuEventRecord", gate, stream)
         self("cuStreamWaitEvent", self.stream, gate, 0)
-        yield
-        self("herring_fake_stall", stream, 0)
+        try:
+            yield
+        finally:
+            self("herring_fake_stall", stream, 0)
 
     def enter(self):
         """For this thread."""
@@ -152,6 +160,8 @@ class ndarray:  # noqa: N801
 
     def __del__(self):
         if self.base is not None:
+            return
+        if driver.has_failed:
             return
         driver.wait()  # As cuMemFree does.
         driver("cuMemFree_v2", ctypes.c_uint64(self.address))

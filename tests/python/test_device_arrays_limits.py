@@ -3,12 +3,16 @@ other GPUs. Each is a right result, or an error that says what to do."""
 
 import collections
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import traceback
 
 import numpy as np
+from conftest import RUNNER
 from test_device_arrays import COUNT, refusal, same
 
 import herring
@@ -262,3 +266,81 @@ def other_gpus():
 def test_arrays_of_another_gpu_than_the_current_one(job, three_gpus):
     for said in job.run(other_gpus, 2, env=three_gpus):
         assert "call herring.init()" in said
+
+
+def broken():
+    """A kernel has gone wrong, before a call and while its result is on the way."""
+    import fake_cuda
+
+    herring.init()
+    host = np.ones(COUNT, np.float32)
+    arrays = [fake_cuda.asarray(host) for _ in range(2)]
+    handles = [herring.allreduce(array, async_op=True) for array in arrays]
+    with fake_cuda.driver.stuck():
+        begun = time.monotonic()
+        while time.monotonic() - begun < 0.2:
+            assert not any(handle.done() for handle in handles)
+        fake_cuda.driver.fail()
+    said = [timed(handle.wait) for handle in handles]
+    assert all(handle.done() for handle in handles)
+    said.append(timed(lambda: herring.allreduce(arrays[0])))
+    same(herring.allreduce(host, "sum"), 2 * host)
+    herring.shutdown()
+    return said
+
+
+def test_a_gpu_that_fails_is_an_error_and_leaves_the_job_alone(job, gpus):
+    for said in job.run(broken, 2, env=gpus):
+        assert len(said) == 3
+        assert all("illegal memory access" in each for each in said), said
+        assert all("cuda:0" in each for each in said)
+
+
+def full():
+    """No room for the result."""
+    import fake_cuda
+
+    herring.init()
+    array = fake_cuda.asarray(np.ones(5 << 20, np.float32))
+    handle = herring.allreduce(array, "sum", async_op=True)
+    rest = [fake_cuda.asarray(np.ones(5 << 20, np.float32)) for _ in range(2)]
+    begun = time.monotonic()
+    while not handle.done() and time.monotonic() - begun < 5:
+        pass
+    said = [refusal(handle.wait), refusal(lambda: herring.allreduce(array, "sum"))]
+    del rest[:]
+    same(handle.wait(), np.full(5 << 20, 2, np.float32))
+    herring.shutdown()
+    return said
+
+
+def test_a_gpu_without_room_for_the_result(job, gpus):
+    for said in job.run(full, 2, env=gpus):
+        for each in said:
+            assert each.startswith("UnavailableError: allreduce: no memory for the result on the GPU"), said
+
+
+def elastic():
+    """Arrays of some ranks on GPUs, before and after a rank is lost."""
+    import fake_cuda
+
+    herring.init()
+    rank = herring.rank()
+    host = np.full(COUNT, rank + 1, np.float32)
+    put = np.copy if rank == 0 else fake_cuda.asarray
+    same(herring.allreduce(put(host), "sum"), np.full(COUNT, 6, np.float32))
+    handle = herring.allreduce_(put(host), "sum", async_op=True)
+    same(handle.wait(), np.full(COUNT, 6, np.float32))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    same(herring.allreduce(put(host), "sum"), np.full(COUNT, 3, np.float32))
+    same(herring.broadcast(put(host), 0), np.ones(COUNT, np.float32))
+    herring.shutdown()
+    return True
+
+
+def test_in_an_elastic_job_that_loses_a_rank(clean_env, gpus):
+    program = [sys.executable, str(RUNNER), __file__, "elastic", "{}"]
+    command = [sys.executable, "-m", "herring._launch", "--elastic", "-np", "3", "--", *program]
+    done = subprocess.run(command, env={**clean_env, **gpus}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.count("@@result true") == 2, done.stdout + done.stderr
