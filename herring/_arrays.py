@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from herring import _core
-from herring._errors import InvalidArgumentError
+from herring._errors import InvalidArgumentError, text_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,11 +39,14 @@ def is_foreign(array: Any) -> bool:
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Whether it is in a GPU's memory, and its library says where (DLPack)."""
+    """Whether it is in a GPU's memory, and its library says where (DLPack). Raises InvalidArgumentError."""
     if getattr(array, "is_cuda", None) is False:  # torch's; the other question takes longer.
         return False
     device = getattr(array, "__dlpack_device__", None)
-    return device is not None and int(device()[0]) in _CUDA
+    try:
+        return device is not None and int(device()[0]) in _CUDA
+    except Exception as error:  # Any library's.
+        raise InvalidArgumentError(f"the {type(array).__name__} does not say where it is: {text_of(error)}") from error
 
 
 def refuse_gpu(array: Any) -> None:

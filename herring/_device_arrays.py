@@ -6,8 +6,10 @@ handle is done.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,48 +18,71 @@ from typing import Any, Literal
 from herring import _core
 from herring._arrays import is_on_gpu
 from herring._context import Session, process
-from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError
+from herring._errors import HerringError, HerringTimeoutError, InvalidArgumentError, UnavailableError, text_of
 from herring._handle import Handle, to_seconds
 
-# A copy back waits for nothing but the GPU.
+# A copy back waits for nothing but the GPU: so long at least, also where the operation has less.
 _COPY_S = 60.0
 
 
 def through_host(
     refused: InvalidArgumentError,
     call: Callable[..., Any],
-    arrays: Any,
+    given: Any,
     *arguments: Any,
+    listed: list[Any] | None = None,
     results: Literal["same", "new", "returned"],
-    out: Any = None,
-    async_op: bool = False,
-    timeout: float | timedelta | None = None,
     **options: Any,
 ) -> Any:
     """What `call` does, for an array on a GPU or a list of such, with memory of the host instead; `call` has refused
     the arrays themselves, and that is raised where they are not on a GPU.
 
-    `results`: `call` works in place, and "same" is for the arrays that were passed, "new" for new ones (or `out`);
+    `given`: an array; with `listed`, whose arrays are taken then, what the caller has passed for that.
+    `results`: `call` works in place, and "same" is for what is `given`, "new" for new arrays (or the option `out`);
     "returned": `call` returns new arrays.
     """
-    is_list = isinstance(arrays, (list, tuple))
-    places = list(arrays) if is_list else [arrays]
-    if not any(is_on_gpu(each) for each in places):
+    if not any(is_on_gpu(each) for each in (listed or [given])):
         raise refused
+    try:
+        return _through_host(call, given, arguments, listed, results, **options)
+    except BaseException as error:
+        _forget(refused, error)
+        raise
+
+
+def _forget(refused: InvalidArgumentError, error: BaseException) -> None:
+    """`error` came while `refused` was handled, which is no news to the user."""
+    last = error
+    while last.__context__ is not None and last.__context__ is not refused:
+        last = last.__context__
+    last.__context__ = refused.__context__
+
+
+def _through_host(
+    call: Callable[..., Any],
+    given: Any,
+    arguments: Sequence[Any],
+    listed: list[Any] | None,
+    results: Literal["same", "new", "returned"],
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    timeout: float | timedelta | None = None,
+    **options: Any,
+) -> Any:
     session = process.current()
     if session.config.cuda == "off":
-        raise InvalidArgumentError("the array is on a CUDA device, and HERRING_CUDA is off") from None
+        raise InvalidArgumentError("the array is on a CUDA device, and HERRING_CUDA is off")
+    is_list = listed is not None
+    places = [given] if listed is None else listed
     kind = call.__name__.rstrip("_")
     limit = to_seconds(timeout) or session.timeout_s
-    try:
-        sources = [
-            _Staged(session, each, kind, f"array {i} of the list" if is_list else "the array", results == "same")
-            for i, each in enumerate(places)
-        ]
-        targets = None if out is None else [sources[0].into(out)]
-        _fetch(sources, limit)
-    except HerringError as error:
-        raise error from None
+    sources = []
+    for i, each in enumerate(places):
+        role = f"array {i} of the list" if is_list else "the array"
+        sources.append(_Staged(session, each, kind, role, results == "same"))
+    targets = None if out is None else [sources[0].into(out)]
+    _fetch(sources, limit)
     hosts = [each.host for each in sources]
     value = call(hosts if is_list else hosts[0], *arguments, async_op=async_op, timeout=timeout, **options)
 
@@ -65,15 +90,16 @@ def through_host(
         if results == "returned":
             return _Return.of_returned(kind, places[0], value)
         if results == "same":
-            return _Return([(each.there, each.memory) for each in sources], arrays)
+            return _Return([(each.there, each.memory) for each in sources], given)
         if targets is not None:
             return _Return(targets, out)
         return _Return.of_new(kind, list(zip(places, hosts, strict=True)), is_list)
 
+    longest = max(limit, _COPY_S)
     if async_op:
-        return DeviceHandle(value, start)
+        return DeviceHandle(value, start, longest)
     back = start(value)
-    back.wait()
+    back.wait(kind, longest)
     return back.result
 
 
@@ -86,15 +112,17 @@ class _Staged:
             raise InvalidArgumentError(
                 f"{kind}: {role} is not on a CUDA device, but others are; pass all on GPUs, or none"
             )
-        contiguous = None if is_written else getattr(array, "contiguous", None)
-        self.there = _core.DeviceArray(array if contiguous is None else contiguous(), is_written, f"{kind}: {role}")
+        with _its_device(array):
+            source = array if is_written else _contiguous(array)
+            self.there = _core.DeviceArray(source, is_written, f"{kind}: {role}")
         self.host, self.memory = _host_array(session, self.there)
 
     def into(self, out: Any) -> tuple[_core.DeviceArray, Any]:
         """Where the result goes instead."""
         if not is_on_gpu(out):
             raise InvalidArgumentError(f"{self.kind}: {self.role} is on a CUDA device, and out is not")
-        there = _core.DeviceArray(out, True, f"{self.kind}: out")
+        with _its_device(out):
+            there = _core.DeviceArray(out, True, f"{self.kind}: out")
         if (there.shape, there.dtype) != (self.there.shape, self.there.dtype):
             raise InvalidArgumentError(
                 f"{self.kind}: out has shape {there.shape} and dtype {there.dtype}, the array {self.there.shape} and "
@@ -112,7 +140,7 @@ def _host_array(session: Session, there: _core.DeviceArray) -> tuple[Any, Any]:
     dtype = np.dtype(np.int16 if there.dtype == "bfloat16" else there.dtype)
     pages, refusal = session.runtime.pinned(there.nbytes, there)
     if refusal:
-        warnings.warn(f"herring: {refusal}; copies from and to GPUs are slower", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"herring: {refusal}; copies from and to GPUs are slower", RuntimeWarning, stacklevel=6)
     flat = np.empty(there.nbytes // dtype.itemsize, dtype) if pages is None else np.frombuffer(memoryview(pages), dtype)
     memory = flat.reshape(there.shape)
     return (Bfloat16Array(memory) if there.dtype == "bfloat16" else memory), memory
@@ -121,8 +149,9 @@ def _host_array(session: Session, there: _core.DeviceArray) -> tuple[Any, Any]:
 def _fetch(sources: Sequence[_Staged], limit_s: float) -> None:
     for each in sources:
         each.there.start_to_host(each.memory)
+    end = time.monotonic() + limit_s
     for each in sources:
-        if not each.there.wait(limit_s):
+        if not each.there.wait(max(end - time.monotonic(), 0)):
             raise HerringTimeoutError(
                 f"{each.kind}: {each.role} on cuda:{each.there.device} was not ready after {limit_s:g} s: a kernel "
                 "that writes it has not ended"
@@ -144,11 +173,15 @@ class _Return:
         copies, results = [], []
         for like, host in likes:
             memory = getattr(host, "bits", host)
-            array = _new_like(like, tuple(memory.shape))
-            if array is None:
-                results.append(memory.copy())  # Ours is for the next call.
-                continue
-            copies.append((_core.DeviceArray(array, True, f"{kind}: the result"), memory))
+            with _its_device(like):
+                try:
+                    array = _new_like(like, tuple(memory.shape))
+                except Exception as error:  # Any library's.
+                    raise UnavailableError(f"{kind}: no memory for the result on the GPU: {text_of(error)}") from error
+                if array is None:
+                    results.append(memory.copy())  # Ours is for the next call.
+                    continue
+                copies.append((_core.DeviceArray(array, True, f"{kind}: the result"), memory))
             results.append(array)
         return cls(copies, results if is_list else results[0])
 
@@ -165,11 +198,15 @@ class _Return:
         """Whether all are done. Raises what went wrong."""
         return all(there.has_ended() for there in self._there)
 
-    def wait(self, limit_s: float = _COPY_S) -> None:
+    def wait(self, what: str, limit_s: float) -> None:
         """Until all are done."""
+        end = time.monotonic() + limit_s
         for there in self._there:
-            if not there.wait(limit_s):
-                raise HerringTimeoutError(f"the result's copy to cuda:{there.device} has not ended after {limit_s:g} s")
+            if not there.wait(max(end - time.monotonic(), 0)):
+                raise HerringTimeoutError(
+                    f"{what}: the result's copy to cuda:{there.device} has not ended after {limit_s:g} s: a kernel "
+                    "that was submitted before it has not ended"
+                )
 
 
 def _new_like(array: Any, shape: tuple[int, ...]) -> Any:
@@ -177,21 +214,48 @@ def _new_like(array: Any, shape: tuple[int, ...]) -> Any:
     new_empty = getattr(array, "new_empty", None)
     if new_empty is not None:
         return new_empty(shape)
-    library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
-    kind, empty = getattr(library, "ndarray", None), getattr(library, "empty", None)
-    if empty is not None and isinstance(kind, type) and issubclass(type(array), kind):  # CuPy
-        return empty(shape, dtype=array.dtype)
+    library = _library(array)
+    return None if library is None else library.empty(shape, dtype=array.dtype)
+
+
+def _contiguous(array: Any) -> Any:
+    """Row-major; the same array where it is."""
+    contiguous = getattr(array, "contiguous", None)
+    if contiguous is not None:
+        return contiguous()
+    library = _library(array)
+    return array if library is None else library.ascontiguousarray(array)
+
+
+def _library(array: Any) -> Any:
+    """The module of its class or of one that this is derived from, where it is one like numpy: CuPy."""
+    for kind in type(array).__mro__:
+        library: Any = sys.modules.get(kind.__module__.partition(".")[0])
+        if getattr(library, "ndarray", None) is kind:
+            return library
     return None
+
+
+def _its_device(array: Any) -> contextlib.AbstractContextManager[Any]:
+    """Its GPU is the thread's current one in it. Libraries make a stream wait for the current GPU's alone, and make new
+    arrays there."""
+    if getattr(array, "is_cuda", False):
+        torch: Any = sys.modules["torch"]
+        place: contextlib.AbstractContextManager[Any] = torch.cuda.device_of(array)
+    else:
+        place = getattr(array, "device", contextlib.nullcontext())
+    return place if hasattr(place, "__enter__") else contextlib.nullcontext()
 
 
 class DeviceHandle(Handle[Any]):
     """Of an operation on arrays of GPUs: the host's handle, and the copies back after it."""
 
-    __slots__ = ("_back", "_inner", "_lock", "_start")
+    __slots__ = ("_back", "_inner", "_lock", "_longest_s", "_start")
 
-    def __init__(self, inner: Handle[Any], start: Callable[[Any], _Return]) -> None:
+    def __init__(self, inner: Handle[Any], start: Callable[[Any], _Return], longest_s: float) -> None:
         self._inner = inner
         self._start = start
+        self._longest_s = longest_s
         self._back: _Return | None = None
         self._lock = threading.Lock()
 
@@ -204,15 +268,16 @@ class DeviceHandle(Handle[Any]):
             return True
 
     def wait(self, timeout: float | timedelta | None = None) -> Any:
-        back = self._copies(timeout)
-        back.wait()
+        limit, begun = to_seconds(timeout), time.monotonic()
+        back = self._copies(limit)
+        back.wait(self._what(), self._longest_s if limit is None else max(begun + limit - time.monotonic(), 0))
         return back.result
 
     def contributors(self) -> list[int]:
         self.wait()
         return self._inner.contributors()
 
-    def _copies(self, timeout: float | timedelta | None) -> _Return:
+    def _copies(self, timeout: float | None) -> _Return:
         value = self._inner.wait(timeout)
         with self._lock:
             if self._back is None:

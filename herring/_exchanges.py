@@ -336,13 +336,13 @@ def grouped_allreduce(
 
     The same list (dtypes, shapes, order) on all ranks. See allreduce(); of one name, one call at a time.
     """
-    session = process.current()
+    session, arrays = process.current(), list(arrays)
     try:
-        sources = list(arrays) if _are_plain(arrays) else [as_sliced(array) for array in arrays]
+        sources = arrays if _are_plain(arrays) else [as_sliced(array) for array in arrays]
     except InvalidArgumentError as refused:
         return through_host(
-            refused, grouped_allreduce_, list(arrays), op, results="new", async_op=async_op, timeout=timeout, name=name,
-            group=group,
+            refused, grouped_allreduce_, None, op, listed=arrays, results="new", async_op=async_op, timeout=timeout,
+            name=name, group=group,
         )  # fmt: skip
     what = _op(op, sources)
     results = [new_result(session.runtime, source) for source in sources]
@@ -379,8 +379,8 @@ def grouped_allreduce_(
                 _composed.dtype_name(array)
         except InvalidArgumentError as refused:
             return through_host(
-                refused, grouped_allreduce_, arrays, op, results="same", async_op=async_op, timeout=timeout, name=name,
-                group=group,
+                refused, grouped_allreduce_, arrays, op, listed=places, results="same", async_op=async_op,
+                timeout=timeout, name=name, group=group,
             )  # fmt: skip
     what = _op(op, places)
     return _reduce_list(session, places, places, what, arrays, name, timeout, group, async_op)

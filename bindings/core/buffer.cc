@@ -138,8 +138,7 @@ Buffer take_exported(py::handle object, Access access, const std::string& role) 
 
 void check_device(py::handle object, const std::string& role) {
   if (!py::hasattr(object, "__dlpack_device__")) return;
-  const auto device = object.attr("__dlpack_device__")().cast<py::tuple>();
-  const auto type = py::int_(device[0]).cast<int>();
+  const std::int32_t type = place_of(object, role).type;
   if (type == dlpack::kCpu || type == dlpack::kCudaHost) return;
   if (type == dlpack::kCuda || type == dlpack::kCudaManaged) refuse_cuda(role);
   refuse(role, "is on a device of DLPack type " + std::to_string(type) +

@@ -46,6 +46,8 @@ struct View {
 
 inline constexpr const char* kDtypes = "float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, bool";
 
+/// Where it says that it is. Throws Error(kInvalidArgument) that says what `role` is where it raises.
+dlpack::Device place_of(py::handle object, const std::string& role);
 /// False for a type that Herring does not reduce.
 bool parse_dtype(dlpack::DataType from, DataType& dtype);
 /// Row-major, without gaps.

@@ -16,12 +16,22 @@ using runtime::DeviceCopies;
 
 /// Which GPU's memory it is. Throws Error(kInvalidArgument) for all other memory.
 std::uint32_t device_of(py::handle array, const std::string& role) {
-  const auto device = array.attr("__dlpack_device__")().cast<py::tuple>();
-  const auto type = py::int_(device[0]).cast<int>();
-  if (type != dlpack::kCuda && type != dlpack::kCudaManaged) {
-    throw Error(Code::kInvalidArgument, role + " is not on a CUDA device, but others of the call are; pass all on one");
+  const dlpack::Device place = place_of(array, role);
+  if (place.type != dlpack::kCuda && place.type != dlpack::kCudaManaged) {
+    refuse(role, "is not on a CUDA device, but others of the call are; pass all on one");
   }
-  return py::int_(device[1]).cast<std::uint32_t>();
+  if (place.id < 0) refuse(role, "says that it is on CUDA device " + std::to_string(place.id));
+  return static_cast<std::uint32_t>(place.id);
+}
+
+/// A library may have made a copy elsewhere.
+void check_place(const dlpack::Device& place, std::uint32_t device, const std::string& role) {
+  if ((place.type == dlpack::kCuda || place.type == dlpack::kCudaManaged) &&
+      static_cast<std::uint32_t>(place.id) == device) {
+    return;
+  }
+  refuse(role, "says that it is on CUDA device " + std::to_string(device) + ", but was exported from device " +
+                   std::to_string(place.id) + " of DLPack type " + std::to_string(place.type));
 }
 
 }  // namespace
@@ -47,6 +57,7 @@ DeviceArray::DeviceArray(py::handle array, bool is_written, const std::string& r
                 role + " is on a CUDA device, which Herring cannot use: " + error.status().message());
   }
   const TakenTensor taken = take_tensor(array, is_written ? Access::kWrite : Access::kRead, role, queue_->stream());
+  check_place(taken.tensor->device, id_, role);
   bool is_capturing = false;
   queue_->is_capturing(is_capturing).or_throw();
   if (is_capturing) {
@@ -62,6 +73,13 @@ DeviceArray::DeviceArray(py::handle array, bool is_written, const std::string& r
   }
   span_ = {reinterpret_cast<std::uint64_t>(taken.tensor->data) + taken.tensor->byte_offset,
            elements * element_bytes(dtype_)};
+}
+
+DeviceArray::~DeviceArray() {
+  // Another thread may be in a call of the driver that takes long.
+  if (is_finalizing() || PyGILState_Check() == 0) return;
+  const py::gil_scoped_release unlocked;
+  queue_.reset();
 }
 
 std::shared_ptr<void> DeviceArray::owner_with(const py::buffer& host, std::span<std::byte>& bytes,

@@ -19,6 +19,9 @@ class DeviceArray final {
   /// Its copies come after what its library has submitted by now. Throws Error that says what `role` is and why it
   /// cannot be used; py::error_already_set.
   DeviceArray(py::handle array, bool is_written, const std::string& role);
+  ~DeviceArray();
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
 
   const std::vector<std::int64_t>& shape() const { return shape_; }
   DataType dtype() const { return dtype_; }

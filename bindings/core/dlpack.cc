@@ -20,6 +20,13 @@ std::string describe(dlpack::DataType dtype) {
   return kind + std::to_string(is_named ? dtype.bits : dtype.code) + lanes;
 }
 
+/// For what its library has raised, but for Ctrl-C. In a handler of that.
+[[noreturn]] void refuse_raised(const std::string& role, const std::string& what, const py::error_already_set& raised) {
+  if (!raised.matches(PyExc_Exception)) throw;
+  refuse(role, what + ": " + py::str(raised.type().attr("__name__")).cast<std::string>() + ": " +
+                   py::str(raised.value()).cast<std::string>());
+}
+
 py::object call_dlpack(py::handle object, const std::string& role, std::optional<std::uint64_t> stream) {
   py::dict arguments;
   if (stream) arguments["stream"] = *stream;
@@ -31,7 +38,7 @@ py::object call_dlpack(py::handle object, const std::string& role, std::optional
     }
     return object.attr("__dlpack__")(**arguments);
   } catch (const py::error_already_set& error) {
-    refuse(role, std::string("was not exported by its library: ") + error.what());
+    refuse_raised(role, "was not exported by its library", error);
   }
 }
 
@@ -46,6 +53,18 @@ std::shared_ptr<void> consume(const py::object& capsule, const char* name, const
 }
 
 }  // namespace
+
+dlpack::Device place_of(py::handle object, const std::string& role) {
+  constexpr const char* kWhat = "does not say where it is";
+  try {
+    const auto place = object.attr("__dlpack_device__")().cast<py::tuple>();
+    return {py::int_(place[0]).cast<std::int32_t>(), py::int_(place[1]).cast<std::int32_t>()};
+  } catch (const py::error_already_set& error) {
+    refuse_raised(role, kWhat, error);
+  } catch (const py::cast_error&) {
+    refuse(role, std::string(kWhat) + ": __dlpack_device__() gives no pair of whole numbers");
+  }
+}
 
 bool parse_dtype(dlpack::DataType from, DataType& dtype) {
   if (from.lanes != 1) return false;

@@ -7,10 +7,23 @@
 #include <utility>
 
 namespace herring::runtime {
+namespace {
+
+Status forked() {
+  return {Code::kShutdown, "this is a forked child of the process that uses the GPU; start it with spawn"};
+}
+
+void keep_first(Status& status, Status other) {
+  if (status.is_ok()) status = std::move(other);
+}
+
+}  // namespace
+
 DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device) : device_(std::move(device)) {
+  if (!device_->guard_.in_owner()) throw Error(forked());
   const std::scoped_lock lock(device_->mutex_);
   device_->device_->health().or_throw();
-  stream_ = device_->take_stream();
+  line_.stream = device_->take_stream();
 }
 
 DeviceCopies::Queue::~Queue() {
@@ -18,57 +31,58 @@ DeviceCopies::Queue::~Queue() {
   Owners gone;
   const std::scoped_lock lock(device_->mutex_);
   device_->look(gone);
-  static_cast<void>(device_->take_ended(tickets_));
-  if (tickets_.empty()) {
-    device_->idle_streams_.push_back(stream_);
-    gone.insert(gone.end(), owners_.begin(), owners_.end());
-    owners_.clear();
-  } else {
-    device_->rests_.push_back({stream_, std::move(tickets_), std::move(owners_)});
-  }
+  device_->take_back(std::move(line_), gone);
+  for (Copy& copy : later_) gone.push_back(std::move(copy.owner));
 }
 
 Status DeviceCopies::Queue::is_capturing(bool& answer) {
+  if (!device_->guard_.in_owner()) return forked();
   const std::scoped_lock lock(device_->mutex_);
-  return device_->device_->is_capturing({stream_.value}, answer);
+  return device_->device_->is_capturing({line_.stream.value}, answer);
 }
 
-template <class Copy>
-Status DeviceCopies::Queue::submit(std::shared_ptr<void> owner, const Copy& copy) {
-  Owners gone;
+Status DeviceCopies::Queue::submit(Copy copy) {
+  if (!device_->guard_.in_owner()) return forked();
   const std::scoped_lock lock(device_->mutex_);
-  Status status = copy(*device_->device_);
-  Ticket ticket;
-  while (status.is_ok()) {
-    status = device_->device_->record(stream_, ticket);
-    if (!status.is_again()) break;
-    device_->look(gone);
-    status = Status::ok();
-  }
-  if (status.is_ok()) {
-    tickets_.push_back(ticket);
-    owners_.push_back(std::move(owner));
-  }
-  return status;
+  Device& device = *device_->device_;
+  const bool is_now =
+      later_.empty() && device.kind_of(reinterpret_cast<std::uint64_t>(copy.host.data())) == PointerKind::kPinned;
+  if (is_now) return device_->start(line_, copy);
+  if (!device.health().is_ok()) return device.health();
+  later_.push_back(std::move(copy));
+  line_.is_unmarked = true;
+  Status status = device_->mark(line_);
+  return status.is_again() ? Status::ok() : status;
 }
 
 Status DeviceCopies::Queue::to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner) {
-  return submit(std::move(owner), [&](Device& device) { return device.copy_to_host(stream_, to, from); });
+  return submit({to, from, true, std::move(owner)});
 }
 
-Status DeviceCopies::Queue::to_device(DeviceSpan to, std::span<const std::byte> from, std::shared_ptr<void> owner) {
-  return submit(std::move(owner), [&](Device& device) { return device.copy_to_device(stream_, to, from); });
+Status DeviceCopies::Queue::to_device(DeviceSpan to, std::span<std::byte> from, std::shared_ptr<void> owner) {
+  return submit({from, to, false, std::move(owner)});
 }
 
 bool DeviceCopies::Queue::has_ended(Status& status) {
+  if (!device_->guard_.in_owner()) {
+    status = forked();
+    return true;
+  }
   Owners gone;
   const std::scoped_lock lock(device_->mutex_);
   device_->look(gone);
-  const Status ended = device_->take_ended(tickets_);
-  if (status_.is_ok()) status_ = ended;
-  if (!tickets_.empty()) return false;
-  gone.insert(gone.end(), owners_.begin(), owners_.end());
-  owners_.clear();
+  while (true) {
+    if (!device_->has_ended(line_, status_)) return false;
+    if (later_.empty() || !status_.is_ok()) break;
+    status_ = device_->start(line_, later_.front());
+    gone.push_back(std::move(later_.front().owner));
+    later_.pop_front();
+    device_->look(gone);
+  }
+  if (!line_.is_unmarked && line_.tickets.empty()) {
+    gone.insert(gone.end(), line_.owners.begin(), line_.owners.end());
+    line_.owners.clear();
+  }
   status = status_;
   return true;
 }
@@ -85,6 +99,7 @@ bool DeviceCopies::Queue::wait(Instant deadline, Status& status) {
 }
 
 Status DeviceCopies::pin(std::span<std::byte> memory) {
+  if (!guard_.in_owner()) return forked();
   const std::scoped_lock lock(mutex_);
   return device_->pin(memory);
 }
@@ -102,31 +117,63 @@ StreamHandle DeviceCopies::take_stream() {
   return stream;
 }
 
+Status DeviceCopies::start(Line& line, const Copy& copy) {
+  if (Status status = copy.is_to_host ? device_->copy_to_host(line.stream, copy.host, copy.there)
+                                      : device_->copy_to_device(line.stream, copy.there, copy.host);
+      !status.is_ok()) {
+    return status;
+  }
+  line.owners.push_back(copy.owner);
+  line.is_unmarked = true;
+  Status status = mark(line);
+  return status.is_again() ? Status::ok() : status;
+}
+
+Status DeviceCopies::mark(Line& line) {
+  if (!line.is_unmarked) return Status::ok();
+  Ticket ticket;
+  Status status = device_->record(line.stream, ticket);
+  if (status.is_ok()) line.tickets.push_back(ticket);
+  // On a device that has failed nothing goes on.
+  line.is_unmarked = !status.is_ok() && device_->health().is_ok();
+  return status;
+}
+
 void DeviceCopies::look(Owners& gone) {
   std::array<TicketDone, 32> done;
   for (std::size_t count = done.size(); count == done.size();) {
     count = device_->poll(done);
     for (std::size_t i = 0; i < count; ++i) ended_.emplace(done[i].ticket, std::move(done[i].status));
   }
-  std::erase_if(rests_, [&](Rest& rest) {
-    static_cast<void>(take_ended(rest.tickets));
-    if (!rest.tickets.empty()) return false;
-    idle_streams_.push_back(rest.stream);
-    gone.insert(gone.end(), rest.owners.begin(), rest.owners.end());
-    return true;
-  });
+  std::vector<Line> rests = std::move(rests_);
+  rests_.clear();
+  for (Line& rest : rests) take_back(std::move(rest), gone);
 }
 
-Status DeviceCopies::take_ended(std::vector<Ticket>& tickets) {
-  Status status;
-  std::erase_if(tickets, [&](Ticket ticket) {
+bool DeviceCopies::has_ended(Line& line, Status& status) {
+  std::erase_if(line.tickets, [&](Ticket ticket) {
     const auto found = ended_.find(ticket);
     if (found == ended_.end()) return false;
-    if (status.is_ok()) status = std::move(found->second);
+    keep_first(status, std::move(found->second));
     ended_.erase(found);
     return true;
   });
-  return status;
+  if (Status marked = mark(line); !marked.is_ok() && !marked.is_again()) {
+    keep_first(status, std::move(marked));
+    return true;
+  }
+  return line.tickets.empty() && !line.is_unmarked;
+}
+
+void DeviceCopies::take_back(Line line, Owners& gone) {
+  Status status;
+  static_cast<void>(has_ended(line, status));
+  if (line.is_unmarked || !line.tickets.empty()) {
+    rests_.push_back(std::move(line));
+    return;
+  }
+  idle_streams_.push_back(line.stream);
+  gone.insert(gone.end(), line.owners.begin(), line.owners.end());
 }
 
 /// Pinned as long as it lives.

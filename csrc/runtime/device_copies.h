@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,19 @@ namespace herring::runtime {
 class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
  public:
   using Owners = std::vector<std::shared_ptr<void>>;
+  struct Copy {
+    std::span<std::byte> host;
+    DeviceSpan there;
+    bool is_to_host = false;
+    std::shared_ptr<void> owner;
+  };
+  /// What was submitted to a stream, and what it touches.
+  struct Line {
+    StreamHandle stream;
+    std::vector<Ticket> tickets;  ///< Under way.
+    bool is_unmarked = false;     ///< Some of it has no ticket.
+    Owners owners;
+  };
 
   explicit DeviceCopies(std::unique_ptr<Device> device) : device_(std::move(device)) {}
   DeviceCopies(const DeviceCopies&) = delete;
@@ -38,26 +52,24 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
     Queue& operator=(const Queue&) = delete;
 
     /// For libraries that make it wait for what they have submitted: the driver's handle.
-    std::uint64_t stream() const { return stream_.value; }
+    std::uint64_t stream() const { return line_.stream.value; }
     /// Whether what it waits for is being captured into a graph.
     Status is_capturing(bool& answer);
-    /// `owner`: of both memories.
+    /// `owner`: of both memories. Host memory that is not pinned makes the driver wait for all that the stream waits
+    /// for, with its lock and ours: such a copy begins when a look finds the stream empty.
     Status to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner);
-    Status to_device(DeviceSpan to, std::span<const std::byte> from, std::shared_ptr<void> owner);
+    Status to_device(DeviceSpan to, std::span<std::byte> from, std::shared_ptr<void> owner);
     /// Whether all copies have ended; `status`: how.
     bool has_ended(Status& status);
     /// Waits for it, no longer than that: false then.
     bool wait(Instant deadline, Status& status);
 
    private:
-    friend class DeviceCopies;
-    template <class Copy>
-    Status submit(std::shared_ptr<void> owner, const Copy& copy);
+    Status submit(Copy copy);
 
     const std::shared_ptr<DeviceCopies> device_;
-    StreamHandle stream_;
-    std::vector<Ticket> tickets_;  ///< Under way.
-    Owners owners_;
+    Line line_;
+    std::deque<Copy> later_;
     Status status_;
   };
 
@@ -66,26 +78,24 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
   void unpin(std::span<std::byte> memory);
 
  private:
-  /// A queue that is gone, whose copies are not.
-  struct Rest {
-    StreamHandle stream;
-    std::vector<Ticket> tickets;
-    Owners owners;
-  };
-
   // With the lock:
   StreamHandle take_stream();
+  Status start(Line& line, const Copy& copy);
+  /// A ticket for what has none. kAgain: too many are out; look, and try again.
+  Status mark(Line& line);
   /// Owners that `gone` gets may come here again: they go after the lock.
   void look(Owners& gone);
-  /// Takes those that have ended out of `tickets`; their status.
-  Status take_ended(std::vector<Ticket>& tickets);
+  /// Whether all of the line has ended; adds what went wrong to `status` where that is ok.
+  bool has_ended(Line& line, Status& status);
+  /// For other queues, when its copies have ended.
+  void take_back(Line line, Owners& gone);
 
   const ForkGuard guard_;
   std::mutex mutex_;  // guards all below; in a forked child somebody who is not there may have it
   std::unique_ptr<Device> device_;
   std::vector<StreamHandle> idle_streams_;
   std::map<Ticket, Status> ended_;  ///< Handed out by the device, and not taken yet.
-  std::vector<Rest> rests_;
+  std::vector<Line> rests_;         ///< Of queues that are gone, whose copies are not.
 };
 
 /// Host memory for arrays of GPUs: of the runtime's arena, where the ranks of a host read each other's without a copy,

@@ -357,9 +357,18 @@ Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t byte
   ENTER();
   return fake().gpu.copy(id(stream), to, id(from), bytes, true, false) ? kSuccess : kInvalidValue;
 }
+/// To memory that is not pinned the driver copies by way of its own: the call returns when the copy has ended.
 Result cuMemcpyDtoHAsync_v2(void* to, DevicePointer from, std::size_t bytes, Stream stream) {
-  ENTER();
-  return fake().gpu.copy(id(stream), id(to), from, bytes, false, true) ? kSuccess : kInvalidValue;
+  {
+    ENTER();
+    if (!fake().gpu.copy(id(stream), id(to), from, bytes, false, true)) return kInvalidValue;
+    if (fake().gpu.is_pinned(id(to), bytes)) return kSuccess;
+  }
+  while (true) {
+    ENTER();
+    if (fake().gpu.is_idle(id(stream))) return kSuccess;
+    fake().gpu.run_a_little(8);
+  }
 }
 Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, Stream stream) {
   ENTER();
@@ -402,6 +411,16 @@ Result cuLaunchKernel(Function function, unsigned blocks, unsigned, unsigned, un
 
 // For the tests.
 FakeGpu* herring_fake_gpu() { return &fake().gpu; }
+Result herring_fake_stall(Stream stream, int is_stalled) {
+  const std::lock_guard lock(fake().mutex);
+  is_stalled != 0 ? fake().gpu.stall(id(stream)) : fake().gpu.unstall(id(stream));
+  return kSuccess;
+}
+Result herring_fake_fail() {
+  const std::lock_guard lock(fake().mutex);
+  fake().gpu.fail();
+  return kSuccess;
+}
 int herring_fake_contexts() { return fake().contexts; }
 const char* herring_fake_misuse() { return fake().misuse.empty() ? "" : fake().misuse.front().c_str(); }
 }

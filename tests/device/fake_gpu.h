@@ -132,6 +132,7 @@ class FakeGpu final {
     streams_[++last_id_];
     return last_id_;
   }
+  bool is_idle(std::uint64_t stream) const { return streams_.at(stream).empty(); }
   bool has_stream(std::uint64_t stream) const { return streams_.contains(stream); }
   void destroy_stream(std::uint64_t stream) { streams_.erase(stream); }
 

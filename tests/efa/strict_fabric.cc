@@ -4,10 +4,12 @@
 // - a span that no registration covers, or one of another interface than its memory's;
 // - a message that has host memory and a device's, in one: EFA and verbs look at the first span to know what all are;
 // - memory of a device on an endpoint that was not told to do without CUDA and without the host;
-// - a device's registration that ends while a message uses it.
+// - a device's registration that ends while a message uses it;
+// - a post of a device's memory that a receive which was given up may still write to (strict_fabric_hold()).
 //
 // STRICT_FABRIC_LIBRARY: the real one. STRICT_FABRIC_LACKS: "hmem" (FI_HMEM is not offered), "p2p" (the card does not
-// reach a device), "register" (memory of a device is not registered), "options" (they have no such option).
+// reach a device), "register" (memory of a device is not registered), "options" (they have no such option), "cancel"
+// (a receive to a device's memory is never given back, as long as the endpoint lives).
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
@@ -92,6 +94,9 @@ struct Use {
   fid_ep* endpoint = nullptr;
   std::uint64_t bytes = 0;
   std::vector<const Region*> regions;
+  std::vector<iovec> spans = {};  // Of the device.
+  bool is_receive = false;
+  bool is_held = false;  // Nobody else may use its memory.
 };
 
 struct World {
@@ -106,6 +111,7 @@ struct World {
   std::map<fid_cq*, std::unique_ptr<Table<fi_ops_cq>>> queues;
   std::map<fid_ep*, Endpoint> endpoints;
   std::map<void*, Use> uses;  // By the post's context.
+  bool has_held = false;      // Some of them.
 };
 
 World& world() {
@@ -191,6 +197,18 @@ struct Spans {
   Use use;
 };
 
+bool is_held(const iovec& span) {
+  if (!world().has_held) return false;
+  const auto begin = reinterpret_cast<std::uint64_t>(span.iov_base);
+  return std::any_of(world().uses.begin(), world().uses.end(), [&](const auto& entry) {
+    return entry.second.is_held &&
+           std::any_of(entry.second.spans.begin(), entry.second.spans.end(), [&](const iovec& other) {
+             const auto start = reinterpret_cast<std::uint64_t>(other.iov_base);
+             return begin < start + other.iov_len && start < begin + span.iov_len;
+           });
+  });
+}
+
 int check(fid_ep* ep, const iovec* spans, void* const* descriptors, std::size_t count, Spans& checked) {
   const Endpoint& endpoint = world().endpoints.at(ep);
   checked.use.endpoint = ep;
@@ -207,6 +225,8 @@ int check(fid_ep* ep, const iovec* spans, void* const* descriptors, std::size_t 
     if (checked.real[i].iov_base == nullptr) return fault("a post of memory that the device does not have any more");
     checked.use.regions.push_back(region);
     checked.use.bytes += spans[i].iov_len;
+    checked.use.spans.push_back(spans[i]);
+    if (is_held(spans[i])) return fault("memory that a receive which was given up may still write to was used again");
   }
   if (on_device > 0 && on_device < count) return fault("host memory and a device's in one message");
   if (on_device > 0 && !lacks("options") && (endpoint.may_copy || endpoint.may_call_cuda)) {
@@ -216,10 +236,11 @@ int check(fid_ep* ep, const iovec* spans, void* const* descriptors, std::size_t 
 }
 
 template <class Message, class Call>
-ssize_t post(fid_ep* ep, const Message* message, const Call& call) {
+ssize_t post(fid_ep* ep, const Message* message, bool is_receive, const Call& call) {
   LOCKED;
   Spans spans;
   if (const int result = check(ep, message->msg_iov, message->desc, message->iov_count, spans)) return result;
+  spans.use.is_receive = is_receive;
   Message real = *message;
   real.msg_iov = spans.real.data();
   real.desc = nullptr;
@@ -236,22 +257,29 @@ ssize_t post(fid_ep* ep, const Message* message, const Call& call) {
 }
 
 ssize_t send_message(fid_ep* ep, const fi_msg* message, std::uint64_t flags) {
-  return post(ep, message,
+  return post(ep, message, false,
               [&](const fi_msg* real) { return world().endpoints.at(ep).msg->original->sendmsg(ep, real, flags); });
 }
 ssize_t receive_message(fid_ep* ep, const fi_msg* message, std::uint64_t flags) {
-  return post(ep, message,
+  return post(ep, message, true,
               [&](const fi_msg* real) { return world().endpoints.at(ep).msg->original->recvmsg(ep, real, flags); });
 }
 ssize_t send_tagged(fid_ep* ep, const fi_msg_tagged* message, std::uint64_t flags) {
-  return post(ep, message, [&](const fi_msg_tagged* real) {
+  return post(ep, message, false, [&](const fi_msg_tagged* real) {
     return world().endpoints.at(ep).tagged->original->sendmsg(ep, real, flags);
   });
 }
 ssize_t receive_tagged(fid_ep* ep, const fi_msg_tagged* message, std::uint64_t flags) {
-  return post(ep, message, [&](const fi_msg_tagged* real) {
+  return post(ep, message, true, [&](const fi_msg_tagged* real) {
     return world().endpoints.at(ep).tagged->original->recvmsg(ep, real, flags);
   });
+}
+
+ssize_t cancel(fid* object, void* context) {
+  LOCKED;
+  const auto use = world().uses.find(context);
+  if (lacks("cancel") && use != world().uses.end() && use->second.is_receive) return 0;
+  return world().endpoints.at(reinterpret_cast<fid_ep*>(object)).ep->original->cancel(object, context);
 }
 
 ssize_t read_queue(fid_cq* queue, void* buffer, std::size_t count) {
@@ -310,6 +338,7 @@ int open_endpoint(fid_domain* domain, fi_info* info, fid_ep** opened, void* cont
   endpoint.fid->ops()->close = &close_endpoint;
   endpoint.ep = std::make_unique<Table<fi_ops_ep>>(ep->ops);
   endpoint.ep->ops()->setopt = &set_option;
+  endpoint.ep->ops()->cancel = &cancel;
   endpoint.msg = std::make_unique<Table<fi_ops_msg>>(ep->msg);
   endpoint.msg->ops()->sendmsg = &send_message;
   endpoint.msg->ops()->recvmsg = &receive_message;
@@ -411,6 +440,19 @@ __attribute__((visibility("default"))) void strict_fabric_forget() {
 __attribute__((visibility("default"))) std::uint64_t strict_fabric_device_bytes() {
   LOCKED;
   return world().device_bytes;
+}
+/// Receives to a device's memory that have not ended.
+__attribute__((visibility("default"))) std::uint64_t strict_fabric_receives() {
+  LOCKED;
+  const auto& uses = world().uses;
+  return std::count_if(uses.begin(), uses.end(), [](const auto& entry) { return entry.second.is_receive; });
+}
+/// Nobody may use the memory of those from now on; how many they are.
+__attribute__((visibility("default"))) std::uint64_t strict_fabric_hold() {
+  LOCKED;
+  world().has_held = true;
+  for (auto& [context, use] : world().uses) use.is_held = use.is_receive;
+  return strict_fabric_receives();
 }
 /// Posts of a device's memory that have not ended.
 __attribute__((visibility("default"))) std::uint64_t strict_fabric_uses() {

@@ -40,9 +40,11 @@ inline constexpr std::uint8_t kSetupGrace = 32;
 /// The lane is in worker 0's process: announces may go in one hop.
 inline constexpr std::uint8_t kSetupNear = 64;
 
-/// kind of an announce: low two bits the collective, bit 2 eager, bit 3 no share in this lane, bits 4 to 6 the size.
+/// kind of an announce: low two bits the collective, bit 2 eager, bit 3 no share in this lane, bits 4 to 6 the size,
+/// bit 7 apart: the worker's memory is a device's. In fuzz_worker_engine bit 7 is of an operation's kind, too.
 inline constexpr std::uint8_t kKindEager = 4;
 inline constexpr std::uint8_t kKindNoShare = 8;
+inline constexpr std::uint8_t kKindApart = 128;
 
 /// A mutation is a count and then so many (position, value): byte `position` of header and body, XOR `value`.
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -151,6 +152,8 @@ class Harness {
 
   void deliver(const wire::Header& header, const std::vector<std::byte>& bytes) {
     const Token token{next_body_++};
+    const bool is_announce = header.type == wire::MessageType::kAnnounce;
+    if (is_announce && (header.flags & wire::kFlagApart) != 0) apart_.insert(header.sender);
     std::vector<std::byte>& body = bodies_[token.value];
     body = bytes;
     if (!engine_.on_control(now_, header, body, token)) bodies_.erase(token.value);
@@ -186,6 +189,7 @@ class Harness {
     }
     if ((setup_ & kSetupFailover) != 0) add_failover(message, body, share);
     if ((setup_ & kSetupNear) != 0 && (key & 8u) != 0) message.header.flags |= wire::kFlagOneHop;
+    if ((kind & kKindApart) != 0) message.header.flags |= wire::kFlagApart;
     message.header.payload_bytes = static_cast<std::uint32_t>(message.body.size());
     announces_[message.header.tag] = {sender, body};
     last_announce_[sender] = message;
@@ -412,6 +416,7 @@ class Harness {
     HERRING_REQUIRE(send.to.value < workers_);
     HERRING_REQUIRE(send.header.payload_bytes == send.body.size() + send.payload.size());
     HERRING_REQUIRE(send.header.job_id == 77 && send.header.sender == workers_);
+    check_apart(send.is_apart, send.to.value, send.header.tag, send.payload);
     touch(send.payload);
     for (const auto& [token, receive] : receives_) HERRING_REQUIRE(!overlap(receive.payload, send.payload));
     if (send.header.type == wire::MessageType::kGrant) remember(send);
@@ -434,7 +439,14 @@ class Harness {
     }
   }
 
+  /// In two messages goes data alone, of workers that have asked for it, by tags that have room for the second one.
+  void check_apart(bool is_apart, std::uint32_t worker, std::uint64_t tag, std::span<const std::byte> payload) const {
+    if (!is_apart) return;
+    HERRING_REQUIRE(apart_.contains(worker) && !payload.empty() && tag < wire::kApartTag);
+  }
+
   void carry_out(const PostReceiveAction& receive) {
+    check_apart(receive.is_apart, receive.from.value, receive.tag.value, receive.payload);
     HERRING_REQUIRE(receive.tag.value >> 63 == 0 && receive.tag.value != 0);
     HERRING_REQUIRE(receive.payload.data() >= slots_.data());
     HERRING_REQUIRE(receive.payload.data() + receive.payload.size() <= slots_.data() + slots_.size());
@@ -529,6 +541,7 @@ class Harness {
   std::uint64_t next_tag_ = 1;
   int flooded_ = 0;
   std::map<std::uint64_t, std::pair<std::uint32_t, wire::Announce>> announces_;  // By tag.
+  std::set<std::uint32_t> apart_;                                                // Workers that said so.
   std::map<std::uint64_t, Grant> grants_;                                        // By tag.
   std::vector<wire::Header> pulls_;                                              // Grants to answer with Ready.
   std::map<std::uint64_t, PostReceiveAction> receives_;                          // By token.

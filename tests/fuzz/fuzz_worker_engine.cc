@@ -136,6 +136,11 @@ class Harness {
     operation.timeout = std::chrono::seconds(5);
     auto& memory = memory_[key] = std::make_unique<std::vector<std::byte>>(size, std::byte{2});
     operation.memory = *memory;
+    if ((kind & kKindApart) != 0) {
+      operation.is_on_device = true;
+      auto& results = results_[key] = std::make_unique<std::vector<std::byte>>(setup_.failover ? size : 0);
+      operation.results = *results;
+    }
     operations_[key] = operation;
     engine_.submit(now_, operation);
   }
@@ -243,12 +248,31 @@ class Harness {
     engine_.on_peer_lost(now_, peer, "it was stopped");
   }
 
+  /// A lost lane may still write to them, and nobody else.
+  void end_results(const OpKey& key) {
+    auto ended = results_.extract(key);
+    if (ended.empty()) return;
+    for (const auto& [token, receive] : receives_) {
+      HERRING_REQUIRE(lost_.contains(receive.from) || !overlap(receive.payload, *ended.mapped()));
+    }
+    if (!lost_.empty()) abandoned_.push_back(std::move(ended.mapped()));
+  }
+
+  /// The host reads and writes nothing of a device, and what goes there or comes from there goes apart.
+  bool is_on_device(std::span<const std::byte> memory) const {
+    return std::ranges::any_of(operations_, [memory](const auto& entry) {
+      const Operation& operation = entry.second;
+      return operation.is_on_device && (overlap(memory, operation.memory) || overlap(memory, operation.results));
+    });
+  }
+
   void carry_out() {
     Actions actions;
     engine_.take_actions(actions);
     for (Action& action : actions) {
       if (auto* send = std::get_if<SendAction>(&action)) {
         if (!lost_.contains(send->to)) touch(send->payload);
+        HERRING_REQUIRE(lost_.contains(send->to) || send->is_apart == is_on_device(send->payload));
         if (send->header.type == wire::MessageType::kAnnounce) announced_.emplace_back(send->to, send->header);
         sends_.push_back(std::move(*send));
       } else if (auto* post = std::get_if<PostReceiveAction>(&action)) {
@@ -256,16 +280,19 @@ class Harness {
           const bool is_abandoned = setup_.failover && !lost_.empty();
           HERRING_REQUIRE(is_abandoned || !overlap(post->payload, other.payload));
         }
+        HERRING_REQUIRE(post->is_apart == is_on_device(post->payload));
         receives_.emplace(post->token.value, *post);
       } else if (auto* cancel = std::get_if<CancelReceiveAction>(&action)) {
         withdrawn_.add(cancel->token, receives_);
       } else if (auto* copy = std::get_if<CopyAction>(&action)) {
         HERRING_REQUIRE(copy->from.size() == copy->to.size());
+        HERRING_REQUIRE(!is_on_device(copy->from) && !is_on_device(copy->to));
         std::copy(copy->from.begin(), copy->from.end(), copy->to.begin());
       } else if (auto* complete = std::get_if<CompleteAction>(&action)) {
         // The memory goes with it: the sanitizer finds whoever touches it later.
         HERRING_REQUIRE(memory_.erase(complete->key) == 1);
         HERRING_REQUIRE(operations_.erase(complete->key) == 1);
+        end_results(complete->key);
       } else {
         HERRING_REQUIRE(false);  // It asks for no reduction.
       }
@@ -300,6 +327,8 @@ class Harness {
   std::vector<std::byte> bounce_;
   Instant now_{std::chrono::hours(1)};
   std::map<OpKey, std::unique_ptr<std::vector<std::byte>>> memory_;
+  std::map<OpKey, std::unique_ptr<std::vector<std::byte>>> results_;  // Of operations on a device.
+  std::vector<std::unique_ptr<std::vector<std::byte>>> abandoned_;
   std::map<OpKey, Operation> operations_;
   Engine engine_;
   std::map<OpKey, std::uint64_t> uses_;

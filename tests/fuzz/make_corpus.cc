@@ -137,6 +137,15 @@ void add_failover_programs(const Corpus& corpus) {
   settled.insert(settled.end(), {op(Step::kTick), 1, op(Step::kSettle)});
   corpus.add("server_engine", "failover_settled", settled);
 
+  // One of them has its data in a device, also where its server was lost.
+  for (const std::uint8_t share : {0x00, 0x20}) {
+    Bytes apart = {1 | kSetupFailover};
+    moves(apart, 0, kKindApart, share);
+    announce(apart, 1, 0x00);
+    apart.insert(apart.end(), {op(Step::kReady), 0, 0, op(Step::kSettle), op(Step::kReceipt), 0, 0, 1, 0});
+    corpus.add("server_engine", "failover_apart_" + std::to_string(share), apart);
+  }
+
   // The first worker has one of two chunks of the result.
   Bytes moved = {1 | kSetupFailover};
   moves(moved, 0, 0x00, 0x20);
@@ -168,6 +177,11 @@ void add_programs(const Corpus& corpus) {
   announce(eager, 1, kKindEager);
   eager.push_back(op(Step::kSettle));
   corpus.add("server_engine", "eager", eager);
+
+  Bytes apart = {2};
+  for (const std::uint8_t worker : {0, 1, 2}) announce(apart, worker, worker == 1 ? 0 : kKindApart);
+  apart.push_back(op(Step::kSettle));
+  corpus.add("server_engine", "apart", apart);
 
   Bytes mismatch = {1};
   announce(mismatch, 0, 0x00);
@@ -311,7 +325,7 @@ void add_messages(const Corpus& corpus) {
 void add_workers(const Corpus& corpus) {
   const auto step = [](WorkerStep what) { return static_cast<std::uint8_t>(what); };
   for (const std::uint8_t setup : {0, 1, 2, 1 | kSetupFailover, 2 | kSetupFailover | kSetupRetain}) {
-    for (const std::uint8_t kind : {0, 1, 2, 3, 16}) {
+    for (const std::uint8_t kind : {0, 1, 2, 3, 16, +kKindApart, kKindApart | 16}) {
       Bytes program = {setup, step(WorkerStep::kSubmit), 1, kind, 6};
       for (std::uint8_t i = 0; i < 3; ++i) {
         program.insert(program.end(), {step(WorkerStep::kControl), i, 0, 0, 2, 0, step(WorkerStep::kSent), 0});

@@ -157,6 +157,27 @@ def job(new_job: Callable[[], Job]) -> Job:
     return new_job()
 
 
+def fake_driver(folder: Path, name: str) -> dict[str, str]:
+    """What a process needs to see a fake driver of GPUs: that of `libNAME.so`."""
+    built = sorted(Path(__file__).parents[2].glob(f"build/temp.*/cmake/tests/lib{name}.so"))
+    assert built, "the fake driver is not built: make build-tests"
+    (folder / "libcuda.so.1").symlink_to(built[-1])
+    path = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": f"{folder}:{path}" if path else str(folder)}
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> dict[str, str]:
+    """What a process needs to see one fake GPU."""
+    return fake_driver(tmp_path, "fake_cuda")
+
+
+@pytest.fixture
+def three_gpus(tmp_path: Path) -> dict[str, str]:
+    """The same for three."""
+    return fake_driver(tmp_path, "fake_cuda_three")
+
+
 @pytest.fixture
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as if no launcher had started it."""

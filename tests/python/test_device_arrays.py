@@ -4,24 +4,13 @@ does, with ranks that have no GPU, and errors."""
 import gc
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import herring
 
-BUILT = sorted(Path(__file__).parents[2].glob("build/temp.*/cmake/tests/libfake_cuda.so"))
 COUNT = 50_000  # of float32, more than stays out of pinned memory
-
-
-@pytest.fixture
-def gpus(tmp_path):
-    """What a process needs to see the fake driver."""
-    assert BUILT, "the fake driver is not built: make build-tests"
-    (tmp_path / "libcuda.so.1").symlink_to(BUILT[-1])
-    path = os.environ.get("LD_LIBRARY_PATH")
-    return {"LD_LIBRARY_PATH": f"{tmp_path}:{path}" if path else str(tmp_path)}
 
 
 def values(rank, dtype, shape):

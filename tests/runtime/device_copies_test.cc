@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "device/fake_device.h"
@@ -53,6 +54,7 @@ TEST_F(DeviceCopiesTest, BytesGoAndComeBack) {
 }
 
 TEST_F(DeviceCopiesTest, WhatACopyTouchesIsKeptUntilItEndsAlsoWhereNobodyWaits) {
+  ASSERT_TRUE(copies_->pin(host_).is_ok());
   const auto owner = std::make_shared<int>();
   std::uint64_t stream = 0;
   {
@@ -100,6 +102,85 @@ TEST_F(DeviceCopiesTest, ADeviceThatFailsEndsAllCopies) {
   EXPECT_NE(status.message().find("illegal address"), std::string::npos) << status.message();
   EXPECT_FALSE(queue.to_host(host_, array_, nullptr).is_ok());
   EXPECT_THROW(DeviceCopies::Queue{copies_}, Error);
+}
+
+TEST_F(DeviceCopiesTest, ACopyToMemoryThatIsNotPinnedBeginsWhenNothingIsBeforeIt) {
+  // The driver would wait in the call, for a kernel that may never end, and nobody else could use the device.
+  const auto owner = std::make_shared<int>();
+  DeviceCopies::Queue queue(copies_);
+  gpu_.stall(queue.stream());
+  const std::uint64_t kernel = gpu_.create_event();
+  gpu_.record(kernel, queue.stream());
+  ASSERT_TRUE(queue.to_host(host_, array_, owner).is_ok());
+  Status status;
+  EXPECT_FALSE(queue.wait(in(2ms), status));
+  EXPECT_EQ(gpu_.waiting(), 2u) << "the kernel and a mark; no copy";
+  gpu_.unstall(queue.stream());
+  ASSERT_TRUE(queue.wait(in(10s), status));
+  EXPECT_TRUE(status.is_ok());
+  for (std::size_t i = 0; i < kBytes; ++i) ASSERT_EQ(host_[i], static_cast<std::byte>(i)) << i;
+  EXPECT_EQ(owner.use_count(), 1);
+  // Who does not wait for it gets nothing, and leaves nothing behind.
+  gpu_.stall(queue.stream());
+  { ASSERT_TRUE(DeviceCopies::Queue(copies_).to_device(array_, host_, owner).is_ok()); }
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST_F(DeviceCopiesTest, MoreCopiesThanTheDeviceHasTicketsWaitInTurn) {
+  ASSERT_TRUE(copies_->pin(host_).is_ok());
+  const auto owner = std::make_shared<int>();
+  constexpr std::size_t kCopies = 3 * FakeDevice::kMostTickets;
+  const std::size_t piece = kBytes / kCopies;
+  std::vector<std::unique_ptr<DeviceCopies::Queue>> queues;
+  for (std::size_t i = 0; i < kCopies; ++i) {
+    queues.push_back(std::make_unique<DeviceCopies::Queue>(copies_));
+    gpu_.stall(queues[i]->stream());
+    const auto to = std::span(host_).subspan(i * piece, piece);
+    ASSERT_TRUE(queues[i]->to_host(to, array_.subspan(i * piece, piece), owner).is_ok());
+  }
+  Status status;
+  EXPECT_FALSE(queues.back()->wait(in(2ms), status)) << "a kernel that does not end is no hang";
+  for (const auto& queue : queues) gpu_.unstall(queue->stream());
+  queues.front().reset();
+  queues.pop_back();  // Without a ticket so far.
+  for (std::size_t i = 1; i < queues.size(); ++i) ASSERT_TRUE(queues[i]->wait(in(10s), status)) << i;
+  for (int i = 0; i < 10'000 && owner.use_count() > 1; ++i) EXPECT_TRUE(queues[1]->has_ended(status));
+  EXPECT_EQ(owner.use_count(), 1);
+  for (std::size_t i = 0; i < kCopies * piece; ++i) ASSERT_EQ(host_[i], static_cast<std::byte>(i)) << i;
+}
+
+TEST_F(DeviceCopiesTest, AForkedChildIsRefusedAlsoWhereAThreadHadTheLock) {
+  DeviceCopies::Queue queue(copies_);
+  ASSERT_TRUE(queue.to_host(host_, array_, nullptr).is_ok());
+  std::atomic<bool> is_over = false;
+  std::thread other([&] {
+    DeviceCopies::Queue mine(copies_);
+    for (Status status; !is_over;) EXPECT_TRUE(mine.has_ended(status));
+  });
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(10);
+      Status status;
+      bool is_capturing = false;
+      const bool are_refused = queue.has_ended(status) && !status.is_ok() && !copies_->pin(host_).is_ok() &&
+                               !queue.to_host(host_, array_, nullptr).is_ok() &&
+                               !queue.is_capturing(is_capturing).is_ok();
+      try {
+        DeviceCopies::Queue another(copies_);
+      } catch (const Error& error) {
+        _exit(are_refused && error.status().message().find("fork") != std::string::npos ? 0 : 1);
+      }
+      _exit(2);
+    }
+    int how = -1;
+    ASSERT_EQ(waitpid(child, &how, 0), child);
+    EXPECT_EQ(how, 0);
+  }
+  is_over = true;
+  other.join();
+  Status status;
+  EXPECT_TRUE(queue.wait(in(10s), status));
 }
 
 TEST_F(DeviceCopiesTest, AForkedChildLeavesTheDeviceAlone) {

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import strict_fabric
@@ -20,6 +20,7 @@ from cases_accelerator import _late, _train
 from common import data, expect_error, same_everywhere, world
 
 ELEMENTS = 300_007  # More than travels in an announce, no multiple of anything, and of several chunks.
+MEDIUM = 4_000_001
 LARGE = 9_000_001  # Several parts.
 
 
@@ -196,12 +197,12 @@ def a_rank_is_killed() -> None:
     print(f"rank {rank}: all is well", flush=True)
 
 
-def _end_server(number: int) -> None:
+def _end_server(number: int, how: int = signal.SIGKILL) -> None:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
             if b"server" in words and b"--rank" in words and words[words.index(b"--rank") + 1] == str(number).encode():
-                os.kill(int(process.name), signal.SIGKILL)
+                os.kill(int(process.name), how)
 
 
 def a_server_dies() -> None:
@@ -231,21 +232,73 @@ def a_server_dies() -> None:
         works.clear()
 
 
-def impossible(*why: str) -> None:
-    """With "on" an error that says why; with "auto" as without it, and a warning that says why, once."""
+def a_server_dies_and_the_card_goes_on() -> None:
+    """Receives that were posted for it stay with the card: no later tensor may have that memory."""
+    with job() as one:
+        inputs = [data(one.rank, (MEDIUM,), torch.float32, seed) for seed in range(2)]
+        wanted = [tensor.clone() for tensor in inputs]
+        for tensor in wanted:
+            dist.all_reduce(tensor)
+
+        def reduce_all(what: str, meanwhile: Callable[[], bool]) -> bool:
+            there = [tensor.to(DEVICE) for tensor in inputs]
+            with one.direct():
+                works = [dist.all_reduce(tensor, async_op=True) for tensor in there]
+                answer = meanwhile()
+                for work in works:
+                    work.wait()
+            for mine, theirs in zip(wanted, there, strict=True):
+                same_bits(mine, theirs, what)
+            return answer
+
+        def end_in_the_middle() -> bool:
+            """With receives that it alone can end."""
+            if one.rank != 0:
+                return False
+            enough = one.fabric.strict_fabric_device_bytes() + 4 * MEDIUM // 2
+            while one.fabric.strict_fabric_device_bytes() < enough:
+                pass
+            _end_server(1, signal.SIGSTOP)
+            time.sleep(0.3)
+            is_good = one.fabric.strict_fabric_receives() > 0
+            _end_server(1, signal.SIGKILL if is_good else signal.SIGCONT)
+            return is_good
+
+        for _ in range(10):
+            is_lost = torch.tensor([int(reduce_all("a server was lost", end_in_the_middle))])
+            dist.all_reduce(is_lost)
+            if is_lost.item():
+                break
+        held = one.fabric.strict_fabric_hold()
+        assert held > 0 or one.rank != 0, "nothing was posted for the server: this tries nothing"
+        for _ in range(2):
+            reduce_all("after it", lambda: False)
+
+
+def impossible(*why: str, takes_part: bool = False) -> None:
+    """With "on" an error that says why; with "auto" as without it, and a warning that says why, once. `takes_part`: for
+    ranks with "auto", with a tensor on the CPU after the error."""
+    mode = os.environ["HERRING_GPUDIRECT"]
     gpu = load()
     strict_fabric.load(gpu)
     with world(seconds=60) as (rank, size):
         for _ in range(2):
             x = torch.full((ELEMENTS,), float(rank)).to(DEVICE)
-            if os.environ["HERRING_GPUDIRECT"] == "on":
+            if mode == "on":
                 with expect_error(RuntimeError, "HERRING_GPUDIRECT=on", *why):
                     dist.all_reduce(x)
-            else:
+                x = x.cpu()
+            if mode == "auto" or takes_part:
                 dist.all_reduce(x)
                 assert x.cpu().unique().tolist() == [float(sum(range(size)))]
         gpu.fake_run_all()
     print(f"rank {rank}: all is well", flush=True)
+
+
+def impossible_both_ways(*why: str) -> None:
+    """Each rank decides for itself."""
+    os.environ["HERRING_GPUDIRECT"] = "on" if os.environ["RANK"] == "0" else "auto"
+    impossible(*why, takes_part=True)
 
 
 if __name__ == "__main__":

@@ -53,5 +53,7 @@ def load(gpu: ctypes.CDLL) -> ctypes.CDLL:
     library.strict_fabric_fault.restype = ctypes.c_char_p
     library.strict_fabric_device_bytes.restype = ctypes.c_uint64
     library.strict_fabric_uses.restype = ctypes.c_uint64
+    library.strict_fabric_receives.restype = ctypes.c_uint64
+    library.strict_fabric_hold.restype = ctypes.c_uint64
     library.strict_fabric_reach(gpu.fake_alias)
     return library

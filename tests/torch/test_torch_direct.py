@@ -37,6 +37,15 @@ def run(case: str, settings: dict[str, str], *, workers: int = 2, servers: int =
     )  # fmt: skip
 
 
+def run_here(case: str, settings: dict[str, str], *options: str, arguments=()):
+    """Two ranks, and servers where `options` say so, all on this host."""
+    program = [sys.executable, str(HERE / "cases_direct.py"), case, *arguments]
+    return subprocess.run(
+        [sys.executable, "-m", "herring._launch", "-np", "2", *options, "--", *program],
+        env=clean_environment(settings), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
 def expect_well(done, ranks: int) -> None:
     assert done.stdout.count("all is well") == ranks, done.stdout[-4000:] + done.stderr[-8000:]
 
@@ -71,6 +80,11 @@ def test_a_server_that_dies_costs_no_bit(cards: dict[str, str]) -> None:
     expect_well(done, 2)
 
 
+def test_memory_that_a_lost_server_may_still_write_to_is_not_used_again(cards: dict[str, str]) -> None:
+    settings = {"HERRING_DEAD_AFTER_S": "2", "STRICT_FABRIC_LACKS": "cancel"}
+    expect_well(run("a_server_dies_and_the_card_goes_on", {**cards, **settings}, servers=3), 2)
+
+
 REASONS = {
     "embedded": ({}, {"servers": 0}, "embedded in workers"),
     "fewer servers": ({}, {"servers": 1}, "Start at least as many server hosts as worker hosts"),
@@ -96,3 +110,31 @@ def test_where_it_cannot_be(cards: dict[str, str], name: str, mode: str) -> None
         said = [line for line in done.stderr.splitlines() if "without GPUDirect" in line]
         assert len(said) == ranks, done.stderr
         assert all(why in line for line in said)
+
+
+ONE_HOST = {
+    "a server on this host": ({"HERRING_INTRA_NODE": "off"}, ["--servers", "2"], "runs on the host of rank"),
+    "elastic": ({}, ["--elastic"], "the job is elastic: its ranks keep operations in host memory"),
+}
+
+
+def expect_an_error_and_a_warning(done, why: str) -> None:
+    """Of rank 0 and rank 1, which know it by themselves."""
+    expect_well(done, 2)
+    said = [line for line in done.stderr.splitlines() if "without GPUDirect" in line]
+    assert len(said) == 1, done.stderr
+    assert "rank 1 in process group" in said[0]
+    assert why in said[0]
+
+
+def test_where_it_cannot_be_with_backup_workers(cards: dict[str, str]) -> None:
+    why = "HERRING_BACKUP_WORKERS is not 0"
+    done = run("impossible_both_ways", {**cards, "HERRING_BACKUP_WORKERS": "1"}, arguments=[why])
+    expect_an_error_and_a_warning(done, why)
+
+
+@pytest.mark.parametrize("name", ONE_HOST)
+def test_where_it_cannot_be_on_one_host(cards: dict[str, str], name: str) -> None:
+    settings, options, why = ONE_HOST[name]
+    done = run_here("impossible_both_ways", {**cards, **settings}, *options, arguments=[why])
+    expect_an_error_and_a_warning(done, why)
