@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <tuple>
 
 #include "runtime/peer_group.h"
@@ -281,6 +282,21 @@ TEST(LibraryGroup, WhatTheLibrarySaysWhileItsKernelWaitsIsHeard) {
     member.finish(false);
     EXPECT_NE(member.end(1).message().find("a link is broken"), std::string::npos) << member.end(1).message();
     member.close();
+  }));
+}
+
+TEST(LibraryGroup, TheMemoryIsThereUntilTheOthersHaveComeToTheirEnd) {
+  expect_no_errors(run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 50);
+    member.submit(descriptor, member.values(descriptor, 1));
+    member.finish();
+    const Instant begun = std::chrono::steady_clock::now();
+    if (runtime.rank() == 1) std::this_thread::sleep_for(300ms);
+    member.close();
+    EXPECT_GT(std::chrono::steady_clock::now() - begun, 200ms);
   }));
 }
 
