@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -112,6 +113,9 @@ class Device {
 
   /// Not ok from the first failure on that the device does not recover from; every submission then returns it.
   virtual const Status& health() const = 0;
+
+  /// The calling thread's current device, for libraries that go by it, while the result lives. Any thread.
+  virtual std::shared_ptr<void> make_current() { return nullptr; }
 
   /// Whether the stream is being captured into a graph, where nothing of ours may be put on it.
   virtual Status is_capturing(ForeignStream stream, bool& answer) = 0;

@@ -34,11 +34,11 @@ class DeviceCollectives {
   virtual Status all_gather(StreamHandle stream, DeviceSpan to, DeviceSpan from) = 0;
 
   /// What is under way on the device ends, whatever the others do, and its results are of no use. Nothing can be asked
-  /// for any more.
+  /// for any more. May wait for kernels of other communicators on the device.
   virtual void abort() = 0;
   /// All that was asked for has ended. Waits until the other members have come to this as well, so that they have read
-  /// what they need of this one's memory; at the deadline as
-  /// abort(). After abort(): nothing.
+  /// what they need of this one's memory; at the deadline as abort(). The library may wait for them longer. After
+  /// abort(): nothing.
   virtual void close(Instant deadline) = 0;
 };
 

@@ -228,6 +228,8 @@ Status CudaDevice::record(StreamHandle stream, Ticket& ticket) {
   return status;
 }
 
+std::shared_ptr<void> CudaDevice::make_current() { return std::make_shared<Current>(*this); }
+
 std::size_t CudaDevice::poll(std::span<TicketDone> done) {
   std::size_t count = 0;
   if (tickets_ == 0) return 0;

@@ -44,6 +44,7 @@ class CudaDevice final : public Device {
   Status record(StreamHandle stream, Ticket& ticket) override;
   std::size_t poll(std::span<TicketDone> done) override;
   const Status& health() const override { return health_; }
+  std::shared_ptr<void> make_current() override;
   Status is_capturing(ForeignStream stream, bool& answer) override;
   PointerKind kind_of(std::uint64_t address) override;
 

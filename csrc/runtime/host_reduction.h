@@ -32,6 +32,8 @@ class HostReduction {
     std::uint32_t blocks = 8;
     StreamHandle back;  ///< For sums and what writes tensors.
     Duration timeout{};
+    /// While ranks come together: not Ok where one of them is gone. Asked again and again.
+    std::function<Status()> are_others_there;
     std::shared_ptr<DeviceCollectivesLibrary> library;
   };
 
@@ -56,10 +58,16 @@ class HostReduction {
   virtual Status begin(Step step, const staging::Piece& piece, const OpDescriptor& descriptor, DeviceSpan tensor) = 0;
   virtual Status poll(Step step, const staging::Piece& piece, DeviceSpan tensor) = 0;
 
-  /// Steps that are on the device end, whatever the other ranks do.
+  /// What goes wrong while steps are on the device, and no call says.
+  virtual Status health() = 0;
+
+  /// Steps that are on the device begin to end, whatever the other ranks do.
   virtual void abort() = 0;
-  /// Nothing of it is under way. Gives the memory back, by then at the latest.
-  virtual void release(Instant deadline) = 0;
+  /// After abort(): no step comes to the device any more.
+  virtual bool has_aborted() const = 0;
+  /// Nothing of it is under way. Gives the memory back. False where that cannot be soon after the deadline: somebody
+  /// still uses the device, which is to be kept with this.
+  virtual bool release(Instant deadline) = 0;
 };
 
 /// By Herring's kernel, in the servers' fixed tree: each rank reads the others' memory.

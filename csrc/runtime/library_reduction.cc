@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -16,6 +19,40 @@ namespace {
 
 using staging::Piece;
 using staging::PieceRange;
+
+/// A communicator's end, on a thread of its own. The library frees memory of the device there, for which that waits for
+/// kernels of all other communicators on it: they may be about to be ended by the thread that calls here.
+class Ending final {
+ public:
+  Ending(Device& device, std::shared_ptr<DeviceCollectives> communicator, std::function<void(DeviceCollectives&)> call)
+      : is_over_(std::make_shared<std::atomic<bool>>(false)) {
+    const auto run = [&device, communicator = std::move(communicator), call = std::move(call), is_over = is_over_] {
+      {
+        const std::shared_ptr<void> current = device.make_current();
+        call(*communicator);
+      }
+      *is_over = true;
+    };
+    try {
+      thread_ = std::thread(run);
+    } catch (const std::system_error&) {
+      run();
+    }
+  }
+  /// Where it is not over the thread goes on, and uses the device.
+  ~Ending() {
+    if (!thread_.joinable()) return;
+    is_over() ? thread_.join() : thread_.detach();
+  }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+
+  bool is_over() const { return *is_over_; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> is_over_;
+  std::thread thread_;
+};
 
 /// Slots of this rank alone, and collectives of a library: a communicator and a stream for each lane, as ranks come to
 /// the steps of one lane at another time than to those of the other.
@@ -66,26 +103,50 @@ class LibraryReduction final : public HostReduction {
     return step == Step::kGather ? then_copy(status, piece, tensor) : status;
   }
 
-  void abort() override {
-    for (Lane& lane : lanes_) {
-      if (lane.communicator) lane.communicator->abort();
+  Status health() override {
+    for (const Lane& lane : lanes_) {
+      if (!lane.communicator || lane.ending) continue;
+      if (Status status = lane.communicator->poll(); !status.is_ok() && !status.is_again()) return status;
     }
+    return Status::ok();
   }
 
-  void release(Instant deadline) override {
+  void abort() override {
+    is_aborting_ = true;
+    end_by([](DeviceCollectives& communicator) { communicator.abort(); });
+  }
+  bool has_aborted() const override { return is_aborting_ && are_endings_over(); }
+
+  bool release(Instant deadline) override {
     if (!is_open_) abort();  // Nobody else comes to an end that nobody waits for.
-    for (Lane& lane : lanes_) {
-      if (lane.communicator) lane.communicator->close(deadline);
+    end_by([deadline](DeviceCollectives& communicator) { communicator.close(deadline); });
+    while (!are_endings_over()) {
+      if (std::chrono::steady_clock::now() > deadline + kToAbort) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     if (!memory_.empty()) static_cast<void>(device_.release(memory_));
+    return true;
   }
 
  private:
   struct Lane {
     StreamHandle stream;
-    std::unique_ptr<DeviceCollectives> communicator;
+    std::shared_ptr<DeviceCollectives> communicator;
+    std::unique_ptr<Ending> ending;  ///< Nothing else is asked of the communicator any more.
   };
+  static constexpr std::chrono::seconds kToAbort{1};
   static constexpr const char* kConnect = "cannot connect to the other ranks of its host with NCCL";
+
+  /// All at once: each may wait for the others.
+  void end_by(const std::function<void(DeviceCollectives&)>& call) {
+    for (Lane& lane : lanes_) {
+      if (lane.communicator && !lane.ending) lane.ending = std::make_unique<Ending>(device_, lane.communicator, call);
+    }
+  }
+
+  bool are_endings_over() const {
+    return std::ranges::all_of(lanes_, [](const Lane& lane) { return !lane.ending || lane.ending->is_over(); });
+  }
 
   /// What each rank sums of a piece: the same for all, so that the last may have less that counts.
   std::uint64_t share_bytes(const Piece& piece) const {
@@ -137,6 +198,7 @@ class LibraryReduction final : public HostReduction {
       const Status status = lane.communicator->poll();
       if (status.is_ok()) return status;
       if (!status.is_again()) return {Code::kUnavailable, status.message()};
+      if (Status others = options_.are_others_there(); !others.is_ok()) return others;
       if (std::chrono::steady_clock::now() >= deadline) {
         return {Code::kTimeout, options_.library->description() + " did not connect the ranks of this host in time"};
       }
@@ -155,6 +217,7 @@ class LibraryReduction final : public HostReduction {
   const std::uint32_t members_;
   DeviceSpan memory_;
   bool is_open_ = false;
+  bool is_aborting_ = false;
   std::array<Lane, kLanes> lanes_;
 };
 

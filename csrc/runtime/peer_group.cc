@@ -62,7 +62,7 @@ class Peers final : public PeerGroup {
         return;
       }
     }
-    if (reduction_) reduction_->release(std::chrono::steady_clock::now() + kCourtesy);
+    if (reduction_ && !reduction_->release(std::chrono::steady_clock::now() + kCourtesy)) keep_device();
   }
 
   void open() {
@@ -131,6 +131,8 @@ class Peers final : public PeerGroup {
   static constexpr std::chrono::seconds kPatience{5};  ///< At the end, with what is still under way.
   static constexpr std::chrono::seconds kCourtesy{2};  ///< And for others to come to their end.
 
+  static constexpr std::uint64_t kOpening = ~std::uint64_t{0};  ///< No piece's number.
+
   enum class Kind : std::uint8_t { kIn, kSummed, kRangeOut, kRangeBack, kLateResult, kResult };
   struct Watched {
     StreamHandle stream;
@@ -189,7 +191,9 @@ class Peers final : public PeerGroup {
 
   /// False where some have not ended by then.
   bool end_copies(Instant deadline) {
-    while (!tickets_.empty() || !unwatched_.empty()) {
+    staging::PeerActions nobody_asks;
+    while (!tickets_.empty() || !unwatched_.empty() || is_aborting()) {
+      end_steps(nobody_asks);
       std::array<TicketDone, 16> done;
       const std::size_t count = device_->poll(done);
       for (std::size_t i = 0; i < count; ++i) tickets_.erase(done[i].ticket);
@@ -227,10 +231,13 @@ class Peers final : public PeerGroup {
                                  .blocks = options_.blocks,
                                  .back = back_,
                                  .timeout = options_.timeout,
+                                 .are_others_there = [this] { return ask_others(std::chrono::steady_clock::now()); },
                                  .library = options_.library});
+    watch_.begin(kOpening, std::chrono::steady_clock::now(), Instant::max());
     reduction_->open([this](const Status& own, const char* what, const PeerNumbers& said) {
       return agree_in(options_.groups->meeting(), options_.places.neighbors, own, what, said);
     });
+    watch_.end(kOpening);
   }
 
   PeerNumbers agree_in(GroupId group, const std::vector<std::uint32_t>& ranks, const Status& own, const char* what,
@@ -241,7 +248,7 @@ class Peers final : public PeerGroup {
 
   /// What the device is doing leads to calls, whoever waits.
   void note_calls() {
-    const bool will_call = !tickets_.empty() || !unwatched_.empty();
+    const bool will_call = !tickets_.empty() || !unwatched_.empty() || !lanes_.is_empty();
     if (will_call && !will_call_) will_call_ = options_.runtime->will_call();
     if (!will_call) will_call_.reset();
   }
@@ -405,9 +412,19 @@ class Peers final : public PeerGroup {
 
   /// Whether any went.
   bool take_steps(staging::PeerActions& more) {
+    if (!engine_.status().is_ok()) return end_steps(more);
     const std::vector<ReductionLanes::Taken> taken = lanes_.go_on(*reduction_);
     for (const ReductionLanes::Taken& each : taken) on_taken(each, more);
     return !taken.empty();
+  }
+
+  /// What is left of them was given up, but may still come to the device.
+  bool is_aborting() const { return !engine_.status().is_ok() && !lanes_.is_empty(); }
+  /// Whether any ended so.
+  bool end_steps(staging::PeerActions& more) {
+    if (!is_aborting() || !reduction_->has_aborted()) return false;
+    for (const ReductionLanes::Taken& each : lanes_.give_up(engine_.status())) on_taken(each, more);
+    return true;
   }
 
   void on_taken(const ReductionLanes::Taken& taken, staging::PeerActions& more) {
@@ -421,20 +438,23 @@ class Peers final : public PeerGroup {
 
   /// Steps that wait on the device for ranks which are gone are ended.
   void watch_over(Instant now, staging::PeerActions& actions) {
+    if (watch_.has_any()) watch_.on_health(reduction_->health(), now);
+    if (Status gone = ask_others(now); !gone.is_ok()) engine_.close(gone, actions);
+  }
+  /// Not Ok: what is under way does not end any more.
+  Status ask_others(Instant now) {
     if (question_ && question_->is_done()) watch_.on_answer(std::exchange(question_, nullptr)->status(), now);
     staging::WatchActions wanted;
     watch_.advance(now, wanted);
     for (const staging::WatchAction& each : wanted) {
-      if (std::holds_alternative<staging::AskOthers>(each)) {
-        Request request;
-        request.group = options_.groups->watching();
-        request.descriptor.collective = Collective::kBarrier;
-        request.is_patient = true;
-        question_ = options_.runtime->submit(request);
-      } else {
-        engine_.close(std::get<staging::GiveUp>(each).why, actions);
-      }
+      if (std::holds_alternative<staging::GiveUp>(each)) return std::get<staging::GiveUp>(each).why;
+      Request request;
+      request.group = options_.groups->watching();
+      request.descriptor.collective = Collective::kBarrier;
+      request.is_patient = true;
+      question_ = options_.runtime->submit(request);
     }
+    return Status::ok();
   }
 
   PieceRange own_range_of(const Piece& piece) const { return reduction_->own_range(piece); }
@@ -504,7 +524,7 @@ class Peers final : public PeerGroup {
 
   void perform(const staging::Close& action, staging::PeerActions& more) {
     reduction_->abort();
-    for (const ReductionLanes::Taken& each : lanes_.give_up(action.why)) on_taken(each, more);
+    end_steps(more);
     options_.groups->abort(action.why.message());
   }
 

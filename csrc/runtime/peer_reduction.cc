@@ -72,11 +72,14 @@ class PeerReduction final : public HostReduction {
   }
   Status poll(Step, const Piece&, DeviceSpan) override { return Status::ok(); }
 
+  Status health() override { return Status::ok(); }
   void abort() override {}
-  void release(Instant) override {
+  bool has_aborted() const override { return true; }
+  bool release(Instant) override {
     for (const DeviceSpan memory : slots_) {
       if (!memory.empty()) static_cast<void>(device_.release(memory));
     }
+    return true;
   }
 
  private:

@@ -14,10 +14,13 @@ std::vector<ReductionLanes::Taken> ReductionLanes::go_on(HostReduction& reductio
   for (std::deque<Waiting>& lane : lanes_) {
     while (!lane.empty()) {
       Waiting& first = lane.front();
+      const bool had_begun = first.has_begun;
       const Status status = first.has_begun ? reduction.poll(first.step, first.piece, first.tensor)
                                             : reduction.begin(first.step, first.piece, first.descriptor, first.tensor);
       first.has_begun = true;
       if (status.is_again()) break;
+      // Why is for health() to say, or for who watches over the ranks.
+      if (!status.is_ok() && had_begun && reduction.waits_on_device()) break;
       taken.push_back({first.step, first.piece, status});
       lane.pop_front();
     }

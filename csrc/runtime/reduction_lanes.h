@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <vector>
@@ -27,6 +28,9 @@ class ReductionLanes final {
   /// All that are left, after the reduction was aborted. What had begun may be on its stream, and touch the tensor
   /// until that has come so far: it counts as taken.
   std::vector<Taken> give_up(const Status& why);
+  bool is_empty() const {
+    return std::ranges::all_of(lanes_, [](const auto& lane) { return lane.empty(); });
+  }
 
  private:
   struct Waiting {

@@ -8,6 +8,12 @@ void CollectiveWatch::begin(std::uint64_t key, Instant now, Instant deadline) { 
 
 void CollectiveWatch::end(std::uint64_t key) { under_way_.erase(key); }
 
+void CollectiveWatch::on_health(const Status& status, Instant now) {
+  if (status.is_ok() || !failure_.is_ok()) return;
+  failure_ = status;
+  failed_at_ = now;
+}
+
 void CollectiveWatch::on_answer(const Status& status, Instant now) {
   is_asking_ = false;
   answered_at_ = now;
@@ -25,6 +31,7 @@ void CollectiveWatch::advance(Instant now, WatchActions& actions) {
       return;
     }
   }
+  if (!failure_.is_ok()) return advance_after_failure(now, actions);
   const auto oldest = std::ranges::min_element(under_way_, {}, [](const auto& each) { return each.second.begun; });
   const Instant begun = oldest->second.begun;
   if (!answer_.is_ok()) {
@@ -32,6 +39,16 @@ void CollectiveWatch::advance(Instant now, WatchActions& actions) {
     has_given_up_ = true;
     actions.push_back(GiveUp{answer_});
   } else if (!is_asking_ && now >= std::max(begun, answered_at_) + options_.patience) {
+    is_asking_ = true;
+    actions.push_back(AskOthers{});
+  }
+}
+
+void CollectiveWatch::advance_after_failure(Instant now, WatchActions& actions) {
+  if (!answer_.is_ok() || now >= failed_at_ + options_.grace) {
+    has_given_up_ = true;
+    actions.push_back(GiveUp{answer_.is_ok() ? failure_ : answer_});
+  } else if (!is_asking_ && answered_at_ < failed_at_) {
     is_asking_ = true;
     actions.push_back(AskOthers{});
   }

@@ -38,11 +38,17 @@ class CollectiveWatch final {
   /// `key`: of those under way, each has another.
   void begin(std::uint64_t key, Instant now, Instant deadline);
   void end(std::uint64_t key);
+  bool has_any() const { return !under_way_.empty(); }
+  /// What the library says of itself. Not ok: nothing ends any more. A rank that has died is the better reason: the
+  /// others are asked, and have `grace` to answer.
+  void on_health(const Status& status, Instant now);
   /// Ok: all others asked the same.
   void on_answer(const Status& status, Instant now);
   void advance(Instant now, WatchActions& actions);
 
  private:
+  void advance_after_failure(Instant now, WatchActions& actions);
+
   struct UnderWay {
     Instant begun;
     Instant deadline;
@@ -52,7 +58,9 @@ class CollectiveWatch final {
   std::map<std::uint64_t, UnderWay> under_way_;
   bool is_asking_ = false;
   Instant answered_at_{};
-  Status answer_;  ///< Not ok: somebody is gone.
+  Status answer_;   ///< Not ok: somebody is gone.
+  Status failure_;  ///< The library's.
+  Instant failed_at_{};
   bool has_given_up_ = false;
 };
 

@@ -213,7 +213,9 @@ def _gpu_settings(config: _core.Config) -> str:
     """What decides which way tensors on GPUs go, and in which pieces."""
     if config.on_host == "host":
         return "HERRING_ON_HOST=host"
-    return f"HERRING_ON_HOST={config.on_host} HERRING_DEVICE_MEMORY_BYTES={config.device_memory_bytes}"
+    settings = f"HERRING_ON_HOST={config.on_host} HERRING_DEVICE_MEMORY_BYTES={config.device_memory_bytes}"
+    # NCCL's ranks have as many channels each as these allow.
+    return f"{settings} HERRING_DEVICE_BLOCKS={config.device_blocks}" if config.on_host == "nccl" else settings
 
 
 def _refuse_where_they_differ(settings: list[str], name: str) -> None:

@@ -40,9 +40,15 @@ def settle(
             if "late" in verdict:
                 raise TimeoutError(verdict["late"])
             here = f"{prefix}{verdict['mark']}/"
-            store.set(f"{here}{rank}", "1")
-            if _wait(store, [f"{here}go"], min(deadline, time.monotonic() + _LOOK_AGAIN_S)):
-                return verdict
+            try:
+                store.set(f"{here}{rank}", "1")
+                if _wait(store, [f"{here}go"], min(deadline, time.monotonic() + _LOOK_AGAIN_S)):
+                    return verdict
+            except RuntimeError:  # torch's DistNetworkError among them.
+                # The first member ends with the same error, and its store with it.
+                if "error" in verdict:
+                    return verdict
+                raise
         elif not verdict["heard"]:
             _wait(store, [f"{prefix}verdict"], deadline)
         if time.monotonic() > deadline:

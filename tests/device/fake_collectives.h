@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/device_collectives.h"
 #include "cuda/kernels/twins.h"
@@ -22,7 +23,8 @@
 
 /// What NCCL does, on FakeGpus of one process or of several: kernels that wait for the other members', an order of
 /// summation of its own (the last member first), calls that are in progress until all members have made theirs, and
-/// memory that others read until they have closed, too. Members that ask for different things are written down.
+/// memory that others read until they have closed, too. Members that ask for different things are written down. To end
+/// a communicator frees memory, which waits for all other communicators' kernels on the GPU.
 namespace herring::testing {
 
 inline constexpr std::size_t kMostFakeMembers = 8;
@@ -44,8 +46,20 @@ struct FakeMeeting {
 };
 static_assert(sizeof(FakeMeeting) <= FakeMeeting::kHeader);
 
+/// Of the communicators of one GPU.
+struct FakeKernels {
+  std::atomic<bool> is_aborted = false;
+  std::atomic<int> waiting = 0;
+};
+struct FakeNeighbors {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<FakeKernels>> all;
+};
+
 class FakeCollectives final : public DeviceCollectives {
  public:
+  static constexpr std::chrono::seconds kForEver{15};
+
   /// `gpu` is used under `lock`, and `fault` is told what no correct user does.
   struct World {
     FakeGpu* gpu;
@@ -53,6 +67,10 @@ class FakeCollectives final : public DeviceCollectives {
     std::function<void(std::string)> fault;
     bool is_slow = true;                         ///< Every third call is in progress until all members have made it.
     const std::atomic<bool>* is_held = nullptr;  ///< While it is true, kernels of this member do not begin.
+    std::shared_ptr<FakeNeighbors> neighbors = {};
+    std::shared_ptr<std::atomic<bool>> has_failed =
+        {};                                            ///< Once it is true, poll() says so; its kernels wait for ever.
+    std::shared_ptr<std::atomic<bool>> is_stuck = {};  ///< While it is true, close() does not return.
   };
 
   /// The maker's process keeps the memory for the life of it.
@@ -75,11 +93,15 @@ class FakeCollectives final : public DeviceCollectives {
     state_->meeting = std::shared_ptr<FakeMeeting>(static_cast<FakeMeeting*>(memory),
                                                    [](FakeMeeting* of) { munmap(of, FakeMeeting::kBytes); });
     own().has_joined = 1;
+    if (!world_.neighbors) return;
+    const std::lock_guard lock(world_.neighbors->mutex);
+    world_.neighbors->all.push_back(std::shared_ptr<FakeKernels>(state_, &state_->kernels));
   }
   ~FakeCollectives() override { abort(); }
 
   Status poll() override {
-    if (state_->is_aborted) return {Code::kTransport, "fake nccl: used after it was aborted"};
+    if (state_->kernels.is_aborted) return {Code::kTransport, "fake nccl: used after it was aborted"};
+    if (world_.has_failed && *world_.has_failed) return {Code::kTransport, "fake nccl: a link is broken"};
     for (std::uint32_t i = 0; i < members_; ++i) {
       if (is_closing_ && member(i).has_closed == 0) return Status::again();
       if (member(i).has_joined == 0 || (pending_ && member(i).asked < asked_)) return Status::again();
@@ -108,11 +130,19 @@ class FakeCollectives final : public DeviceCollectives {
   }
 
   void abort() override {
-    state_->is_aborted = true;
+    if (state_->kernels.is_aborted.exchange(true)) return;
     pending_ = nullptr;
+    const Instant limit = std::chrono::steady_clock::now() + kForEver;
+    while (are_others_waiting()) {
+      if (std::chrono::steady_clock::now() > limit) {
+        return world_.fault("fake nccl: to end a communicator waits for ever for another one's kernel");
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
   }
   void close(Instant deadline) override {
-    if (state_->is_aborted) return;
+    if (state_->kernels.is_aborted) return;
+    while (world_.is_stuck && *world_.is_stuck) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     begin_to_close();
     while (poll().is_again() && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -128,7 +158,7 @@ class FakeCollectives final : public DeviceCollectives {
  private:
   struct State {
     std::shared_ptr<FakeMeeting> meeting;
-    std::atomic<bool> is_aborted = false;
+    FakeKernels kernels;
   };
   using Finish = std::function<void(std::uint64_t number)>;
 
@@ -136,8 +166,17 @@ class FakeCollectives final : public DeviceCollectives {
   FakeMeeting::Member& own() { return member(index_); }
   std::byte* at(DeviceSpan span) const { return world_.gpu->alias(span.address, span.bytes); }
 
+  bool are_others_waiting() const {
+    if (!world_.neighbors) return false;
+    const std::lock_guard lock(world_.neighbors->mutex);
+    for (const auto& each : world_.neighbors->all) {
+      if (!each->is_aborted && each->waiting > 0) return true;
+    }
+    return false;
+  }
+
   Status ask(StreamHandle stream, DeviceSpan from, Finish finish) {
-    if (state_->is_aborted) return {Code::kTransport, "fake nccl: used after it was aborted"};
+    if (state_->kernels.is_aborted) return {Code::kTransport, "fake nccl: used after it was aborted"};
     if (pending_) world_.fault("fake nccl: asked while it is in progress");
     if (from.bytes > kMostFakeBytes) world_.fault("fake nccl: more bytes than it has room for");
     const std::uint64_t number = ++asked_;
@@ -157,8 +196,10 @@ class FakeCollectives final : public DeviceCollectives {
       }
       return true;
     };
+    ++state_->kernels.waiting;
     world_.gpu->launch_until(stream.value, [this, state = state_, all, from, finish, number] {
-      if (state->is_aborted) return true;
+      if (state->kernels.is_aborted) return true;
+      if (world_.has_failed && *world_.has_failed) return false;
       if (world_.is_held != nullptr && *world_.is_held) return false;
       FakeMeeting::Member& own_place = state->meeting->members[index_];
       if (own_place.posted < number) {
@@ -173,6 +214,7 @@ class FakeCollectives final : public DeviceCollectives {
       }
       finish(number);
       own_place.done = number;
+      --state->kernels.waiting;
       return true;
     });
   }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <span>
+#include <thread>
 #include <tuple>
 
 #include "runtime/peer_group.h"
@@ -238,6 +239,91 @@ TEST(LibraryGroup, RanksThatDoNotComeTogetherAreATimeout) {
   for (const std::string& error : errors) {
     EXPECT_NE(error.find("a fake NCCL did not connect the ranks of this host in time"), std::string::npos) << error;
   }
+}
+
+TEST(LibraryGroup, WhatEndsOneCommunicatorDoesNotWaitForTheOthersKernel) {
+  expect_no_errors(run_job({.workers = 4, .hosts = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 5'000);
+    const bool is_slow = runtime.rank() == 1;
+    if (is_slow) member.gpu().stall(member.gathers_stream());
+    member.submit(descriptor, member.values(descriptor, 1), is_slow ? Duration(20s) : Duration(1500ms));
+    const auto run_for = [&](Duration time) {
+      for (const Instant until = std::chrono::steady_clock::now() + time; std::chrono::steady_clock::now() < until;) {
+        member.group().run(std::chrono::steady_clock::now());
+      }
+    };
+    run_for(500ms);  // Until rank 0's gather waits.
+    if (is_slow) member.gpu().stall(member.sums_stream());
+    member.submit(descriptor, member.values(descriptor, 2), 20s);
+    member.finish(false);
+    // On the other host nobody waits for the first one's gather.
+    EXPECT_TRUE(runtime.rank() >= 2 || !member.end(0).is_ok());
+    EXPECT_FALSE(member.end(1).is_ok());
+    member.gpu().unstall(member.sums_stream());
+    member.gpu().unstall(member.gathers_stream());
+    member.close();
+    EXPECT_TRUE(member.faults().empty()) << member.faults().front();
+  }));
+}
+
+TEST(LibraryGroup, WhatTheLibrarySaysWhileItsKernelWaitsIsHeard) {
+  expect_no_errors(run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 50);
+    member.submit(descriptor, member.values(descriptor, 1), 1h);
+    member.finish();
+    if (runtime.rank() == 0) member.break_library();
+    member.submit(descriptor, member.values(descriptor, 2), 1h);
+    member.finish(false);
+    EXPECT_NE(member.end(1).message().find("a link is broken"), std::string::npos) << member.end(1).message();
+    member.close();
+  }));
+}
+
+TEST(LibraryGroup, TheMemoryIsThereUntilTheOthersHaveComeToTheirEnd) {
+  expect_no_errors(run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 50);
+    member.submit(descriptor, member.values(descriptor, 1));
+    member.finish();
+    const Instant begun = std::chrono::steady_clock::now();
+    if (runtime.rank() == 1) std::this_thread::sleep_for(300ms);
+    member.close();
+    EXPECT_GT(std::chrono::steady_clock::now() - begun, 200ms);
+  }));
+}
+
+TEST(LibraryGroup, ALibraryThatDoesNotComeToItsEndHoldsNobodyUp) {
+  expect_no_errors(run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 50);
+    member.submit(descriptor, member.values(descriptor, 1));
+    member.finish();
+    member.set_stuck(true);
+    member.close();
+    member.set_stuck(false);
+  }));
+}
+
+TEST(LibraryGroup, ARankThatGoesWhileOthersConnectIsNamed) {
+  const Instant begun = std::chrono::steady_clock::now();
+  const std::vector<std::string> errors = run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library({}, true);  // No rank ever connects.
+    if (runtime.rank() == 1) member.set_timeout(500ms);
+    member.open();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 15s);
+  EXPECT_NE(errors[0].find("worker 1"), std::string::npos) << errors[0];
 }
 
 TEST(LibraryGroup, ManyOperationsUnderWayAtOnce) {

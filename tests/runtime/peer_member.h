@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,7 @@ namespace herring::runtime::testing {
 using herring::testing::FakeCollectives;
 using herring::testing::FakeDevice;
 using herring::testing::FakeGpu;
+using herring::testing::FakeNeighbors;
 
 inline constexpr GroupId kGroup{kFirstFrameworkGroup + 3};
 
@@ -54,11 +56,17 @@ class PeerMember {
 
   /// Sums by the fake of NCCL. `first`: done before this rank connects. `is_astray`: it connects to nobody.
   void use_library(std::function<void()> first = {}, bool is_astray = false) {
-    options_.library = std::make_shared<FakeLibrary>(gpu_, mutex_, faults_, std::move(first), is_astray);
+    options_.library =
+        std::make_shared<FakeLibrary>(gpu_, mutex_, faults_, std::move(first), is_astray, has_failed_, is_stuck_);
     options_.watch = {.patience = std::chrono::milliseconds(200), .grace = std::chrono::milliseconds(300)};
   }
   /// The stream of its sums, by the order in which streams are made.
   std::uint64_t sums_stream() const { return in_.value + 2; }
+  std::uint64_t gathers_stream() const { return sums_stream() + 1; }
+  /// The library says from here on that it has failed, and no kernel of this rank ends.
+  void break_library() { *has_failed_ = true; }
+  /// Whether communicators of this rank come to their end.
+  void set_stuck(bool is_stuck) { *is_stuck_ = is_stuck; }
   void set_timeout(Duration timeout) { options_.timeout = timeout; }
 
   void open() { group_ = PeerGroup::open(std::move(options_)); }
@@ -129,32 +137,43 @@ class PeerMember {
   static constexpr std::chrono::seconds kPatience{20};
   struct FakeLibrary final : DeviceCollectivesLibrary {
     FakeLibrary(FakeGpu& its_gpu, std::recursive_mutex& its_mutex, std::shared_ptr<std::vector<std::string>> its_faults,
-                std::function<void()> done_first, bool is_it_astray)
+                std::function<void()> done_first, bool is_it_astray, std::shared_ptr<std::atomic<bool>> whether_failed,
+                std::shared_ptr<std::atomic<bool>> whether_stuck)
         : gpu(its_gpu),
           mutex(its_mutex),
           faults(std::move(its_faults)),
           first(std::move(done_first)),
-          is_astray(is_it_astray) {}
+          is_astray(is_it_astray),
+          has_failed(std::move(whether_failed)),
+          is_stuck(std::move(whether_stuck)) {}
     std::string description() const override { return "a fake NCCL"; }
     Id make_id() override { return FakeCollectives::make_id(); }
     std::unique_ptr<DeviceCollectives> connect(const Id& id, std::uint32_t members, std::uint32_t index,
                                                std::uint32_t) override {
       if (first) first();
       const auto fault = [kept = faults](const std::string& text) { kept->push_back(text); };
-      return std::make_unique<FakeCollectives>(FakeCollectives::World{&gpu, &mutex, fault}, is_astray ? make_id() : id,
-                                               members, index);
+      FakeCollectives::World world{&gpu, &mutex, fault};
+      world.neighbors = neighbors;
+      world.has_failed = has_failed;
+      world.is_stuck = is_stuck;
+      return std::make_unique<FakeCollectives>(std::move(world), is_astray ? make_id() : id, members, index);
     }
     FakeGpu& gpu;
     std::recursive_mutex& mutex;
     const std::shared_ptr<std::vector<std::string>> faults;
     const std::function<void()> first;
     const bool is_astray;
+    const std::shared_ptr<std::atomic<bool>> has_failed;
+    const std::shared_ptr<std::atomic<bool>> is_stuck;
+    const std::shared_ptr<FakeNeighbors> neighbors = std::make_shared<FakeNeighbors>();
   };
 
   Runtime& runtime_;
   FakeGpu gpu_;
   std::recursive_mutex mutex_;
   const std::shared_ptr<std::vector<std::string>> faults_ = std::make_shared<std::vector<std::string>>();
+  const std::shared_ptr<std::atomic<bool>> has_failed_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<bool>> is_stuck_ = std::make_shared<std::atomic<bool>>(false);
   FakeDevice* device_ = nullptr;
   StreamHandle in_;
   PeerGroup::Options options_;

@@ -56,6 +56,25 @@ TEST_F(CollectiveWatchTest, WhoIsGoneLeavesTheOthersALittleTime) {
   EXPECT_TRUE(advance(8s).empty()) << "once";
 }
 
+TEST_F(CollectiveWatchTest, WhatTheLibrarySaysIsTheReasonWhereNobodyIsGone) {
+  watch_.begin(7, at(0s), kNever);
+  watch_.on_health({Code::kTransport, "a link is broken"}, at(10ms));
+  expect_asks(advance(10ms));
+  EXPECT_TRUE(advance(1s).empty()) << "one question at a time";
+  watch_.on_answer(Status::ok(), at(1s));
+  EXPECT_TRUE(advance(1500ms).empty()) << "asked already";
+  expect_gives_up(advance(2010ms), Code::kTransport);
+  EXPECT_TRUE(advance(3s).empty()) << "once";
+}
+
+TEST_F(CollectiveWatchTest, ARankThatHasDiedIsTheBetterReason) {
+  watch_.begin(7, at(0s), kNever);
+  watch_.on_health({Code::kTransport, "a link is broken"}, at(10ms));
+  expect_asks(advance(10ms));
+  watch_.on_answer({Code::kPeerLost, "worker 1 has died"}, at(20ms));
+  expect_gives_up(advance(20ms), Code::kPeerLost);
+}
+
 TEST_F(CollectiveWatchTest, WhatBeginsAfterAnEndHasTheSameTime) {
   watch_.begin(7, at(0s), kNever);
   expect_asks(advance(1s));

@@ -469,21 +469,21 @@ int ncclCommInitRankConfig(FakeComm** comm, int members, cuda::NcclId id, int in
     LOCKED;
     world().faults.push_back(text);
   };
-  *comm =
-      new FakeComm{{FakeCollectives::World{&world().gpu, &world().mutex, fault, true, &world().are_collectives_held},
-                    given, static_cast<std::uint32_t>(members), static_cast<std::uint32_t>(index)},
-                   static_cast<std::size_t>(members)};
+  static const auto neighbors = std::make_shared<herring::testing::FakeNeighbors>();
+  *comm = new FakeComm{
+      {FakeCollectives::World{&world().gpu, &world().mutex, fault, true, &world().are_collectives_held, neighbors},
+       given, static_cast<std::uint32_t>(members), static_cast<std::uint32_t>(index)},
+      static_cast<std::size_t>(members)};
   return cuda::kNcclInProgress;
 }
 int ncclCommGetAsyncError(FakeComm* comm, int* error) {
   *error = result_of(comm->collectives.poll());
   return 0;
 }
-int ncclCommFinalize(FakeComm* comm) {
-  comm->collectives.begin_to_close();
-  return cuda::kNcclInProgress;
-}
+int ncclCommFinalize(FakeComm*) { return cuda::kNcclInProgress; }
+/// Waits for the other ranks', as long as it takes.
 int ncclCommDestroy(FakeComm* comm) {
+  comm->collectives.close(herring::Instant::max());
   delete comm;
   return 0;
 }

@@ -210,6 +210,52 @@ def settings_differ() -> None:
         dist.init_process_group("herring")
 
 
+def blocks_differ() -> None:
+    os.environ["HERRING_DEVICE_BLOCKS"] = "4" if os.environ["RANK"] == "1" else "8"
+    load()
+    with expect_error(ValueError, "the settings differ", "HERRING_DEVICE_BLOCKS=8, group rank 1 has", "BLOCKS=4"):
+        dist.init_process_group("herring")
+
+
+def destroyed_by_one_rank_before_the_other() -> None:
+    """NCCL's end waits for all ranks: it must hold up nobody's other groups."""
+    with job() as (_gpu, rank, size):
+        pair = dist.new_group([0, 1])
+        x = torch.ones(1000).to(DEVICE)
+        dist.all_reduce(x, group=pair)
+        dist.all_reduce(x)
+        dist.barrier()
+        if rank == 0:
+            begun = time.monotonic()
+            dist.destroy_process_group(pair)
+            del pair
+            assert time.monotonic() - begun < 15
+        dist.all_reduce(x)
+        assert x.cpu().unique().tolist() == [float(size) ** 3]
+
+
+def a_rank_is_killed_while_kernels_of_several_groups_wait_for_it() -> None:
+    """To end the first group's frees memory, which waits for the others' kernels: nobody has ended those yet."""
+    gpu = load()
+    with world(seconds=600) as (rank, _size):
+        groups = [dist.new_group([0, 1]) for _ in range(2)]
+        x = torch.ones(100_000).to(DEVICE)
+        for group in groups:
+            dist.all_reduce(x, group=group)
+        if rank == 1:
+            gpu.fake_hold_collectives()
+        works = [dist.all_reduce(torch.ones(100_000).to(DEVICE), group=group, async_op=True) for group in groups]
+        if rank == 1:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        begun = time.monotonic()
+        for work in works:
+            with expect_error(RuntimeError, "worker 1"):
+                work.wait()
+        assert time.monotonic() - begun < 12
+        gpu.fake_run_all()
+
+
 def a_rank_is_killed() -> None:
     gpu = load()
     with world(seconds=60) as (rank, _size):

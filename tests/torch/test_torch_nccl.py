@@ -43,6 +43,8 @@ def test_streams_wait_for_what_they_must(ranks: int, seed: int) -> None:
         "the_first_call_of_one_rank_is_on_the_cpu",
         "aborted",
         "one_rank_does_not_connect",
+        "blocks_differ",
+        "destroyed_by_one_rank_before_the_other",
     ],
 )
 def test_two_ranks(case: str) -> None:
@@ -53,7 +55,14 @@ def test_groups_of_several_ranks() -> None:
     run_ranks(3, "cases_peers:groups", env=nccl(), timeout=120)
 
 
-@pytest.mark.parametrize("case", ["a_rank_is_killed", "a_rank_is_killed_while_a_kernel_waits_for_it"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a_rank_is_killed",
+        "a_rank_is_killed_while_a_kernel_waits_for_it",
+        "a_rank_is_killed_while_kernels_of_several_groups_wait_for_it",
+    ],
+)
 def test_a_killed_rank_is_an_error_that_names_it(case: str) -> None:
     run_ranks(2, f"cases_peers:{case}", env=nccl(), timeout=120, expect={1: -9})
 
