@@ -67,12 +67,7 @@ void PeerEngine::on_copied_in(std::uint64_t piece, const Status& status, PeerAct
 void PeerEngine::on_met(std::uint64_t piece, const Status& status, PeerActions& actions) {
   PieceState* const state = answered(piece, State::kMeeting, status, actions);
   if (state == nullptr || !failure_.is_ok()) return;
-  if (is_together(state->piece)) {
-    start_result(*state, actions);
-  } else {
-    state->state = State::kSumming;
-    actions.push_back(SumOwn{state->piece});
-  }
+  state->state = State::kMet;
   go_on(actions);
 }
 
@@ -98,7 +93,14 @@ void PeerEngine::on_exchanged(std::uint64_t piece, const Status& status, PeerAct
 void PeerEngine::on_shared(std::uint64_t piece, const Status& status, PeerActions& actions) {
   PieceState* const state = answered(piece, State::kSharing, status, actions);
   if (state == nullptr || !failure_.is_ok()) return;
-  start_result(*state, actions);
+  state->state = State::kShared;
+  go_on(actions);
+}
+
+void PeerEngine::start_sum(PieceState& state, PeerActions& actions) {
+  if (is_together(state.piece)) return start_result(state, actions);
+  state.state = State::kSumming;
+  actions.push_back(SumOwn{state.piece});
 }
 
 void PeerEngine::start_result(PieceState& state, PeerActions& actions) {
@@ -163,8 +165,8 @@ bool PeerEngine::may_meet(const PieceState& state) const {
 void PeerEngine::go_on(PeerActions& actions) {
   if (!failure_.is_ok()) return;
   while (!pieces_.empty() && pieces_.front().state == State::kDone) pieces_.pop_front();
-  // Meet and Share in the order of the pieces, as all ranks do.
-  bool may_be_met = true, may_be_shared = true;
+  // In the order of the pieces, as all ranks do.
+  bool may_be_met = true, may_be_summed = true, may_be_shared = true, may_be_copied = true;
   for (PieceState& state : pieces_) {
     if (state.state == State::kWaiting) {
       if (!may_copy_in(state)) return;
@@ -176,12 +178,16 @@ void PeerEngine::go_on(PeerActions& actions) {
       state.state = State::kMeeting;
       actions.push_back(Meet{state.piece});
     }
+    if (state.state == State::kMet && may_be_summed) start_sum(state, actions);
     if (state.state == State::kIsSummed && may_be_shared) {
       state.state = State::kSharing;
       actions.push_back(Share{state.piece});
     }
+    if (state.state == State::kShared && may_be_copied) start_result(state, actions);
     may_be_met = may_be_met && state.state >= State::kMeeting;
+    may_be_summed = may_be_summed && state.state > State::kMet;
     may_be_shared = may_be_shared && (is_together(state.piece) || state.state >= State::kSharing);
+    may_be_copied = may_be_copied && (is_together(state.piece) || state.state > State::kShared);
   }
 }
 

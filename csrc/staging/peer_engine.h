@@ -26,6 +26,9 @@
 /// meets for piece n when it reads no slot of piece n - kAhead any more. So when piece n has met, nobody reads piece n
 /// - kAhead, and a copy into its slot may begin kSlots pieces later.
 ///
+/// Sums begin in the order of the pieces, and so do the copies of results, on all ranks, in whatever order the answers
+/// come: the kernels of a library wait for the other ranks', and know no piece by its number.
+///
 /// The first failure ends everything here for good: ranks may have come to different points, and nobody knows any more
 /// who still reads which slot.
 namespace herring::staging {
@@ -132,10 +135,12 @@ class PeerEngine final {
     kCopyingIn,
     kIsIn,
     kMeeting,
+    kMet,
     kSumming,
     kExchanging,
     kIsSummed,
     kSharing,
+    kShared,
     kSubmitting,
     kResult,
     kDone
@@ -157,6 +162,7 @@ class PeerEngine final {
   PieceState* find(std::uint64_t piece);
   /// Nobody has a copy or sum that touches the tensor for this piece any more.
   void let_go(PieceState& state, PeerActions& actions);
+  void start_sum(PieceState& state, PeerActions& actions);
   void start_result(PieceState& state, PeerActions& actions);
   /// Starts what may begin.
   void go_on(PeerActions& actions);

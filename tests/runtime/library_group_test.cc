@@ -127,7 +127,7 @@ TEST(LibraryGroup, AKernelThatDoesNotEndInTimeIsAnErrorOnAllRanks) {
       member.open();
       const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, elements);
       if (runtime.rank() == 1) member.gpu().stall(member.sums_stream());
-      member.submit(descriptor, member.values(descriptor, 1), runtime.rank() == 0 ? Duration(800ms) : Duration(20s));
+      member.submit(descriptor, member.values(descriptor, 1), runtime.rank() == 0 ? Duration(2s) : Duration(20s));
       member.finish(false);
       EXPECT_FALSE(member.end(0).is_ok());
       EXPECT_NE(member.end(0).message().find("a sum on the GPUs has not ended in time"), std::string::npos)
@@ -233,7 +233,7 @@ TEST(LibraryGroup, RanksThatDoNotComeTogetherAreATimeout) {
     Member member(runtime);
     // A rank of another communicator: the library waits for ever.
     member.use_library({}, runtime.rank() == 1);
-    member.set_timeout(1s);
+    member.set_timeout(3s);
     member.open();
   });
   for (const std::string& error : errors) {

@@ -90,30 +90,34 @@ struct Plan {
   bool has_network = false;  ///< Another host has the same numbers.
 };
 
-/// What comes to all ranks when the last one has come, each later by the seed: Meet and Share.
+/// What comes to all ranks when the last one has come, each later by the seed, and in any order: Meet and Share.
 class Point {
  public:
-  explicit Point(std::size_t ranks) : came_(ranks), left_(ranks) {}
+  explicit Point(std::size_t ranks) : came_(ranks), told_(ranks) {}
   void come(std::uint32_t rank, std::uint64_t piece) {
     if (!came_[rank].empty()) {
       EXPECT_GT(piece, came_[rank].back()) << "rank " << rank << " comes out of order";
     }
     came_[rank].push_back(piece);
   }
-  /// The next piece that all have come to and this rank has not been told of.
-  std::optional<std::uint64_t> next(std::uint32_t rank) {
-    const std::size_t index = left_[rank];
-    for (const auto& each : came_) {
-      if (each.size() <= index) return std::nullopt;
-      EXPECT_EQ(each[index], came_[0][index]) << "ranks meet for different pieces";
+  /// One of the pieces that all have come to and this rank has not been told of.
+  std::optional<std::uint64_t> next(std::uint32_t rank, std::mt19937_64& random) {
+    std::size_t complete = came_[rank].size();
+    for (const auto& each : came_) complete = std::min(complete, each.size());
+    std::vector<std::size_t> untold;
+    for (std::size_t index = 0; index < complete; ++index) {
+      if (!told_[rank].contains(index)) untold.push_back(index);
     }
-    ++left_[rank];
+    if (untold.empty()) return std::nullopt;
+    const std::size_t index = untold[random() % untold.size()];
+    for (const auto& each : came_) EXPECT_EQ(each[index], came_[0][index]) << "ranks meet for different pieces";
+    told_[rank].insert(index);
     return came_[rank][index];
   }
 
  private:
   std::vector<std::vector<std::uint64_t>> came_;
-  std::vector<std::size_t> left_;
+  std::vector<std::set<std::size_t>> told_;
 };
 
 class Rank;
@@ -189,13 +193,13 @@ class Rank {
     act(actions);
   }
 
-  void hear(bool of_meeting) {
+  void hear(bool of_meeting, std::mt19937_64& random) {
     Point& point = of_meeting ? *world_.meet : *world_.share;
     PeerActions actions;
     if (!world_.closed.is_ok()) {
       // Whoever waits hears it.
       engine_.close(world_.closed, actions);
-    } else if (const auto piece = point.next(index_)) {
+    } else if (const auto piece = point.next(index_, random)) {
       of_meeting ? engine_.on_met(*piece, Status::ok(), actions) : engine_.on_shared(*piece, Status::ok(), actions);
     }
     act(actions);
@@ -301,16 +305,25 @@ class Rank {
   void perform(const Meet& action, PeerActions&) { world_.meet->come(index_, action.piece.number); }
   void perform(const Share& action, PeerActions&) { world_.share->come(index_, action.piece.number); }
   void perform(const Exchange& action, PeerActions&) { exchanges_.push_back(action.piece); }
+  /// Devices whose kernels wait for the others' want them in the same order on all ranks.
+  static void expect_next(std::int64_t& last, const Piece& piece, const char* what) {
+    EXPECT_GT(static_cast<std::int64_t>(piece.number), last) << what << " out of order";
+    last = static_cast<std::int64_t>(piece.number);
+  }
+
   void perform(const SumOwn& action, PeerActions& more) {
+    expect_next(last_sum_, action.piece, "SumOwn");
     const PieceRange range = range_of(action.piece.bytes, index_, plan_.ranks);
     const Status status = sum(action.piece, range, own_.address + action.piece.slot_offset + range.offset);
     status.is_ok() ? watch(back_, Kind::kSummed, action.piece.number, more)
                    : answer(Kind::kSummed, action.piece.number, status, more);
   }
   void perform(const SumAll& action, PeerActions& more) {
+    expect_next(last_sum_, action.piece, "SumAll");
     end_result(action.piece, sum(action.piece, {0, action.piece.bytes}, part(action.piece).address), more);
   }
   void perform(const CopyResult& action, PeerActions& more) {
+    expect_next(last_result_, action.piece, "CopyResult");
     Status status;
     for (std::uint32_t i = 0; i < plan_.ranks && status.is_ok(); ++i) {
       const PieceRange range = range_of(action.piece.bytes, i, plan_.ranks);
@@ -356,6 +369,8 @@ class Rank {
   }
 
  private:
+  std::int64_t last_sum_ = -1;
+  std::int64_t last_result_ = -1;
   World& world_;
   const Plan& plan_;
   const std::uint32_t index_;
@@ -409,10 +424,10 @@ void run(std::uint64_t seed, bool has_faults) {
         if (rank.has_to_submit()) rank.submit_next();
         break;
       case 1:
-        rank.hear(true);
+        rank.hear(true, random);
         break;
       case 2:
-        rank.hear(false);
+        rank.hear(false, random);
         break;
       case 3:
         rank.exchange(random);

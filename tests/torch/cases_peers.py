@@ -51,7 +51,10 @@ def bits() -> None:
                         dist.all_reduce(there, op=op)
                         if not IS_REAL:
                             gpu.fake_run_all()
-                    assert there.cpu().view(torch.uint8).equal(mine.view(torch.uint8)), (dtype, elements, op)
+                    got = there.cpu()
+                    wrong = (got != mine).nonzero().flatten()
+                    told = (dtype, elements, op, wrong.numel(), wrong[:3].tolist(), wrong[-3:].tolist())
+                    assert got.view(torch.uint8).equal(mine.view(torch.uint8)), told
         # What the GPUs do not sum goes through the host, between calls that do not.
         for dtype, op in ((torch.uint8, dist.ReduceOp.SUM), (torch.float32, dist.ReduceOp.MAX)):
             on_both(lambda t, op=op: dist.all_reduce(t[0], op=op), [data(rank, (999,), dtype)], f"{dtype} {op}")
