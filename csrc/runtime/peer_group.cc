@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <span>
@@ -175,9 +176,17 @@ class Peers final : public PeerGroup {
     return options;
   }
 
+  /// Until the process ends. Without a lock: in a forked child somebody who is not there may have it.
   void keep_device() {
-    static_cast<void>(reduction_.release());
-    static_cast<void>(device_.release());
+    struct Kept {
+      HostReduction* reduction;
+      Device* device;
+      Kept* next;
+    };
+    static std::atomic<Kept*> all = nullptr;
+    auto* const kept = new Kept{reduction_.release(), device_.release(), all.load()};
+    while (!all.compare_exchange_weak(kept->next, kept)) {
+    }
   }
 
   /// The communicator uses their memory until they have ended, which leave() sees to.

@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
-from conftest import RUNNER
 from test_device_arrays import COUNT, refusal, same
 
 import herring
@@ -340,7 +340,7 @@ def elastic():
 
 
 def test_in_an_elastic_job_that_loses_a_rank(clean_env, gpus):
-    program = [sys.executable, str(RUNNER), __file__, "elastic", "{}"]
+    program = [sys.executable, str(Path(__file__).with_name("runner.py")), __file__, "elastic", "{}"]
     command = [sys.executable, "-m", "herring._launch", "--elastic", "-np", "3", "--", *program]
     done = subprocess.run(command, env={**clean_env, **gpus}, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.count("@@result true") == 2, done.stdout + done.stderr
