@@ -1,11 +1,11 @@
 #include "cuda/driver.h"
 
-#include <dlfcn.h>
-#include <link.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+
+#include "cuda/shared_library.h"
 
 namespace herring::cuda {
 namespace {
@@ -53,16 +53,10 @@ std::shared_ptr<Driver> Driver::open(const std::string& library) {
 }
 
 void Driver::load(const std::string& library) {
-  handle_ = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle_ == nullptr) {
-    const char* const reason = dlerror();
-    unavailable("no driver on this machine (" + std::string(reason == nullptr ? library : reason) + ")");
-  }
-  path_ = library;
-  link_map* map = nullptr;
-  if (dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name != nullptr && *map->l_name != '\0') {
-    path_ = map->l_name;
-  }
+  const SharedLibrary opened(library);
+  if (opened.handle == nullptr) unavailable("no driver on this machine (" + opened.problem + ")");
+  handle_ = opened.handle;
+  path_ = opened.path;
   // The version first: of an old driver, it is worth more than the name of what it lacks.
   api_.driver_get_version = reinterpret_cast<Api::driver_get_version_type*>(dlsym(handle_, "cuDriverGetVersion"));
   if (api_.driver_get_version == nullptr)

@@ -1,8 +1,5 @@
 #include "cuda/nccl.h"
 
-#include <dlfcn.h>
-#include <link.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -12,6 +9,7 @@
 #include <utility>
 
 #include "cuda/open.h"
+#include "cuda/shared_library.h"
 
 namespace herring::cuda {
 namespace {
@@ -127,18 +125,13 @@ std::shared_ptr<Nccl> Nccl::open(const std::string& library) {
 }
 
 void Nccl::load(const std::string& library) {
-  // It stays open: it has threads of its own, and torch may use the same.
-  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const SharedLibrary opened(library);
+  void* const handle = opened.handle;
   if (handle == nullptr) {
-    const char* const reason = dlerror();
-    no_nccl("no NCCL on this machine (" + std::string(reason == nullptr ? library : reason) +
+    no_nccl("no NCCL on this machine (" + opened.problem +
             "): install it (pip install nvidia-nccl-cu12, or -cu13), or set HERRING_NCCL to its path");
   }
-  path_ = library;
-  link_map* map = nullptr;
-  if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr && map->l_name != nullptr && *map->l_name != '\0') {
-    path_ = map->l_name;
-  }
+  path_ = opened.path;
   // The version first: of an old library, it is worth more than the name of what it lacks.
   api_.get_version = reinterpret_cast<NcclApi::get_version_type*>(dlsym(handle, "ncclGetVersion"));
   if (api_.get_version == nullptr) no_nccl(path_ + " has no symbol ncclGetVersion, so it is not NCCL");
