@@ -116,15 +116,15 @@ class CMakeBuild(build_ext):
     @staticmethod
     def copy_sources(package: Path) -> None:
         """Headers and sources from which the torch binding is built later, against the user's torch."""
-        needed = runpy.run_path(str(ROOT / "herring" / "torch" / "_build.py"))["HEADERS"]
-        for header in [*ROOT.glob("csrc/core/*.h"), *(ROOT / "csrc" / name for name in needed)]:
-            target = package / "include" / header.relative_to(ROOT / "csrc")
+        builder = runpy.run_path(str(ROOT / "herring" / "torch" / "_build.py"))
+        units, headers = ROOT / "bindings" / "torch", ROOT / "csrc"
+        for file in builder["Sources"](units, headers, package / "lib").files():
+            is_header = file.is_relative_to(headers)
+            target = (
+                package / ("include" if is_header else "_torch_src") / file.relative_to(headers if is_header else units)
+            )
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(header, target)
-        for source in sorted((ROOT / "bindings" / "torch").glob("*.*")):
-            if source.suffix in {".h", ".cc"}:
-                (package / "_torch_src").mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, package / "_torch_src")
+            shutil.copy2(file, target)
 
     def build_torch_binding(self, package: Path) -> None:
         """Best effort: the backend's first use builds it as well."""

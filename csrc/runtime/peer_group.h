@@ -15,13 +15,6 @@
 
 namespace herring::runtime {
 
-/// Ranks that all-reduce in the memory of their devices: those of a host, which all reach each other's (CUDA calls such
-/// devices peers), among themselves; then, where there are several hosts, rank i of each with the ranks i of the
-/// others, a part of the data each. It is staging/peer_engine.h on a Device. What the ranks have to tell each other
-/// goes through operations of the communicator, in groups made for it, so time-outs, lost ranks and mismatches are
-/// errors as everywhere.
-///
-/// One thread at a time; another may take over.
 /// Who is where, as one rank sees it.
 struct PeerPlaces {
   std::vector<std::uint32_t> neighbors;  ///< World ranks of the members on this host, in group order.
@@ -36,6 +29,13 @@ PeerPlaces peer_places(std::span<const std::uint32_t> members, std::span<const s
 
 class PeerGroups;
 
+/// Ranks that all-reduce in the memory of their devices: those of a host, which all reach each other's (CUDA calls such
+/// devices peers), among themselves; then, where there are several hosts, rank i of each with the ranks i of the
+/// others, a part of the data each. It is staging/peer_engine.h on a Device. What the ranks have to tell each other
+/// goes through operations of the communicator, in groups made for it, so time-outs, lost ranks and mismatches are
+/// errors as everywhere.
+///
+/// One thread at a time; another may take over.
 class PeerGroup {
  public:
   struct Options {
@@ -45,8 +45,7 @@ class PeerGroup {
     /// What ranks tell each other goes through it. Null: made by open().
     std::shared_ptr<PeerGroups> groups;
     /// Opens the device and says which streams are used: for copies from tensors (`in`), for sums and what writes
-    /// tensors
-    /// (`back`). May throw Error.
+    /// tensors (`back`). May throw Error.
     std::function<std::unique_ptr<Device>(StreamHandle& in, StreamHandle& back)> open;
     std::uint64_t memory_bytes = 64 << 20;  ///< Of the device, which the others read; the same on all ranks.
     std::uint32_t blocks = 8;               ///< Of threads that a sum may have: at most so many multiprocessors.

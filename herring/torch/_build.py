@@ -29,11 +29,6 @@ _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
 _COMPILERS = ("g++", "c++", "clang++")
 _UNITS = ("module.cc", "process_group.cc")  # Compiled at the same time; each includes several files.
-# What the binding includes of Herring's, beside all of core; setup.py puts these into the package.
-HEADERS = (
-    "collectives/message_plan.h", "cuda/kernels/tables.h", "cuda/kernels/twins.h", "cuda/open.h",
-    "runtime/callback_pool.h", "runtime/communicator.h", "runtime/device_parts.h", "runtime/peer_group.h",
-)  # fmt: skip
 
 
 class BuildError(RuntimeError):
@@ -57,8 +52,7 @@ class Sources:
             (checkout / "bindings" / "torch", checkout / "csrc"),
         )
         for folder, headers in candidates:
-            needed = [*(folder / name for name in _UNITS), *(headers / name for name in HEADERS)]
-            if all(each.is_file() for each in needed):
+            if _files_of(folder, headers) is not None:
                 break
         else:
             looked = " or ".join(str(folder) for folder, _ in candidates)
@@ -69,9 +63,12 @@ class Sources:
         return Sources(folder, headers, library)
 
     def files(self) -> list[Path]:
-        """All that a build reads of Herring, in an order that does not depend on where it lies."""
-        own = sorted([*self.folder.glob("*.h"), *self.folder.glob("*.cc")])
-        return [*own, *(self.headers / name for name in HEADERS), *sorted((self.headers / "core").glob("*.h"))]
+        """All that a build reads of Herring: the units and what they include, in an order that does not depend on where
+        it lies. Raises BuildError where one of them is not there."""
+        files = _files_of(self.folder, self.headers)
+        if files is None:
+            raise BuildError(f"the torch binding's sources in {self.folder} are not complete: install Herring again")
+        return files
 
     def digest(self) -> str:
         """Changes with the sources (16 hex digits)."""
@@ -79,6 +76,21 @@ class Sources:
         for file in self.files():
             content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
         return content.hexdigest()[:16]
+
+
+def _files_of(folder: Path, headers: Path) -> list[Path] | None:
+    """The units in `folder` and all that they include from there and from `headers`; None where one is not there."""
+    waiting, found = [folder / unit for unit in _UNITS], dict[str, Path]()
+    while waiting:
+        file = waiting.pop()
+        try:
+            included = re.findall(r'^#include "(.+)"', file.read_text(encoding="utf-8"), re.MULTILINE)
+        except OSError:
+            return None
+        found[file.name if file.parent == folder else str(file.relative_to(headers))] = file
+        new = [name for name in included if name not in found]
+        waiting += [folder / name if (folder / name).is_file() else headers / name for name in new]
+    return [found[name] for name in sorted(found)]
 
 
 def python_tag() -> str:

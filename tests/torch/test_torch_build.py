@@ -53,6 +53,11 @@ def test_what_a_wheel_carries_is_all_that_the_binding_includes(tmp_path: Path) -
                 seen.add(found[0])
                 waiting.append(found[0])
     assert len(seen) > 10
+    carried = _build.Sources(*folders, tmp_path / "lib")
+    assert set(carried.files()) == {path for path in tmp_path.rglob("*") if path.is_file()}
+    (tmp_path / "include" / "core" / "status.h").unlink()
+    with pytest.raises(_build.BuildError, match="not complete"):
+        carried.files()
 
 
 def test_a_binding_for_another_torch_is_not_taken(tmp_path: Path) -> None:

@@ -155,10 +155,6 @@ def broken_copy(folder: Path, *damages: str) -> None:
             (package / "_torch_src").mkdir(exist_ok=True)
             for unit in _build._UNITS:
                 (package / "_torch_src" / unit).write_text("#error out of luck\n")
-            shutil.copytree(PACKAGE.parent / "csrc" / "core", package / "include" / "core", dirs_exist_ok=True)
-            for header in _build.HEADERS:
-                (package / "include" / header).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(PACKAGE.parent / "csrc" / header, package / "include" / header)
 
 
 @pytest.mark.parametrize(
