@@ -66,7 +66,7 @@ class Call:
         """Rows of arrays, of which ranks have different numbers, between all ranks."""
         return _core.RowExchange(
             sources, splits, group=self.group, ranks=self.ranks, index=self.index, name=self.wire_name(),
-            use=self.instance, timeout=self.timeout_s, label=f"{self.key}: ",
+            use=self.instance, timeout=self.timeout_s,
         )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def _compare_lengths(call: Call, length: int, error: Exception) -> Steps:
     most, least = int(extremes[0]), -int(extremes[1])
     if most != least:
         raise MismatchError(
-            f"{call.key}: ranks give lists of different lengths, from {least} to {most} arrays; "
+            f"ranks give lists of different lengths, from {least} to {most} arrays; "
             f"rank {call.ranks[call.index]} gives {length}"
         )
 

@@ -567,7 +567,6 @@ class RowExchange:
         name: str,
         use: int,
         timeout: float | None,
-        label: str,
     ) -> None: ...
     def tell(self, runtime: Runtime) -> Work:
         """The first step: each rank tells all others how many it has."""

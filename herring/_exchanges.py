@@ -79,15 +79,17 @@ def _start(
         )
         limit = session.config.timeout_s if seconds is None else seconds
         what = kind if name is None else f"{kind} {name!r}"
-        operation = Operation(what, steps(call), limit, _same)
+
+        def explain(error: HerringError) -> Exception:
+            if (kind if name is None else repr(name)) in str(error):
+                return error
+            return type(error)(f"{what}: {error}")
+
+        operation = Operation(what, steps(call), limit, explain)
         uses.in_flight[number, key] = operation
         operation.on_done(lambda: uses.in_flight.pop((number, key), None))
     operation.begin(watched=async_op)
     return OperationHandle[Any](operation, ranks) if async_op else operation.wait()
-
-
-def _same(error: HerringError) -> Exception:
-    return error
 
 
 def as_sliced(array: Any) -> Any:

@@ -159,7 +159,9 @@ runtime::Request make_request(const SubmitArguments& arguments, Arrays<Array>& a
     request.output = arrays.output.bytes;
   }
   OpDescriptor& descriptor = request.descriptor;
-  if (arguments.digest != 0 && descriptor.dims < kMaxDims) descriptor.shape[descriptor.dims++] = arguments.digest;
+  if (arguments.digest != 0 && descriptor.dims < kMaxDims) {
+    descriptor.shape[descriptor.dims++] = arguments.digest | kListDigest;
+  }
   request.group = GroupId{arguments.group};
   request.name = arguments.name;
   request.timeout = to_duration(arguments.timeout);

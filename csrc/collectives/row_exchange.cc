@@ -61,7 +61,7 @@ std::shared_ptr<runtime::Work> RowExchange::tell(runtime::Communicator& runtime)
 
 std::vector<std::int64_t> RowExchange::counts(std::size_t tensor) const {
   const Status status = table_.check(call_.ranks);
-  if (!status.is_ok()) throw Error(status.code(), call_.label + status.message());
+  if (!status.is_ok()) throw Error(status.code(), status.message());
   std::vector<std::int64_t> counts(call_.ranks.size());
   for (std::size_t member = 0; member < counts.size(); ++member) {
     counts[member] = is_all_to_all_ ? table_.rows_to(member, call_.index) : table_.rows(tensor, member);

@@ -22,7 +22,6 @@ struct NamedCall {
   std::string name;                      ///< The same on all ranks, unlike any other call's in flight.
   std::uint64_t use = 0;                 ///< How often it has been used before.
   std::optional<Duration> timeout = {};  ///< Of each step.
-  std::string label = {};                ///< Begins what is said of ranks that disagree.
 };
 
 /// For messages of a call: another one for each use of the name, so that none meets what an earlier use left behind.

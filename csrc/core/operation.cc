@@ -40,11 +40,14 @@ std::string to_string(const OpDescriptor& descriptor) {
   if (descriptor.collective != Collective::kBarrier) {
     text += name(descriptor.dtype);
     text += '[';
+    bool is_of_list = false;
     for (std::uint8_t i = 0; i < descriptor.dims && i < kMaxDims; ++i) {
+      is_of_list = (descriptor.shape[i] & kListDigest) != 0;
+      if (is_of_list) break;
       if (i > 0) text += ", ";
       text += std::to_string(descriptor.shape[i]);
     }
-    text += ']';
+    text += is_of_list ? "] of a list" : "]";
     if (reduces(descriptor.collective)) {
       text += ", ";
       text += name(descriptor.reduce);

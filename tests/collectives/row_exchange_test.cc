@@ -32,7 +32,6 @@ NamedCall call_of(const Runtime& runtime, int number) {
   std::iota(call.ranks.begin(), call.ranks.end(), 0U);
   call.index = runtime.rank();
   call.name = "call" + std::to_string(number);
-  call.label = "call: ";
   return call;
 }
 
@@ -140,7 +139,7 @@ TEST(RowExchange, RanksWhoseTensorsDifferHearOfItAll) {
       EXPECT_EQ(error.status().code(), Code::kMismatch);
       EXPECT_EQ(
           error.status().message(),
-          "call: ranks disagree, and only the first dimension may differ: rank 0: int32[0, 2], rank 1: int32[1, 5]");
+          "ranks disagree, and only the first dimension may differ: rank 0: int32[0, 2], rank 1: int32[1, 5]");
     }
     RowExchange next(call_of(runtime, 1), {{DataType::kInt32, {runtime.rank(), 2}}});
     wait_to_the_end(*next.tell(runtime));

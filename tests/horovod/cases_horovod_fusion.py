@@ -346,6 +346,11 @@ def case_lists_are_one_operation() -> None:
     shapes = [(2, 3), (3, 3)] if hvd.rank() == 0 else [(3, 3), (2, 3)]
     with expect_error(hvd.HorovodInternalError, "float32[2, 3]", "float32[3, 3]"):
         hvd.grouped_allreduce_([torch.zeros(shape) for shape in shapes], name="list.swapped")
+    with expect_error(hvd.HorovodInternalError, "float32[2], average", "float32[4] of a list, average"):
+        if hvd.rank() == 0:
+            hvd.allreduce_(torch.zeros(2), name="list.or.one")
+        else:
+            hvd.grouped_allreduce_([torch.zeros(2), torch.zeros(2)], name="list.or.one")
 
 
 def case_the_timeline_has_them() -> None:
@@ -353,14 +358,17 @@ def case_the_timeline_has_them() -> None:
         path = Path(folder) / "timeline.json"
         hvd.start_timeline(str(path))
         handles = [hvd.allreduce_async_(torch.ones(3), name=f"line.{index}") for index in range(5)]
+        # On one rank it cannot travel with others, so it goes alone on all.
+        square = torch.ones(2, 2)
+        handles.append(hvd.allreduce_async(square.t() if hvd.rank() == 1 else square, name="line.alone"))
         for handle in handles:
             hvd.synchronize(handle)
         time.sleep(0.2)
         hvd.stop_timeline()
         if hvd.rank() == 0:
             events = json.loads(path.read_text())
-            assert sum(event["ph"] == "B" for event in events) == 5
-            assert sum(event["ph"] == "E" for event in events) == 5
+            assert sum(event["ph"] == "B" for event in events) == 6
+            assert sum(event["ph"] == "E" for event in events) == 6
 
 
 def case_a_step_of_the_optimizer() -> None:

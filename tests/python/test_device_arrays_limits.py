@@ -28,6 +28,7 @@ def timed(call):
 
 def interrupted(call):
     """Ctrl-C in the middle of it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Who started the tests may ignore it.
     timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
     timer.start()
     begun = time.monotonic()

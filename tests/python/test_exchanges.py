@@ -143,8 +143,16 @@ def refuse_lists():
     for array, told in bad:
         with pytest.raises(herring.InvalidArgumentError, match=f"array 1 of the list.*{told}"):
             herring.grouped_allreduce_([np.ones(2), array])
-    with pytest.raises(herring.MismatchError):
+    with pytest.raises(herring.MismatchError, match=r"^grouped_allreduce: ranks disagree.*float64\[3\].*float64\[4\]"):
         herring.grouped_allreduce([np.ones(2), np.ones(3 + rank)])
+    with pytest.raises(
+        herring.MismatchError, match=r"^grouped_allreduce 'odd': ranks disagree.*float64\[3\].*float64\[4\]"
+    ):
+        herring.grouped_allreduce([np.ones(2), np.ones(3 + rank)], name="odd")
+    with pytest.raises(herring.MismatchError, match=r"^grouped_allreduce 'odd': ranks give lists of different lengths"):
+        herring.grouped_allreduce([np.ones(2)] * (1 + rank), name="odd")
+    with pytest.raises(herring.MismatchError, match=r"^allgather 'odd': "):
+        herring.allgather(np.ones((2, 2 + rank)), uneven=True, name="odd")
     with pytest.raises(herring.InvalidArgumentError, match="dtype complex128"):
         herring.grouped_allreduce([np.ones(2, complex), np.ones(2)])
     assert herring.grouped_allreduce([np.ones(2), np.ones(2)], "sum")[1].tolist() == [2.0, 2.0]

@@ -113,7 +113,7 @@ class Engine:
             operation = self._track(kind, key, announcement, steps(call), until_seen=name is not None)
             operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
-            if self.timeline is not None:
+            if self.timeline is not None and (set_id, key) not in self.fusions.going_alone:
                 self.timeline.watch(operation.on_done, kind, key)
             operation.begin(watched=not (waits or single_step) or self.timeline is not None)
             return operation

@@ -57,6 +57,8 @@ class Fusions:
         self.start_alone: StartAlone | None = None  # of the framework whose tensors come here
         self._all: dict[int, _core.Fusion] = {}  # by process set; those of sets that have gone, too
         self._alone: dict[int, Operation] = {}  # of those in flight that went alone
+        # Process set and key of what is going alone just now: the timeline has had it since it was submitted.
+        self.going_alone: set[tuple[int, str]] = set()
 
     def open(self, set_id: int, ranks: Sequence[int], index: int) -> None:
         """For a new process set that this rank is in; every rank of it calls this."""
@@ -182,7 +184,12 @@ class Fusions:
         self, set_id: int, ticket: int, tensor: Any, output: Any, name: str, op: int, prescale: float, postscale: float
     ) -> None:
         assert self.start_alone is not None
-        self._alone[ticket] = self.start_alone(tensor, output, name, op, prescale, postscale, set_id)
+        place = (set_id, f"allreduce.{name}")
+        self.going_alone.add(place)
+        try:
+            self._alone[ticket] = self.start_alone(tensor, output, name, op, prescale, postscale, set_id)
+        finally:
+            self.going_alone.discard(place)
 
     def is_done(self, fusion: _core.Fusion, ticket: int) -> bool:
         """poll() for who is not its owner; also of one that is not in flight any more."""
