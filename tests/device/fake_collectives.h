@@ -71,6 +71,7 @@ class FakeCollectives final : public DeviceCollectives {
     std::shared_ptr<std::atomic<bool>> has_failed =
         {};                                            ///< Once it is true, poll() says so; its kernels wait for ever.
     std::shared_ptr<std::atomic<bool>> is_stuck = {};  ///< While it is true, close() does not return.
+    std::shared_ptr<std::atomic<bool>> is_abort_held = {};  ///< While it is true, abort() has not begun.
   };
 
   /// The maker's process keeps the memory for the life of it.
@@ -130,6 +131,7 @@ class FakeCollectives final : public DeviceCollectives {
   }
 
   void abort() override {
+    while (world_.is_abort_held && *world_.is_abort_held) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (state_->kernels.is_aborted.exchange(true)) return;
     pending_ = nullptr;
     const Instant limit = std::chrono::steady_clock::now() + kForEver;

@@ -44,6 +44,12 @@ void expect_close(std::span<const std::byte> got, std::span<const std::byte> wan
   }
 }
 
+void meet(Runtime& runtime) {
+  Request barrier;
+  barrier.descriptor.collective = Collective::kBarrier;
+  runtime.submit(barrier)->wait(testing::in_seconds(30));
+}
+
 /// Of all-reduces of these operators and sizes, all under way at once. With two ranks on a host there is one order.
 void expect_the_sums_of_the_host(Runtime& runtime, std::span<const ReduceOp> ops, std::span<const std::size_t> sizes,
                                  bool has_the_bits) {
@@ -167,9 +173,7 @@ TEST(LibraryGroup, ARankThatGoesWhileKernelsWaitForItIsNamedLongBeforeTheTimeIsU
         EXPECT_EQ(member.end(0).code(), Code::kCancelled) << member.end(0).to_string();
       }
     }
-    Request barrier;
-    barrier.descriptor.collective = Collective::kBarrier;
-    runtime.submit(barrier)->wait(testing::in_seconds(30));
+    meet(runtime);
     member.gpu().unstall(member.sums_stream());
     member.close();
   }));
@@ -281,6 +285,39 @@ TEST(LibraryGroup, WhatTheLibrarySaysWhileItsKernelWaitsIsHeard) {
     member.submit(descriptor, member.values(descriptor, 2), 1h);
     member.finish(false);
     EXPECT_NE(member.end(1).message().find("a link is broken"), std::string::npos) << member.end(1).message();
+    member.close();
+  }));
+}
+
+TEST(LibraryGroup, ATensorIsGivenBackOnlyWhenACallInProgressCannotComeToTheDeviceAnyMore) {
+  expect_no_errors(run_job({.workers = 2}, [](Runtime& runtime) {
+    Member member(runtime);
+    member.use_library();
+    member.open();
+    const OpDescriptor descriptor = member.descriptor(DataType::kFloat32, ReduceOp::kSum, 50);
+    const auto run_until = [&member](Instant until, const auto& is_over) {
+      while (!is_over() && std::chrono::steady_clock::now() < until) {
+        member.group().run(std::chrono::steady_clock::now());
+      }
+    };
+    const auto never = [] { return false; };
+    // This rank meets the other one, and then does not make its call: the other's is in progress.
+    if (runtime.rank() == 1) {
+      member.submit(descriptor, member.values(descriptor, 1));
+      run_until(std::chrono::steady_clock::now() + 300ms, never);
+    }
+    meet(runtime);
+    if (runtime.rank() == 0) {
+      member.hold_abort(true);
+      member.submit(descriptor, member.values(descriptor, 1), 1s);
+      run_until(testing::in_seconds(2), never);
+      EXPECT_FALSE(member.group().status().is_ok());
+      EXPECT_FALSE(member.is_released(0));
+      member.hold_abort(false);
+      run_until(testing::in_seconds(20), [&member] { return member.is_released(0); });
+      EXPECT_TRUE(member.is_released(0));
+    }
+    meet(runtime);
     member.close();
   }));
 }

@@ -56,8 +56,8 @@ class PeerMember {
 
   /// Sums by the fake of NCCL. `first`: done before this rank connects. `is_astray`: it connects to nobody.
   void use_library(std::function<void()> first = {}, bool is_astray = false) {
-    options_.library =
-        std::make_shared<FakeLibrary>(gpu_, mutex_, faults_, std::move(first), is_astray, has_failed_, is_stuck_);
+    options_.library = std::make_shared<FakeLibrary>(gpu_, mutex_, faults_, std::move(first), is_astray, has_failed_,
+                                                     is_stuck_, is_abort_held_);
     options_.watch = {.patience = std::chrono::milliseconds(200), .grace = std::chrono::milliseconds(300)};
   }
   /// The stream of its sums, by the order in which streams are made.
@@ -67,6 +67,8 @@ class PeerMember {
   void break_library() { *has_failed_ = true; }
   /// Whether communicators of this rank come to their end.
   void set_stuck(bool is_stuck) { *is_stuck_ = is_stuck; }
+  /// Whether communicators of this rank, where they are aborted, go on as before for now.
+  void hold_abort(bool is_held) { *is_abort_held_ = is_held; }
   void set_timeout(Duration timeout) { options_.timeout = timeout; }
 
   void open() { group_ = PeerGroup::open(std::move(options_)); }
@@ -127,6 +129,7 @@ class PeerMember {
     const std::byte* const there = gpu_.alias(tensors_[index].address, tensors_[index].bytes);
     return {there, there + tensors_[index].bytes};
   }
+  bool is_released(std::size_t index) const { return released_[index]; }
   const Status& end(std::size_t index) const { return *ends_[index]; }
   FakeGpu& gpu() { return gpu_; }
   const std::vector<std::string>& faults() const { return faults_->empty() ? gpu_.faults() : *faults_; }
@@ -138,14 +141,15 @@ class PeerMember {
   struct FakeLibrary final : DeviceCollectivesLibrary {
     FakeLibrary(FakeGpu& its_gpu, std::recursive_mutex& its_mutex, std::shared_ptr<std::vector<std::string>> its_faults,
                 std::function<void()> done_first, bool is_it_astray, std::shared_ptr<std::atomic<bool>> whether_failed,
-                std::shared_ptr<std::atomic<bool>> whether_stuck)
+                std::shared_ptr<std::atomic<bool>> whether_stuck, std::shared_ptr<std::atomic<bool>> whether_abort_held)
         : gpu(its_gpu),
           mutex(its_mutex),
           faults(std::move(its_faults)),
           first(std::move(done_first)),
           is_astray(is_it_astray),
           has_failed(std::move(whether_failed)),
-          is_stuck(std::move(whether_stuck)) {}
+          is_stuck(std::move(whether_stuck)),
+          is_abort_held(std::move(whether_abort_held)) {}
     std::string description() const override { return "a fake NCCL"; }
     Id make_id() override { return FakeCollectives::make_id(); }
     std::unique_ptr<DeviceCollectives> connect(const Id& id, std::uint32_t members, std::uint32_t index,
@@ -156,6 +160,7 @@ class PeerMember {
       world.neighbors = neighbors;
       world.has_failed = has_failed;
       world.is_stuck = is_stuck;
+      world.is_abort_held = is_abort_held;
       return std::make_unique<FakeCollectives>(std::move(world), is_astray ? make_id() : id, members, index);
     }
     FakeGpu& gpu;
@@ -165,6 +170,7 @@ class PeerMember {
     const bool is_astray;
     const std::shared_ptr<std::atomic<bool>> has_failed;
     const std::shared_ptr<std::atomic<bool>> is_stuck;
+    const std::shared_ptr<std::atomic<bool>> is_abort_held;
     const std::shared_ptr<FakeNeighbors> neighbors = std::make_shared<FakeNeighbors>();
   };
 
@@ -174,6 +180,7 @@ class PeerMember {
   const std::shared_ptr<std::vector<std::string>> faults_ = std::make_shared<std::vector<std::string>>();
   const std::shared_ptr<std::atomic<bool>> has_failed_ = std::make_shared<std::atomic<bool>>(false);
   const std::shared_ptr<std::atomic<bool>> is_stuck_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<bool>> is_abort_held_ = std::make_shared<std::atomic<bool>>(false);
   FakeDevice* device_ = nullptr;
   StreamHandle in_;
   PeerGroup::Options options_;
