@@ -63,7 +63,9 @@ class ServerProcess::Impl {
       }
       HubEvent event;
       while (options.hub->next_event(event)) {
-        if (take(event)) return outcome;
+        if (!take(event)) continue;
+        lane_threads.clear();  // A lane's counters are complete when its thread has ended.
+        return outcome;
       }
     }
     // Who stops it may have heard earlier than this one why the job is over.

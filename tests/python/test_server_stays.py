@@ -124,6 +124,15 @@ def test_it_serves_job_after_job_and_keeps_nothing_of_them(server, run_job):
     assert len(server.lines()) == 4, server.lines()
 
 
+def test_what_it_says_of_a_job_is_all_of_the_job(start, run_job):
+    """Also where the lane's thread has had no pause since the last operation."""
+    server = start(HERRING_SPIN_US="1000000")
+    server.await_line("waiting for a job")
+    assert run_job(server) == [True, True]
+    server.await_line("herring server 0: ", 2)
+    assert f"herring server 0: {ROUNDS} operations" in server.lines()[1]
+
+
 def test_a_lost_worker_and_a_job_that_refuses_it_do_not_end_it(server, run_job):
     run_job(server, codes=[1, 9], die=True)
     server.await_line("worker 1 (pid")
