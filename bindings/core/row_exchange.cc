@@ -81,8 +81,8 @@ void bind_row_exchange(py::module_& module) {
       .def(py::init([](const py::sequence& arrays, const Splits& splits, std::uint32_t group,
                        std::vector<std::uint32_t> ranks, std::uint32_t index, std::string name, std::uint64_t use,
                        std::optional<double> timeout) {
-             return make_exchange(arrays, splits,
-                                  {GroupId{group}, std::move(ranks), index, std::move(name), use, to_duration(timeout)});
+             return make_exchange(
+                 arrays, splits, {GroupId{group}, std::move(ranks), index, std::move(name), use, to_duration(timeout)});
            }),
            py::arg("arrays"), py::arg("splits"), py::kw_only(), py::arg("group"), py::arg("ranks"), py::arg("index"),
            py::arg("name"), py::arg("use"), py::arg("timeout"))

@@ -137,9 +137,8 @@ TEST(RowExchange, RanksWhoseTensorsDifferHearOfItAll) {
       ADD_FAILURE() << "rank " << runtime.rank() << " has not heard of it";
     } catch (const Error& error) {
       EXPECT_EQ(error.status().code(), Code::kMismatch);
-      EXPECT_EQ(
-          error.status().message(),
-          "ranks disagree, and only the first dimension may differ: rank 0: int32[0, 2], rank 1: int32[1, 5]");
+      EXPECT_EQ(error.status().message(),
+                "ranks disagree, and only the first dimension may differ: rank 0: int32[0, 2], rank 1: int32[1, 5]");
     }
     RowExchange next(call_of(runtime, 1), {{DataType::kInt32, {runtime.rank(), 2}}});
     wait_to_the_end(*next.tell(runtime));
