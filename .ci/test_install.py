@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -89,8 +88,7 @@ def main() -> None:
         run([sys.executable, "-c", build], checkout)
         (archive,) = dist.glob("herring-*.tar.gz")
         checkout.rename(folder / "first-checkout")
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter="data")
+        shutil.unpack_archive(archive, folder)
         (folder / archive.name.removesuffix(".tar.gz")).rename(checkout)
         from_archive = installed(checkout, folder / "from-archive")
         print(f"test-install: from {archive.name}: {len(from_archive)} files, two ranks have worked", flush=True)
