@@ -39,7 +39,7 @@ struct SubmitArguments {
   std::optional<double> timeout;
   bool is_waited_for = false;
   bool has_backup = false;
-  std::uint64_t digest = 0;  ///< Of the list of arrays that it is of; 0: of none.
+  std::uint64_t digest = 0;  ///< Of the list to which its arrays belong; 0: no list.
   bool may_travel = false;   ///< A call of the program's own, by whose name others may know it.
 };
 

@@ -47,7 +47,7 @@ constexpr GroupId callers_group(GroupId group) {
 std::string to_string(const OpKey& key);
 
 inline constexpr std::uint8_t kMaxDims = 8;
-/// What has it is no size but, behind the sizes, a digest of the list of tensors that the argument is of.
+/// Set in the entry behind a shape's sizes that is a digest of the list of tensors to which the argument belongs.
 inline constexpr std::uint64_t kListDigest = std::uint64_t{1} << 63;
 
 /// What a rank says it is doing. All ranks of the group must say the same, or each gets an error that says who said
