@@ -115,7 +115,7 @@ class CMakeBuild(build_ext):
 
     @staticmethod
     def copy_sources(package: Path) -> None:
-        """Headers and sources from which the torch binding is built later, against the user's torch."""
+        """Headers and sources of what is built later, against the user's torch and TensorFlow."""
         builder = runpy.run_path(str(ROOT / "herring" / "torch" / "_build.py"))
         units, headers = ROOT / "bindings" / "torch", ROOT / "csrc"
         for file in builder["Sources"](units, headers, package / "lib").files():
@@ -125,6 +125,9 @@ class CMakeBuild(build_ext):
             )
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target)
+        (package / "_tensorflow_src").mkdir(exist_ok=True)
+        for file in (ROOT / "bindings" / "tensorflow").glob("gpu_stream.*"):
+            shutil.copy2(file, package / "_tensorflow_src")
 
     def build_torch_binding(self, package: Path) -> None:
         """Best effort: the backend's first use builds it as well."""

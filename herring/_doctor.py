@@ -208,7 +208,7 @@ def _tensorflow() -> Finding:
     why = _why_not("from herring.tensorflow._ops import library; library()")
     if why:
         return Finding("TensorFlow", "problem", f"{version}, but herring.tensorflow does not load: {why}")
-    return Finding("TensorFlow", "ok", f"{version}; herring.tensorflow: CPU tensors, in eager mode and tf.function")
+    return Finding("TensorFlow", "ok", f"{version}; herring.tensorflow: in eager mode and tf.function")
 
 
 def _mpi() -> Finding:

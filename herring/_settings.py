@@ -48,6 +48,7 @@ class Settings(TypedDict, total=False):
     device_blocks: int | str | None
     nccl: str | None
     gpudirect: _AutoOnOff | None
+    tensorflow_stream: _AutoOnOff | None
     provider: Literal["auto", "efa", "verbs", "tcp", "builtin"] | None
     interface: str | None
     simd: Literal["auto", "avx512", "avx2", "neon", "scalar"] | None

@@ -108,6 +108,8 @@ void bind_config(py::module_& module) {
       .def_property_readonly("device_blocks", reader(&Config::device_blocks))
       .def_property_readonly("nccl", reader(&Config::nccl))
       .def_property_readonly("gpudirect", [](const PyConfig& self) { return text(self.result.config.gpudirect); })
+      .def_property_readonly("tensorflow_stream",
+                             [](const PyConfig& self) { return text(self.result.config.tensorflow_stream); })
       .def_property_readonly("spin_us", reader(&Config::spin_us))
       .def_property_readonly("slice_us", reader(&Config::slice_us))
       .def_property_readonly("tcp_congestion", reader(&Config::tcp_congestion))

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
-#include <mutex>
 #include <utility>
 
 #include "bindings/core/buffer.h"
@@ -37,13 +35,7 @@ void check_place(const dlpack::Device& place, std::uint32_t device, const std::s
 }  // namespace
 
 std::shared_ptr<DeviceCopies> device_copies(std::uint32_t device) {
-  static auto* const mutex = new std::mutex();
-  // Never destroyed: the driver goes before the process does.
-  static auto* const all = new std::map<std::uint32_t, std::shared_ptr<DeviceCopies>>();
-  const std::scoped_lock lock(*mutex);
-  std::shared_ptr<DeviceCopies>& one = (*all)[device];
-  if (!one) one = std::make_shared<DeviceCopies>(cuda::open_device(DeviceId{device}));
-  return one;
+  return DeviceCopies::of("cuda", DeviceId{device}, &cuda::open_device);
 }
 
 DeviceArray::DeviceArray(py::handle array, bool is_written, const std::string& role) : role_(role) {

@@ -1,16 +1,22 @@
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bindings/tensorflow/composed.h"
+#include "bindings/tensorflow/gpu_stream.h"
 #include "bindings/tensorflow/pending.h"
+#include "bindings/tensorflow/status.h"
 #include "bindings/tensorflow/tf_c_api.h"
+#include "bindings/tensorflow/waiting.h"
 
 /// TensorFlow's operations of Herring.
 ///
@@ -25,16 +31,14 @@
 /// order on every rank, which one inter-op thread can keep up with. In a session of TensorFlow 1 nothing has an order:
 /// there, as many waits as TensorFlow has threads would keep it from submitting the rest, each rank another rest; so
 /// they hold none.
+///
+/// Tokens and handles are of int32, which TensorFlow keeps in the host's memory wherever an operation runs.
+///
+/// On a GPU the same operations take and give memory of the host, which TensorFlow copies; or, where Herring is told
+/// how to find TensorFlow's stream (gpu_stream.h), memory of the GPU: HerringSubmit starts the copy to the host then,
+/// and HerringWait the operation when the copy has ended, and the copy back (on_gpu.h).
 namespace herring::tensorflow_binding {
 namespace {
-
-struct DeleteStatus {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-};
-using TfStatus = std::unique_ptr<TF_Status, DeleteStatus>;
-
-TfStatus new_status() { return TfStatus(TF_NewStatus()); }
-bool is_ok(const TfStatus& status) { return TF_GetCode(status.get()) == TF_OK; }
 
 std::optional<DataType> dtype_of(TF_DataType dtype) {
   switch (dtype) {
@@ -62,34 +66,6 @@ std::optional<DataType> dtype_of(TF_DataType dtype) {
   return std::nullopt;
 }
 
-TF_Code code_of(Code code) {
-  switch (code) {
-    case Code::kInvalidArgument:
-      return TF_INVALID_ARGUMENT;
-    case Code::kMismatch:
-    case Code::kShutdown:
-    case Code::kNotFinite:
-      return TF_FAILED_PRECONDITION;
-    case Code::kTimeout:
-      return TF_DEADLINE_EXCEEDED;
-    case Code::kPeerLost:
-    case Code::kTransport:
-      return TF_ABORTED;  // TensorFlow makes Unavailable, of operations that it does not know, an internal error.
-    case Code::kCancelled:
-      return TF_CANCELLED;
-    case Code::kCorrupted:
-      return TF_DATA_LOSS;
-    default:
-      return TF_INTERNAL;
-  }
-}
-
-void fail(TF_OpKernelContext* context, TF_Code code, const std::string& text) {
-  const TfStatus status = new_status();
-  TF_SetStatus(status.get(), code, text.c_str());
-  TF_OpKernelContext_Failure(context, status.get());
-}
-
 /// The node's attributes.
 struct Settings {
   std::string name;
@@ -99,7 +75,22 @@ struct Settings {
   std::uint32_t group = 0;
   bool has_key = false;           ///< Ranks find the operation by its key, also without a name (Horovod's).
   bool names_iterations = false;  ///< Of a loop that may run several at once, in any order.
+  bool is_on_gpu = false;         ///< The tensor is in memory of the GPU.
 };
+
+/// Where TensorFlow's tensors on GPUs are taken as they are: how to find the stream.
+std::atomic<StreamOf>& stream_of() {
+  static std::atomic<StreamOf> one = nullptr;
+  return one;
+}
+
+/// Of a kernel on a GPU. Throws Error.
+GpuStream stream_of_kernel(TF_OpKernelContext* context) {
+  GpuStream stream;
+  if (stream_of().load()(context, &stream) != 0) return stream;
+  throw Error(Code::kUnavailable,
+              "TensorFlow runs this on a device whose stream it does not tell; set HERRING_TENSORFLOW_STREAM=off");
+}
 
 std::string string_attr(TF_OpKernelConstruction* context, const char* attr, TF_Status* status) {
   std::int32_t entries = 0;
@@ -132,6 +123,12 @@ void* create_submit(TF_OpKernelConstruction* context) {
   settings->names_iterations = number("names_iterations") != 0;
   if (!is_ok(status)) TF_OpKernelConstruction_Failure(context, status.get());
   return settings.release();
+}
+
+void* create_submit_on_gpu(TF_OpKernelConstruction* context) {
+  void* const settings = create_submit(context);
+  static_cast<Settings*>(settings)->is_on_gpu = true;
+  return settings;
 }
 
 void delete_submit(void* settings) { delete static_cast<Settings*>(settings); }
@@ -179,8 +176,41 @@ std::string name_of(const Settings& settings, TF_OpKernelContext* context) {
   return iteration == 0 ? settings.name : settings.name + ".iteration." + std::to_string(iteration);
 }
 
+/// One step, of a tensor on a GPU: in the memory that stands for it.
+void start_for_gpu(const Settings& settings, const Call& call, Pending& pending) {
+  runtime::Request request;
+  request.group = call.group;
+  if (!call.wire_name.empty()) request.name = call.wire_name;
+  request.descriptor =
+      describe(settings.collective, call.dtype, settings.reduce, settings.root, shape_of(pending.gpu->output()));
+  request.input = request.output = pending.gpu->host();
+  pending.works = {call.job->submit(request)};
+}
+
+/// Starts the copy of the input to the host, and says what starts the operation after that.
+void copy_from_gpu(const Settings& settings, const Call& call, TF_OpKernelContext* context, Pending& pending) {
+  if (settings.collective != Collective::kAllReduce && settings.collective != Collective::kBroadcast) {
+    throw Error(Code::kInvalidArgument, std::string(name(settings.collective)) + " takes no tensors on GPUs here");
+  }
+  const GpuStream stream = stream_of_kernel(context);
+  const TfStatus status = new_status();
+  const std::vector<std::int64_t> shape = shape_of(pending.input.get());
+  TF_AllocatorAttributes attributes{sizeof(TF_AllocatorAttributes), 0};
+  Tensor output(TF_AllocateTemp(context, TF_TensorType(pending.input.get()), shape.data(),
+                                static_cast<int>(shape.size()), &attributes, status.get()));
+  if (!is_ok(status)) throw std::runtime_error(TF_Message(status.get()));
+  Process& process = Process::instance();
+  pending.gpu = std::make_unique<OnGpu>(stream, *process.pinned_memory(), std::move(pending.input), std::move(output),
+                                        process.limit());
+  pending.next = [settings, call](Pending& now) {
+    start_for_gpu(settings, call, now);
+    if (now.in_flight) Process::instance().keys().announce(now.in_flight->announcement());
+  };
+}
+
 /// Takes the input tensors and starts the operation, which has pending->name.
-void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr<Pending>& pending) {
+void submit_into(const Settings& settings, DataType dtype, TF_OpKernelContext* context,
+                 const std::shared_ptr<Pending>& pending) {
   Call call;
   call.job = Process::instance().job();
   if (!call.job) {
@@ -200,13 +230,10 @@ void submit_into(const Settings& settings, DataType dtype, const std::shared_ptr
     call.wire_name = pending->in_flight->wire_name();
     call.use = pending->in_flight->announcement().use;
   }
+  if (settings.is_on_gpu) return copy_from_gpu(settings, call, context, *pending);
   start(settings, call, *pending);
   // Who has joined takes part when it hears of it; what starts meanwhile does not wait for that.
   if (pending->in_flight) Process::instance().keys().announce(pending->in_flight->announcement());
-}
-
-void fail_with(TF_OpKernelContext* context, const std::string& name, const std::exception& error, TF_Code code) {
-  fail(context, code, "herring: " + (name.empty() ? "" : "\"" + name + "\": ") + error.what());
 }
 
 void submit(void* kernel, TF_OpKernelContext* context) {
@@ -233,142 +260,73 @@ void submit(void* kernel, TF_OpKernelContext* context) {
                 "herring: " + std::string(name(settings.collective)) + " \"" + own_name + "\": dtype " +
                     std::to_string(type) + " of TensorFlow is not supported");
   }
-  TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get());
+  TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(Number), status.get());
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
   const Tensor owned(handle);
   try {
-    submit_into(settings, *dtype, pending);
+    submit_into(settings, *dtype, context, pending);
   } catch (const Error& error) {
     return fail_with(context, own_name, error, code_of(error.status().code()));
   } catch (const std::exception& error) {
     return fail_with(context, own_name, error, TF_RESOURCE_EXHAUSTED);
   }
-  const std::int64_t number = Process::instance().add(pending);
+  const Number number = Process::instance().add(pending);
   std::memcpy(TF_TensorData(handle), &number, sizeof(number));
 }
 
 void* create_nothing(TF_OpKernelConstruction*) { return nullptr; }
 void delete_nothing(void*) {}
 
-/// Why a call fails: the first reason ends all of it.
-struct Failure {
-  TF_Code code = TF_OK;
-  std::string text;
-
-  explicit operator bool() const { return code != TF_OK; }
-  void set(TF_Code why, const Pending& pending, const std::string& what) {
-    code = why;
-    text = "herring: " + (pending.name.empty() ? "" : "\"" + pending.name + "\": ") + what;
-  }
-};
-
-/// A call that waits for its operations: for one after the other, and then for the next steps of those that have some.
-/// Where one has failed the others are let go.
-class Waiting final {
- public:
-  explicit Waiting(TF_OpKernelContext* context);
-
-  /// What has to end before next() is called again; null: all is over.
-  std::shared_ptr<runtime::Work> next();
-  /// Gives TensorFlow the results, or why there are none.
-  void answer();
-
- private:
-  bool start_next_step(Pending& pending);
-
-  TF_OpKernelContext* context_;
-  std::vector<std::shared_ptr<Pending>> all_;
-  std::vector<std::shared_ptr<Pending>> open_;
-  std::size_t place_ = 0;  ///< In open_.
-  std::vector<std::shared_ptr<Pending>> further_;
-  Failure failure_;
-};
-
-Waiting::Waiting(TF_OpKernelContext* context) : context_(context) {
-  const TfStatus status = new_status();
-  for (int i = 0; i < TF_NumInputs(context); ++i) {
-    TF_Tensor* handle = nullptr;
-    TF_GetInput(context, i, &handle, status.get());
-    if (!is_ok(status)) {
-      failure_ = {TF_GetCode(status.get()), TF_Message(status.get())};
-      break;
-    }
-    const Tensor owned(handle);
-    std::int64_t number = 0;
-    std::memcpy(&number, TF_TensorData(handle), sizeof(number));
-    if (auto pending = Process::instance().take(number)) {
-      if (all_.empty() || all_.back()->call != pending->call) Process::instance().end_call(pending->call);
-      all_.push_back(std::move(pending));
-    } else {
-      failure_.set(TF_FAILED_PRECONDITION, {}, "this operation was already waited for, or it belongs to another job");
-    }
-  }
-  open_ = all_;
-}
-
-std::shared_ptr<runtime::Work> Waiting::next() {
-  while (!open_.empty()) {
-    for (; place_ < open_.size(); ++place_) {
-      const std::shared_ptr<Pending>& pending = open_[place_];
-      if (failure_) {
-        drop(pending);
-        continue;
-      }
-      const auto& works = pending->works;
-      const auto work = std::find_if(works.begin(), works.end(), [](const auto& each) { return !each->is_done(); });
-      if (work != works.end()) return *work;
-      if (start_next_step(*pending)) further_.push_back(pending);
-    }
-    open_ = std::exchange(further_, {});
-    place_ = 0;
-  }
-  return nullptr;
-}
-
-/// False where there is none.
-bool Waiting::start_next_step(Pending& pending) {
-  for (const auto& work : pending.works) {
-    const Status outcome = work->status();
-    if (!outcome.is_ok()) {
-      failure_.set(code_of(outcome.code()), pending, outcome.to_string());
-      return false;
-    }
-  }
-  if (!pending.next) return false;
-  pending.works.clear();
-  try {
-    std::exchange(pending.next, nullptr)(pending);
-  } catch (const Error& error) {
-    failure_.set(code_of(error.status().code()), pending, error.status().to_string());
-  } catch (const std::exception& error) {
-    failure_.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
-  }
-  return !failure_;
-}
-
-void Waiting::answer() {
-  const TfStatus status = new_status();
-  int place = 0;
-  for (const auto& pending : all_) {
-    for (const Tensor& output : pending->outputs) {
-      if (failure_) break;
-      TF_SetOutput(context_, place++, output.get(), status.get());
-      if (!is_ok(status)) failure_.set(TF_GetCode(status.get()), *pending, TF_Message(status.get()));
-    }
-  }
-  if (failure_) fail(context_, failure_.code, failure_.text);
-}
-
 // A call blocks for either of these: the program's threads wait for the graph, so nothing else is called before it
 // ends.
 
-void wait(void*, TF_OpKernelContext* context) {
-  Waiting waiting(context);
+/// Nobody says when a copy has ended: a look, and then a nap, which is longer where nothing has moved.
+void wait_with_gpu(Waiting& waiting) {
+  constexpr std::chrono::microseconds kShortestNap(10);
+  constexpr std::chrono::microseconds kLongestNap(200);
+  std::chrono::microseconds nap = kShortestNap;
+  std::shared_ptr<runtime::Work> awaited;
+  std::shared_ptr<void> blocked;
+  while (true) {
+    const Waiting::Turn turn = waiting.turn();
+    if (turn.is_over) return;
+    const auto now_awaited = turn.is_about_to_call ? nullptr : turn.work;
+    if (awaited != now_awaited) {
+      blocked.reset();
+      awaited = now_awaited;
+      if (awaited) blocked = awaited->block(true);
+    }
+    nap = turn.has_moved ? kShortestNap : std::min(2 * nap, kLongestNap);
+    if (turn.work) {
+      turn.work->wait(std::chrono::steady_clock::now() + nap);
+    } else {
+      std::this_thread::sleep_for(nap);
+    }
+  }
+}
+
+void wait_for_all(Waiting& waiting) {
+  if (waiting.has_gpu_tensors()) return wait_with_gpu(waiting);
   while (const auto work = waiting.next()) {
     const std::shared_ptr<void> blocked = work->block(true);
     work->wait(Instant::max());
   }
+}
+
+void wait(void*, TF_OpKernelContext* context) {
+  Waiting waiting(context);
+  wait_for_all(waiting);
   waiting.answer();
+}
+
+void wait_on_gpu(void*, TF_OpKernelContext* context) {
+  try {
+    Waiting waiting(context, stream_of_kernel(context));
+    wait_for_all(waiting);
+    waiting.answer();
+  } catch (const Error& error) {
+    fail_with(context, "", error, code_of(error.status().code()));
+  }
 }
 
 /// Here no thread waits: whatever runs when an operation has ended goes on with the next one.
@@ -387,7 +345,9 @@ void go_on(const std::shared_ptr<Waiting>& waiting, const std::function<void()>&
 /// `done` is TensorFlow's own std::function<void()>, on the stack of who calls this: it is copied, by what its class is
 /// in the releases that herring/tensorflow/_ops.py names (tensorflow/core/framework/op_kernel.h, DoneCallback).
 void wait_aside(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  go_on(std::make_shared<Waiting>(context), *reinterpret_cast<std::function<void()>*>(done));
+  const auto waiting = std::make_shared<Waiting>(context);
+  if (waiting->has_gpu_tensors()) wait_with_gpu(*waiting);  // Which herring/tensorflow/_ops.py does not let come here.
+  go_on(waiting, *reinterpret_cast<std::function<void()>*>(done));
 }
 
 /// What HerringPlace tells. Numbers are those of herring/tensorflow/_ops.py.
@@ -455,9 +415,9 @@ void place(void* kernel, TF_OpKernelContext* context) {
 
 void begin(void*, TF_OpKernelContext* context) {
   const TfStatus status = new_status();
-  const Tensor token(TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(std::int64_t), status.get()));
+  const Tensor token(TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(Number), status.get()));
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
-  const std::int64_t call = Process::instance().begin_call();
+  const Number call = Process::instance().begin_call();
   std::memcpy(TF_TensorData(token.get()), &call, sizeof(call));
 }
 
@@ -477,36 +437,59 @@ void define(const char* op, bool is_stateful, std::initializer_list<const char*>
   TF_RegisterOpDefinition(builder, status.get());
 }
 
-void serve(const char* op, void* (*create)(TF_OpKernelConstruction*), void (*compute)(void*, TF_OpKernelContext*),
-           void (*destroy)(void*)) {
+using Create = void* (*)(TF_OpKernelConstruction*);
+using Compute = void (*)(void*, TF_OpKernelContext*);
+using Destroy = void (*)(void*);
+
+void register_kernel(const char* op, TF_KernelBuilder* builder, std::initializer_list<const char*> on_host = {}) {
+  for (const char* argument : on_host) TF_KernelBuilder_HostMemory(builder, argument);
   const TfStatus status = new_status();
-  TF_RegisterKernelBuilder(op, TF_NewKernelBuilder(op, "CPU", create, compute, destroy), status.get());
+  TF_RegisterKernelBuilder(op, builder, status.get());
 }
 
-void serve_aside(const char* op, void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*)) {
+void serve(const char* op, Create create, Compute compute, Destroy destroy) {
+  register_kernel(op, TF_NewKernelBuilder(op, "CPU", create, compute, destroy));
+}
+
+/// On a GPU: arguments and results in memory of the host, but for those that are not named.
+void serve_gpu(const char* op, Create create, Compute compute, Destroy destroy,
+               std::initializer_list<const char*> on_host) {
+  register_kernel(op, TF_NewKernelBuilder(op, "GPU", create, compute, destroy), on_host);
+}
+
+/// HerringSubmit, by TensorFlow's types: those of int32 lie in the host's memory, as its own operations have them.
+void serve_submit_by_stream() {
   const TfStatus status = new_status();
-  TF_KernelBuilder* const builder = TF_NewAsyncKernelBuilder(op, "CPU", &create_nothing, compute, &delete_nothing);
-  TF_RegisterKernelBuilder(op, builder, status.get());
+  for (const TF_DataType type :
+       {TF_FLOAT, TF_DOUBLE, TF_HALF, TF_BFLOAT16, TF_INT8, TF_INT16, TF_INT32, TF_INT64, TF_UINT8, TF_BOOL}) {
+    const bool is_on_host = type == TF_INT32;
+    TF_KernelBuilder* const builder = TF_NewKernelBuilder(
+        "HerringSubmit", "GPU", is_on_host ? &create_submit : &create_submit_on_gpu, &submit, &delete_submit);
+    TF_KernelBuilder_TypeConstraint(builder, "T", type, status.get());
+    if (is_on_host) TF_KernelBuilder_HostMemory(builder, "value");
+    register_kernel("HerringSubmit", builder, {"token", "handle"});
+  }
 }
 
 /// When the library is loaded, which is what tf.load_op_library asks for.
 [[maybe_unused]] const bool kIsRegistered = [] {
-  define("HerringBegin", true, {}, "token: int64", {});
-  define("HerringSubmit", false, {"value: T", "token: int64"}, "handle: int64",
+  define("HerringBegin", true, {}, "token: int32", {});
+  define("HerringSubmit", false, {"value: T", "token: int32"}, "handle: int32",
          {"T: type", "tensor_name: string", "collective: int", "reduce: int", "root: int", "group: int = 0",
           "has_key: int = 0", "names_iterations: int = 0"});
-  define("HerringSubmitSplits", false, {"value: T", "splits: S", "token: int64"}, "handle: int64",
+  define("HerringSubmitSplits", false, {"value: T", "splits: S", "token: int32"}, "handle: int32",
          {"T: type", "S: {int32, int64}", "tensor_name: string", "collective: int", "reduce: int", "root: int",
           "group: int = 0", "has_key: int = 0", "names_iterations: int = 0"});
   define("HerringPlace", true, {}, "number: int32", {"place: int", "group: int = 0"});
-  define("HerringWait", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
-  define("HerringWaitAside", true, {"handles: N * int64"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
+  define("HerringWait", true, {"handles: N * int32"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
+  define("HerringWaitAside", true, {"handles: N * int32"}, "results: T", {"N: int >= 1", "T: list(type) >= 1"});
   serve("HerringBegin", &create_nothing, &begin, &delete_nothing);
   serve("HerringSubmit", &create_submit, &submit, &delete_submit);
   serve("HerringSubmitSplits", &create_submit, &submit, &delete_submit);
   serve("HerringPlace", &create_place, &place, &delete_place);
   serve("HerringWait", &create_nothing, &wait, &delete_nothing);
-  serve_aside("HerringWaitAside", &wait_aside);
+  register_kernel("HerringWaitAside",
+                  TF_NewAsyncKernelBuilder("HerringWaitAside", "CPU", &create_nothing, &wait_aside, &delete_nothing));
   return true;
 }();
 
@@ -516,9 +499,31 @@ void serve_aside(const char* op, void (*compute)(void*, TF_OpKernelContext*, TF_
 extern "C" {
 
 /// `job` points to a std::shared_ptr<herring::runtime::Communicator>: what the capsule of _core.Runtime holds.
-__attribute__((visibility("default"))) void herring_tensorflow_attach(void* job) {
+/// `limit_s`: its time limit of operations.
+__attribute__((visibility("default"))) void herring_tensorflow_attach(void* job, double limit_s) {
   using herring::runtime::Communicator;
-  herring::tensorflow_binding::Process::instance().attach(*static_cast<std::shared_ptr<Communicator>*>(job));
+  herring::tensorflow_binding::Process::instance().attach(*static_cast<std::shared_ptr<Communicator>*>(job),
+                                                          herring::duration_of(limit_s));
+}
+
+/// Registers the operations for GPUs as well, once in a process. `find`: how to find TensorFlow's stream there, and
+/// Herring copies tensors itself; null: TensorFlow does.
+__attribute__((visibility("default"))) void herring_tensorflow_serve_gpus(herring::tensorflow_binding::StreamOf find) {
+  using namespace herring::tensorflow_binding;
+  stream_of() = find;
+  serve_gpu("HerringBegin", &create_nothing, &begin, &delete_nothing, {"token"});
+  serve_gpu("HerringPlace", &create_place, &place, &delete_place, {"number"});
+  serve_gpu("HerringSubmitSplits", &create_submit, &submit, &delete_submit, {"value", "splits", "token", "handle"});
+  register_kernel("HerringWaitAside",
+                  TF_NewAsyncKernelBuilder("HerringWaitAside", "GPU", &create_nothing, &wait_aside, &delete_nothing),
+                  {"handles", "results"});
+  if (find == nullptr) {
+    serve_gpu("HerringSubmit", &create_submit, &submit, &delete_submit, {"value", "token", "handle"});
+    serve_gpu("HerringWait", &create_nothing, &wait, &delete_nothing, {"handles", "results"});
+    return;
+  }
+  serve_submit_by_stream();
+  serve_gpu("HerringWait", &create_nothing, &wait_on_gpu, &delete_nothing, {"handles"});
 }
 
 /// Another generation of the job, or another owner of its process sets: those, and what is pending, are forgotten.

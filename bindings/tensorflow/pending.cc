@@ -6,16 +6,25 @@
 #include <utility>
 
 namespace herring::tensorflow_binding {
+namespace {
+
+/// The one of 2^31 others before is over.
+Number number_of(std::uint64_t count) { return static_cast<Number>(count & 0x7FFF'FFFF); }
+
+}  // namespace
 
 Process& Process::instance() {
   static Process* const process = new Process;  // Never freed: kernels may run while the process exits.
   return *process;
 }
 
-void Process::attach(const std::shared_ptr<runtime::Communicator>& job) {
+void Process::attach(const std::shared_ptr<runtime::Communicator>& job, Duration limit) {
+  auto pinned = std::make_shared<runtime::PinnedMemory>(job);
   {
     const std::lock_guard lock(mutex_);
     job_ = job;
+    pinned_.swap(pinned);
+    limit_ = limit;
     pid_ = ::getpid();
     local_.reset();
   }
@@ -33,7 +42,7 @@ void Process::begin_again() {
 }
 
 void Process::let_go_of_pending() {
-  std::unordered_map<std::int64_t, std::shared_ptr<Pending>> old;
+  std::unordered_map<Number, std::shared_ptr<Pending>> old;
   {
     const std::lock_guard lock(mutex_);
     old.swap(pending_);
@@ -71,26 +80,38 @@ std::shared_ptr<runtime::Communicator> Process::job() const {
   return pid_ == ::getpid() ? job_.lock() : nullptr;
 }
 
-std::int64_t Process::begin_call() {
+Duration Process::limit() const {
+  const std::lock_guard lock(mutex_);
+  return limit_;
+}
+
+std::shared_ptr<runtime::PinnedMemory> Process::pinned_memory() const {
+  const std::lock_guard lock(mutex_);
+  if (!pinned_) throw Error(Code::kShutdown, "this process has not joined a job");
+  return pinned_;
+}
+
+Number Process::begin_call() {
   const auto now = job();
   std::shared_ptr<void> may_call = now ? now->will_call() : nullptr;
   const std::lock_guard lock(mutex_);
-  if (may_call) calls_.emplace(++last_call_, std::move(may_call));
-  return last_call_;
+  if (may_call) calls_.insert_or_assign(number_of(++last_call_), std::move(may_call));
+  return number_of(last_call_);
 }
 
-void Process::end_call(std::int64_t call) {
+void Process::end_call(Number call) {
   const std::lock_guard lock(mutex_);
   calls_.erase(call);
 }
 
-std::int64_t Process::add(std::shared_ptr<Pending> pending) {
+Number Process::add(std::shared_ptr<Pending> pending) {
   const std::lock_guard lock(mutex_);
-  pending_.emplace(++last_, std::move(pending));
-  return last_;
+  pending->place = ++last_;
+  pending_.emplace(number_of(last_), std::move(pending));
+  return number_of(last_);
 }
 
-std::shared_ptr<Pending> Process::take(std::int64_t handle) {
+std::shared_ptr<Pending> Process::take(Number handle) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(handle);
   if (found == pending_.end()) return nullptr;

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "bindings/tensorflow/keys.h"
+#include "bindings/tensorflow/on_gpu.h"
+#include "bindings/tensorflow/tensor.h"
 #include "bindings/tensorflow/tf_c_api.h"
 #include "core/status.h"
 #include "runtime/communicator.h"
@@ -18,18 +20,20 @@
 /// What was submitted and not waited for. A graph knows its operations by numbers.
 namespace herring::tensorflow_binding {
 
-struct DeleteTensor {
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
-};
-using Tensor = std::unique_ptr<TF_Tensor, DeleteTensor>;
+/// Of a call, or of an operation that is pending: a number that no other one has just now.
+using Number = std::int32_t;
 
 /// One operation, and the tensors that it reads and writes.
 struct Pending {
   Tensor input;
   Tensor splits;  ///< All-to-all alone.
   std::vector<Tensor> outputs;
+  /// Instead of both: they are on a GPU, and what is reduced is what stands for them. The first step begins when that
+  /// is there.
+  std::unique_ptr<OnGpu> gpu;
   std::string name;
-  std::int64_t call = 0;                              ///< Of Process::begin_call().
+  Number call = 0;                                    ///< Of Process::begin_call().
+  std::uint64_t place = 0;                            ///< In the order of Process::add().
   std::vector<std::shared_ptr<runtime::Work>> works;  ///< Of its current step.
   std::function<void(Pending&)> next;                 ///< Starts the next step, if there is one. Throws Error.
   std::unique_ptr<InFlight> in_flight;                ///< Where ranks find it by its key.
@@ -47,19 +51,23 @@ class Process final {
  public:
   static Process& instance();
 
-  /// Operations go to this job from now on.
-  void attach(const std::shared_ptr<runtime::Communicator>& job);
+  /// Operations go to this job from now on. `limit`: its time limit of operations.
+  void attach(const std::shared_ptr<runtime::Communicator>& job, Duration limit);
   /// Null where there is none, and in a forked child, which has no thread of it.
   std::shared_ptr<runtime::Communicator> job() const;
 
+  Duration limit() const;
+  /// The job's memory for what GPUs copy. Throws Error where it is in none.
+  std::shared_ptr<runtime::PinnedMemory> pinned_memory() const;
+
   /// A graph is about to submit operations, and to wait for them: until end_call() it may call something, whoever
   /// waits.
-  std::int64_t begin_call();
-  void end_call(std::int64_t call);
+  Number begin_call();
+  void end_call(Number call);
 
-  std::int64_t add(std::shared_ptr<Pending> pending);
+  Number add(std::shared_ptr<Pending> pending);
   /// Null where nobody submitted it, or somebody waited for it.
-  std::shared_ptr<Pending> take(std::int64_t handle);
+  std::shared_ptr<Pending> take(Number handle);
   std::size_t size() const;
 
   /// Ranks of a process set, in order.
@@ -78,11 +86,13 @@ class Process final {
 
   mutable std::mutex mutex_;
   std::weak_ptr<runtime::Communicator> job_;
+  std::shared_ptr<runtime::PinnedMemory> pinned_;
+  Duration limit_ = Duration::max();
   int pid_ = 0;
-  std::int64_t last_ = 0;
-  std::int64_t last_call_ = 0;
-  std::unordered_map<std::int64_t, std::shared_ptr<void>> calls_;
-  std::unordered_map<std::int64_t, std::shared_ptr<Pending>> pending_;
+  std::uint64_t last_ = 0;
+  std::uint64_t last_call_ = 0;
+  std::unordered_map<Number, std::shared_ptr<void>> calls_;
+  std::unordered_map<Number, std::shared_ptr<Pending>> pending_;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> groups_;
   std::optional<std::pair<std::uint32_t, std::uint32_t>> local_;
   Keys keys_;

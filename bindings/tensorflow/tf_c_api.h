@@ -43,6 +43,11 @@ enum TF_Code : int {
   TF_DATA_LOSS = 15,
 };
 
+struct TF_AllocatorAttributes {
+  std::size_t struct_size;
+  unsigned char on_host;  ///< Where the kernel runs on a GPU.
+};
+
 TF_Status* TF_NewStatus();
 void TF_DeleteStatus(TF_Status* status);
 void TF_SetStatus(TF_Status* status, TF_Code code, const char* text);
@@ -75,6 +80,8 @@ TF_KernelBuilder* TF_NewAsyncKernelBuilder(const char* op, const char* device,
                                            void* (*create)(TF_OpKernelConstruction*),
                                            void (*compute)(void*, TF_OpKernelContext*, TF_AsyncOpKernelDoneCallback*),
                                            void (*destroy)(void*));
+void TF_KernelBuilder_HostMemory(TF_KernelBuilder* builder, const char* argument);
+void TF_KernelBuilder_TypeConstraint(TF_KernelBuilder* builder, const char* attr, TF_DataType type, TF_Status* status);
 void TF_RegisterKernelBuilder(const char* name, TF_KernelBuilder* builder, TF_Status* status);
 void TF_OpKernelConstruction_GetAttrSize(TF_OpKernelConstruction* context, const char* attr, std::int32_t* entries,
                                          std::int32_t* bytes, TF_Status* status);
@@ -90,5 +97,7 @@ void TF_GetInput(TF_OpKernelContext* context, int index, TF_Tensor** tensor, TF_
 void TF_SetOutput(TF_OpKernelContext* context, int index, const TF_Tensor* tensor, TF_Status* status);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext* context, int index, TF_DataType dtype, const std::int64_t* sizes,
                              int dims, std::size_t bytes, TF_Status* status);
+TF_Tensor* TF_AllocateTemp(TF_OpKernelContext* context, TF_DataType dtype, const std::int64_t* sizes, int dims,
+                           TF_AllocatorAttributes* attributes, TF_Status* status);
 void TF_OpKernelContext_Failure(TF_OpKernelContext* context, TF_Status* status);
 }

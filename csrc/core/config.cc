@@ -55,6 +55,11 @@ struct Setting {
   std::span<const std::string_view> choices = {};
 };
 
+constexpr Setting choice(std::string_view name, Field field, std::span<const std::string_view> choices,
+                         std::string_view help) {
+  return {name, Type::kChoice, field, help, 0, 0, 1, {}, choices};
+}
+
 constexpr double kMaxSeconds = 4'000'000;  // Milliseconds of it fit the 32 bits that they have on the wire.
 
 constexpr auto kSettings = std::to_array<Setting>({
@@ -99,46 +104,19 @@ constexpr auto kSettings = std::to_array<Setting>({
     {"HERRING_ARENA_BYTES", Type::kBytes, &Config::arena_bytes,
      "Address space for shared buckets; memory is taken only when used.", 1 * kMiB, 256 * kTiB, 1,
      "half of the memory that this process may use"},
-    {"HERRING_INTRA_NODE",
-     Type::kChoice,
-     &Config::intra_node,
-     "Whether ranks of one host reduce through shared memory before the network.",
-     0,
-     0,
-     1,
-     {},
-     kSwitchChoices},
-    {"HERRING_FAILOVER",
-     Type::kChoice,
-     &Config::failover,
-     "Whether other servers take over the work of a lost server process. auto: if there are at least two servers. on: "
-     "as auto, and an error if there are fewer.",
-     0,
-     0,
-     1,
-     {},
-     kSwitchChoices},
-    {"HERRING_CHECKSUM",
-     Type::kChoice,
-     &Config::checksum,
-     "Whether all data on the network carries CRC32C checksums. Damaged data is counted, logged and sent again; after "
-     "8 "
-     "damaged arrivals the operation fails.",
-     0,
-     0,
-     1,
-     {},
-     kToggleChoices},
-    {"HERRING_CHECK_FINITE",
-     Type::kChoice,
-     &Config::check_finite,
-     "Whether NaN or infinity in the input of a reduction is an error on all ranks. The error names the ranks that "
-     "have it, and where.",
-     0,
-     0,
-     1,
-     {},
-     kToggleChoices},
+    choice("HERRING_INTRA_NODE", &Config::intra_node, kSwitchChoices,
+           "Whether ranks of one host reduce through shared memory before the network."),
+    choice(
+        "HERRING_FAILOVER", &Config::failover, kSwitchChoices,
+        "Whether other servers take over the work of a lost server process. auto: if there are at least two servers. "
+        "on: as auto, and an error if there are fewer."),
+    choice("HERRING_CHECKSUM", &Config::checksum, kToggleChoices,
+           "Whether all data on the network carries CRC32C checksums. Damaged data is counted, logged and sent again; "
+           "after 8 damaged arrivals the operation fails."),
+    choice(
+        "HERRING_CHECK_FINITE", &Config::check_finite, kToggleChoices,
+        "Whether NaN or infinity in the input of a reduction is an error on all ranks. The error names the ranks that "
+        "have it, and where."),
     {"HERRING_BACKUP_WORKERS", Type::kCount, &Config::backup_workers,
      "How many of the slowest workers a reduction does not wait for (with backup=True, and in Herring's DDP). Less "
      "than "
@@ -182,41 +160,21 @@ constexpr auto kSettings = std::to_array<Setting>({
      "BBR, which shares a link less evenly among many connections. system: the system's. Or a name that "
      "/proc/sys/net/ipv4/tcp_allowed_congestion_control has."},
     {"HERRING_LIBFABRIC", Type::kText, &Config::libfabric, "Path of libfabric.so. Empty: search for it."},
-    {"HERRING_LANE_THREADS",
-     Type::kChoice,
-     &Config::lane_threads,
-     "Whether server lanes inside a worker have threads of their own. auto: if this process has four processor cores "
-     "or "
-     "more for each worker of its host; else the thread that moves the worker's data runs its lanes too.",
-     0,
-     0,
-     1,
-     {},
-     kSwitchChoices},
-    {"HERRING_CUDA",
-     Type::kChoice,
-     &Config::cuda,
-     "Whether the torch backend takes tensors on GPUs. auto: yes. on: as auto, and an error at start if the driver or "
-     "the GPUs cannot be used. off: such tensors are refused, and herring doctor does not ask the driver.",
-     0,
-     0,
-     1,
-     {},
-     kSwitchChoices},
-    {"HERRING_ON_HOST",
-     Type::kChoice,
-     &Config::on_host,
-     "Where the torch backend's all_reduce sums tensors of GPUs that ranks of one host have. host: on the processors. "
-     "device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on the GPUs if they can and "
-     "HERRING_CHECK_FINITE is off, else on the processors. nccl: on the GPUs, by NCCL; an error if it cannot. NCCL "
-     "adds "
-     "in an order of its own, so with more than two ranks on a host the last bits are not those of the others. device, "
-     "auto and nccl have not been tried on several GPUs.",
-     0,
-     0,
-     1,
-     {},
-     kOnHostChoices},
+    choice(
+        "HERRING_LANE_THREADS", &Config::lane_threads, kSwitchChoices,
+        "Whether server lanes inside a worker have threads of their own. auto: if this process has four processor "
+        "cores or more for each worker of its host; else the thread that moves the worker's data runs its lanes too."),
+    choice(
+        "HERRING_CUDA", &Config::cuda, kSwitchChoices,
+        "Whether the torch backend takes tensors on GPUs. auto: yes. on: as auto, and an error at start if the driver "
+        "or the GPUs cannot be used. off: such tensors are refused, and herring doctor does not ask the driver."),
+    choice(
+        "HERRING_ON_HOST", &Config::on_host, kOnHostChoices,
+        "Where the torch backend's all_reduce sums tensors of GPUs that ranks of one host have. host: on the "
+        "processors. device: on the GPUs, each reading the others' memory; an error if they cannot. auto: on the GPUs "
+        "if they can and HERRING_CHECK_FINITE is off, else on the processors. nccl: on the GPUs, by NCCL; an error if "
+        "it cannot. NCCL adds in an order of its own, so with more than two ranks on a host the last bits are not "
+        "those of the others. device, auto and nccl have not been tried on several GPUs."),
     {"HERRING_DEVICE_MEMORY_BYTES", Type::kBytes, &Config::device_memory_bytes,
      "HERRING_ON_HOST=device, auto, nccl: how much memory of its GPU each rank uses for sums, for each process group.",
      1 * kMiB, 64 * 1024 * kMiB, 1 * kMiB},
@@ -224,60 +182,40 @@ constexpr auto kSettings = std::to_array<Setting>({
      "HERRING_ON_HOST=device, auto, nccl: how many of the GPU's multiprocessors a sum uses at most.", 1, 1024},
     {"HERRING_NCCL", Type::kText, &Config::nccl,
      "With HERRING_ON_HOST=nccl: path of libnccl.so.2. Empty: the one that torch uses, else search for it."},
-    {"HERRING_GPUDIRECT",
-     Type::kChoice,
-     &Config::gpudirect,
-     "Whether the network card reads and writes GPU memory itself (GPUDirect RDMA) in the torch backend's all_reduce, "
-     "where all servers are processes on other hosts. off: data goes through host memory. on: an error if it cannot. "
-     "auto: as on if it can, else as off, with a line that says why. on and auto have never run on real hardware.",
-     0,
-     0,
-     1,
-     {},
-     kSwitchChoices},
-    {"HERRING_PROVIDER",
-     Type::kChoice,
-     &Config::provider,
-     "What carries data between hosts: libfabric's efa, verbs or tcp, or builtin, TCP without libfabric. auto: the "
-     "best "
-     "one present.",
-     0,
-     0,
-     1,
-     {},
-     kProviderChoices},
+    choice(
+        "HERRING_GPUDIRECT", &Config::gpudirect, kSwitchChoices,
+        "Whether the network card reads and writes GPU memory itself (GPUDirect RDMA) in the torch backend's "
+        "all_reduce, where all servers are processes on other hosts. off: data goes through host memory. on: an error "
+        "if it cannot. auto: as on if it can, else as off, with a line that says why. on and auto have never run on "
+        "real hardware."),
+    choice(
+        "HERRING_TENSORFLOW_STREAM", &Config::tensorflow_stream, kSwitchChoices,
+        "Who copies TensorFlow's tensors on GPUs to the host for all-reduce and broadcast. off: TensorFlow. on: "
+        "Herring, "
+        "on streams of its own; an error if it cannot. auto: as on if it can, else as off, with a line that says why. "
+        "on and auto have never run on a GPU."),
+    choice(
+        "HERRING_PROVIDER", &Config::provider, kProviderChoices,
+        "What carries data between hosts: libfabric's efa, verbs or tcp, or builtin, TCP without libfabric. auto: the "
+        "best one present."),
     {"HERRING_INTERFACE", Type::kText, &Config::interface,
      "Network interface, or an address of it, to bind to. Several, with commas: the ranks of a host, and the lanes "
      "of a server, take them in turns. Empty: choose; several EFA devices are shared out evenly, to processes of the "
      "same NUMA node first."},
-    {"HERRING_SIMD",
-     Type::kChoice,
-     &Config::simd,
-     "Processor instructions for sums. auto: the best that the processor has.",
-     0,
-     0,
-     1,
-     {},
-     kSimdChoices},
+    choice("HERRING_SIMD", &Config::simd, kSimdChoices,
+           "Processor instructions for sums. auto: the best that the processor has."),
     {"HERRING_SECRET", Type::kSecret, &Config::secret,
      "The job's secret, the same on all of its processes. Keeps other processes out of the job. Never shown."},
     {"HERRING_HUB", Type::kHostPort, &Config::hub,
      "Where worker 0 listens for the other processes. Empty: as the launcher says."},
-    {"HERRING_ELASTIC",
-     Type::kChoice,
-     &Config::elastic,
-     "Whether the job goes on when a worker dies, and new workers can join. Needs HERRING_RENDEZVOUS.",
-     0,
-     0,
-     1,
-     {},
-     kToggleChoices},
+    choice("HERRING_ELASTIC", &Config::elastic, kToggleChoices,
+           "Whether the job goes on when a worker dies, and new workers can join. Needs HERRING_RENDEZVOUS."),
     {"HERRING_RENDEZVOUS", Type::kHostPort, &Config::rendezvous,
      "Where the launcher's rendezvous listens (herringrun sets it; by hand: herring rendezvous). Empty: none."},
     {"HERRING_JOURNAL_BYTES", Type::kBytes, &Config::journal_bytes,
      "Elastic jobs: the most that is kept of results until every worker has them. When it is full, operations wait.",
      1 * kMiB, kTiB},
-    {"HERRING_LOG", Type::kChoice, &Config::log_level, "What is logged to stderr.", 0, 0, 1, {}, kLogChoices},
+    choice("HERRING_LOG", &Config::log_level, kLogChoices, "What is logged to stderr."),
 });
 using Sources = std::array<std::string_view, kSettings.size()>;
 

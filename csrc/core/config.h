@@ -50,11 +50,12 @@ struct Config {
   std::uint64_t device_memory_bytes = 64 << 20;  ///< HERRING_DEVICE_MEMORY_BYTES: of a GPU, for the others to read.
   std::uint32_t device_blocks = 8;               ///< HERRING_DEVICE_BLOCKS: of threads, for a sum on a GPU.
   Switch gpudirect = Switch::kOff;               ///< HERRING_GPUDIRECT: the network card reads and writes GPU memory.
-  std::uint32_t spin_us = 20;                    ///< HERRING_SPIN_US: polling before blocking.
-  std::string tcp_congestion = "auto";           ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
-  std::uint32_t slice_us = 100;                  ///< HERRING_SLICE_US: ShortTurns of threads that move data.
-  std::string libfabric;                         ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
-  std::string provider = "auto";                 ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
+  Switch tensorflow_stream = Switch::kOff;  ///< HERRING_TENSORFLOW_STREAM: Herring copies TensorFlow's GPU tensors.
+  std::uint32_t spin_us = 20;               ///< HERRING_SPIN_US: polling before blocking.
+  std::string tcp_congestion = "auto";      ///< HERRING_TCP_CONGESTION: of the builtin transport's connections.
+  std::uint32_t slice_us = 100;             ///< HERRING_SLICE_US: ShortTurns of threads that move data.
+  std::string libfabric;                    ///< HERRING_LIBFABRIC: path of libfabric.so; empty: search.
+  std::string provider = "auto";            ///< HERRING_PROVIDER: auto, efa, verbs, tcp, builtin.
   std::string interface;          ///< HERRING_INTERFACE: network interfaces or addresses, with commas; empty: choose.
   std::string simd = "auto";      ///< HERRING_SIMD: auto, avx512, avx2, neon, scalar.
   std::string secret;             ///< HERRING_SECRET: authenticates the job's processes to each other.

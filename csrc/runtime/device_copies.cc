@@ -19,11 +19,23 @@ void keep_first(Status& status, Status other) {
 
 }  // namespace
 
-DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device) : device_(std::move(device)) {
+std::shared_ptr<DeviceCopies> DeviceCopies::of(std::string_view kind, DeviceId id,
+                                               const std::function<std::unique_ptr<Device>(DeviceId)>& open) {
+  static auto* const mutex = new std::mutex();
+  // Never destroyed: the driver goes before the process does.
+  static auto* const all = new std::map<std::pair<std::string, DeviceId>, std::shared_ptr<DeviceCopies>>();
+  const std::scoped_lock lock(*mutex);
+  std::shared_ptr<DeviceCopies>& one = (*all)[{std::string(kind), id}];
+  if (!one) one = std::make_shared<DeviceCopies>(open(id));
+  return one;
+}
+
+DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device, Way way) : device_(std::move(device)) {
   if (!device_->guard_.in_owner()) throw Error(forked());
   const std::scoped_lock lock(device_->mutex_);
   device_->device_->health().or_throw();
-  line_.stream = device_->take_stream();
+  line_.is_shared = way != Way::kOwn;
+  line_.stream = line_.is_shared ? device_->stream_of(way) : device_->take_stream();
 }
 
 DeviceCopies::Queue::~Queue() {
@@ -39,6 +51,32 @@ Status DeviceCopies::Queue::is_capturing(bool& answer) {
   if (!device_->guard_.in_owner()) return forked();
   const std::scoped_lock lock(device_->mutex_);
   return device_->device_->is_capturing({line_.stream.value}, answer);
+}
+
+Status DeviceCopies::Queue::after(ForeignStream stream) {
+  if (!device_->guard_.in_owner()) return forked();
+  Owners gone;
+  const std::scoped_lock lock(device_->mutex_);
+  Device& device = *device_->device_;
+  device_->look(gone);
+  Ticket ticket;
+  if (Status status = device.record(device.adopt_stream(stream), ticket); !status.is_ok()) return status;
+  line_.tickets.push_back(ticket);
+  return device.wait_ticket(line_.stream, ticket);
+}
+
+Status DeviceCopies::Queue::before(ForeignStream stream) {
+  if (!device_->guard_.in_owner()) return forked();
+  if (!later_.empty()) return Status::again();
+  Owners gone;
+  const std::scoped_lock lock(device_->mutex_);
+  Device& device = *device_->device_;
+  device_->look(gone);
+  Ticket ticket;
+  if (Status status = device.record(line_.stream, ticket); !status.is_ok()) return status;
+  line_.tickets.push_back(ticket);
+  line_.is_unmarked = false;
+  return device.wait_ticket(device.adopt_stream(stream), ticket);
 }
 
 Status DeviceCopies::Queue::submit(Copy copy) {
@@ -117,6 +155,11 @@ StreamHandle DeviceCopies::take_stream() {
   return stream;
 }
 
+StreamHandle DeviceCopies::stream_of(Way way) {
+  if (!shared_streams_.contains(way)) shared_streams_.emplace(way, device_->create_stream());
+  return shared_streams_.at(way);
+}
+
 Status DeviceCopies::start(Line& line, const Copy& copy) {
   if (Status status = copy.is_to_host ? device_->copy_to_host(line.stream, copy.host, copy.there)
                                       : device_->copy_to_device(line.stream, copy.there, copy.host);
@@ -172,7 +215,7 @@ void DeviceCopies::take_back(Line line, Owners& gone) {
     rests_.push_back(std::move(line));
     return;
   }
-  idle_streams_.push_back(line.stream);
+  if (!line.is_shared) idle_streams_.push_back(line.stream);
   gone.insert(gone.end(), line.owners.begin(), line.owners.end());
 }
 

@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/device.h"
@@ -32,10 +34,19 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
   /// What was submitted to a stream, and what it touches.
   struct Line {
     StreamHandle stream;
+    bool is_shared = false;       ///< The stream is of other queues too.
     std::vector<Ticket> tickets;  ///< Under way.
     bool is_unmarked = false;     ///< Some of it has no ticket.
     Owners owners;
   };
+
+  /// On which stream the copies of a queue go: one of its own, or the one that all have for this direction.
+  enum class Way : std::uint8_t { kOwn, kOut, kBack };
+
+  /// This process's one for a device, which is opened for the first who asks. `kind` tells apart what different ways to
+  /// open devices give the same number. Throws what `open` does.
+  static std::shared_ptr<DeviceCopies> of(std::string_view kind, DeviceId id,
+                                          const std::function<std::unique_ptr<Device>(DeviceId)>& open);
 
   explicit DeviceCopies(std::unique_ptr<Device> device) : device_(std::move(device)) {}
   DeviceCopies(const DeviceCopies&) = delete;
@@ -44,8 +55,9 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
   /// Copies that follow one another. One thread at a time.
   class Queue final {
    public:
-    /// Throws Error where the device has failed.
-    explicit Queue(std::shared_ptr<DeviceCopies> device);
+    /// Throws Error where the device has failed. With another way than kOwn, host memory is pinned: other queues'
+    /// copies would hold up one that begins late.
+    explicit Queue(std::shared_ptr<DeviceCopies> device, Way way = Way::kOwn);
     /// Copies that are under way go on: what they touch is kept until they end.
     ~Queue();
     Queue(const Queue&) = delete;
@@ -55,6 +67,12 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
     std::uint64_t stream() const { return line_.stream.value; }
     /// Whether what it waits for is being captured into a graph.
     Status is_capturing(bool& answer);
+    // How copies lie between the work of a framework's stream, which lives as long as they are under way. kAgain:
+    // nothing happened, because too many tickets are out or not all copies have begun; look, and ask again.
+    /// What is submitted next comes after what the stream has now.
+    Status after(ForeignStream stream);
+    /// What the stream gets from now on comes after all copies.
+    Status before(ForeignStream stream);
     /// `owner`: of both memories. Host memory that is not pinned makes the driver wait for all that the stream waits
     /// for, with its lock and ours: such a copy begins when a look finds the stream empty.
     Status to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner);
@@ -80,6 +98,7 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
  private:
   // With the lock:
   StreamHandle take_stream();
+  StreamHandle stream_of(Way way);
   Status start(Line& line, const Copy& copy);
   /// A ticket for what has none. kAgain: too many are out; look, and try again.
   Status mark(Line& line);
@@ -94,6 +113,7 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
   std::mutex mutex_;  // guards all below; in a forked child somebody who is not there may have it
   std::unique_ptr<Device> device_;
   std::vector<StreamHandle> idle_streams_;
+  std::map<Way, StreamHandle> shared_streams_;
   std::map<Ticket, Status> ended_;  ///< Handed out by the device, and not taken yet.
   std::vector<Line> rests_;         ///< Of queues that are gone, whose copies are not.
 };

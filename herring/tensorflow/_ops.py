@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from herring._context import Session, process
-from herring._errors import HerringError
+from herring._errors import HerringError, UnavailableError
+from herring._log import say
+from herring.tensorflow import _gpu_stream
 
 ALL_REDUCE, BROADCAST, ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER = 1, 2, 7, 8, 10  # Numbers of csrc/core/types.h.
 RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, INCLUDED = range(5)  # Numbers of bindings/tensorflow/kernels.cc.
@@ -29,7 +33,8 @@ TELL = ctypes.CFUNCTYPE(
 )  # fmt: skip
 TAKE_USE = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64)
 _NATIVE: dict[str, list[Any]] = {
-    "attach": [ctypes.c_void_p],
+    "attach": [ctypes.c_void_p, ctypes.c_double],
+    "serve_gpus": [ctypes.c_void_p],
     "begin_again": [],
     "set_group": [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32],
     "set_local": [ctypes.c_uint32, ctypes.c_uint32],
@@ -78,18 +83,40 @@ class _Library:
         self._open.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self._open.restype = ctypes.c_void_p
         self._session: Session | None = None
+        self._serves_gpus = False
+        self.by_stream = (
+            False  # Tensors on GPUs are taken as they are, by ALL_REDUCE and BROADCAST outside of sessions.
+        )
         process.on_start(self.attach)  # Graphs that are there go to the new job, whoever joins it.
 
     def attach(self) -> Session:
         """Operations go to the job that this process is in. Raises ShutdownError where it is in none."""
         session = process.current()
         if session is not self._session:
+            self._serve_gpus(session)
             capsule = session.runtime.capsule()
-            self.native.herring_tensorflow_attach(self._open(capsule, b"herring.runtime"))
+            self.native.herring_tensorflow_attach(self._open(capsule, b"herring.runtime"), session.timeout_s)
             if session.elastic is None:  # There it may change, and the runtime is asked.
                 self.native.herring_tensorflow_set_local(session.local_rank, session.local_size)
             self._session = session
         return session
+
+    def _serve_gpus(self, session: Session) -> None:
+        """Once in a process, as its first job says. Raises UnavailableError where that cannot be."""
+        setting = session.config.tensorflow_stream
+        if self._serves_gpus or session.config.cuda == "off" or not _gpu_stream.has_gpus():
+            return
+        find = None
+        if setting != "off":
+            try:
+                find = _gpu_stream.find()
+            except UnavailableError as error:
+                if setting == "on":
+                    raise UnavailableError(f"HERRING_TENSORFLOW_STREAM=on: {error}") from None
+                say(logging.WARNING, f"HERRING_TENSORFLOW_STREAM=auto: TensorFlow copies tensors: {error}", "herring")
+        self.native.herring_tensorflow_serve_gpus(find)
+        self.by_stream = find is not None
+        self._serves_gpus = True
 
     def pending(self) -> int:
         """Operations that were submitted and not waited for."""
@@ -149,6 +176,21 @@ def run(
         own = [tf.bitcast(each, value.dtype) for each, value in zip(results, values, strict=False)]
         return own + results[len(values) :]
     check_dtypes(values, names)  # Before any of them has started.
+    with _place_of(collective):
+        return _run(collective, values, names, reduce, root, group, splits)
+
+
+def _place_of(collective: int) -> contextlib.AbstractContextManager[Any]:
+    """Where TensorFlow is to run it: on the CPU, where its operation for GPUs does not take this."""
+    if not library().by_stream or (collective in (ALL_REDUCE, BROADCAST) and not _in_session()):
+        return contextlib.nullcontext()
+    place: contextlib.AbstractContextManager[Any] = tf.device("/device:CPU:0")
+    return place
+
+
+def _run(
+    collective: int, values: Sequence[Any], names: Sequence[str], reduce: str, root: int, group: Group, splits: Any
+) -> list[Any]:
     ops = library().ops
     token = ops.herring_begin()
     settings = {

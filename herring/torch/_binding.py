@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import importlib.util
 import logging
-import os
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
 
-from herring import _core  # noqa: F401  (loads libherring.so, which the binding links to)
-from herring._errors import HerringTimeoutError, UnavailableError
+from herring import (
+    _build_cache,
+    _core,  # noqa: F401  (loads libherring.so, which the binding links to)
+)
+from herring._errors import UnavailableError
 from herring._log import say
-from herring._version import __version__
 from herring.torch import _build
 
-_LOCK_LIMIT_S = 900.0
 _INSTALLED = Path(__file__).resolve().parent
 
 
@@ -104,8 +100,7 @@ def describe() -> tuple[str, str]:
 
 def cache_folder(digest: str) -> Path:
     """Where a first import builds: by Herring, torch, Python and sources, so that nothing in it is ever stale."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "herring" / f"{__version__}-{torch.__version__}-{_build.python_tag()}-{digest}"
+    return _build_cache.folder(torch.__version__, _build.python_tag(), digest)
 
 
 def _find_or_build(sources: _build.Sources, name: str) -> Path:
@@ -116,8 +111,7 @@ def _find_or_build(sources: _build.Sources, name: str) -> Path:
         if _has_stamp(candidate, wanted):
             return candidate
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / ".lock"):
+        with _build_cache.locked(folder):
             if _has_stamp(folder / f"{name}.so", wanted):  # Another process built it meanwhile.
                 return folder / f"{name}.so"
             _say_why(name, folder)
@@ -149,25 +143,6 @@ def _say_why(name: str, folder: Path) -> None:
         f"building the torch {torch.__version__} binding once, about 25 s, in {folder}{reason}",
         "herring",
     )
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a file lock, so that the ranks of a host build once. The lock ends with the process that holds it."""
-    deadline = time.monotonic() + _LOCK_LIMIT_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise HerringTimeoutError(
-                        f"another process has held {path} for {_LOCK_LIMIT_S:.0f} s; "
-                        "remove the file if none is building"
-                    ) from None
-                time.sleep(0.1)
-        yield
 
 
 def _import(name: str, path: Path) -> Binding:

@@ -11,28 +11,28 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
-import shutil
-import signal
-import subprocess
+import runpy
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_COMPILE_LIMIT_S = 600
+if TYPE_CHECKING:
+    from herring import _compiler
+
+    BuildError = _compiler.BuildError
+    compiler = _compiler.compiler
+    run_compilers = _compiler.run
+else:
+    _compiler = runpy.run_path(str(_PACKAGE / "_compiler.py"))
+    BuildError, compiler, run_compilers = _compiler["BuildError"], _compiler["compiler"], _compiler["run"]
+_WHAT = "the torch binding"
 _OLDEST_TORCH = (2, 9)
 _STAMP = "herring-torch-binding"
-_COMPILERS = ("g++", "c++", "clang++")
 _UNITS = ("module.cc", "process_group.cc")  # Compiled at the same time; each includes several files.
-
-
-class BuildError(RuntimeError):
-    """The binding cannot be built; the message says what is missing or what the compiler said."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def check_torch(torch_version: str, has_new_strings: bool) -> None:
 def check_build(torch_version: str, has_new_strings: bool) -> None:
     """As check_torch; also where there is no compiler."""
     check_torch(torch_version, has_new_strings)
-    _compiler()
+    compiler(_WHAT)
 
 
 def build_into(directory: Path, python: str | None = None) -> Path:
@@ -154,8 +154,8 @@ def build_into(directory: Path, python: str | None = None) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix=".build-") as scratch:
         output = Path(scratch) / target.name
         objects = [Path(scratch) / f"{unit}.o" for unit in _UNITS]
-        _run(compile_commands(sources, name, objects, torch.__version__))
-        _run([link_command(sources, objects, output, directory)])
+        run_compilers(compile_commands(sources, name, objects, torch.__version__), _WHAT)
+        run_compilers([link_command(sources, objects, output, directory)], _WHAT)
         os.replace(output, target)  # A reader sees the old file or the whole new one.
     return target
 
@@ -169,7 +169,7 @@ def compile_commands(sources: Sources, name: str, objects: list[Path], torch_ver
     if not Path(python_headers, "Python.h").is_file():
         raise BuildError(f"{python_headers}/Python.h is not there: apt-get install python3-dev")
     common = [
-        *_compiler(),
+        *compiler(_WHAT),
         *("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         f"-DHERRING_TORCH_MODULE={name}",
@@ -191,60 +191,9 @@ def link_command(sources: Sources, objects: list[Path], output: Path, directory:
     run_paths = [f"$ORIGIN/{os.path.relpath(sources.library_folder, directory.resolve())}", str(sources.library_folder)]
     libraries = ["herring", "torch", "torch_cpu", "c10", "torch_python"]
     return [
-        *(*_compiler(), "-shared", "-pthread"),
+        *(*compiler(_WHAT), "-shared", "-pthread"),
         *(*map(str, objects), "-o", str(output)),
         *(f"-L{path}" for path in [*map(str, [sources.library_folder]), *library_paths]),
         *(f"-l{library}" for library in libraries),
         *(f"-Wl,-rpath,{path}" for path in run_paths),
     ]
-
-
-def _compiler() -> list[str]:
-    chosen = os.environ.get("CXX", "")
-    if chosen:
-        command = shlex.split(chosen)
-        if shutil.which(command[0]) is None:
-            raise BuildError(f"CXX is {chosen!r}, which is not there; unset it, or install that compiler")
-        return command
-    for name in _COMPILERS:
-        if shutil.which(name) is not None:
-            return [name]
-    raise BuildError(
-        f"the torch binding needs a C++ compiler with C++20 and there is none (looked for {', '.join(_COMPILERS)}): "
-        "apt-get install g++ (10 or newer), or set CXX"
-    )
-
-
-def _run(commands: list[list[str]]) -> None:
-    """All at the same time. Raises BuildError for the first that fails; none is left behind."""
-    deadline = time.monotonic() + _COMPILE_LIMIT_S
-    runs: list[subprocess.Popen[str]] = []
-    pipe = subprocess.PIPE
-    try:
-        for command in commands:
-            # In a session of its own: what a compiler has started ends with it.
-            run = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-            )
-            runs.append(run)
-        for command, run in zip(commands, runs, strict=True):
-            try:
-                _, errors = run.communicate(timeout=max(deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                raise BuildError(
-                    f"the compiler did not finish in {_COMPILE_LIMIT_S} s: {shlex.join(command)}"
-                ) from None
-            if run.returncode != 0:
-                raise BuildError(
-                    f"the torch binding does not compile (exit {run.returncode}):\n{_tail(errors.splitlines())}\n"
-                    f"The command was: {shlex.join(command)}"
-                )
-    finally:
-        for run in runs:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGTERM)  # It removes its temporary files.
-            run.wait()
-
-
-def _tail(lines: Iterable[str], count: int = 30) -> str:
-    return "\n".join(list(lines)[-count:])

@@ -49,10 +49,18 @@ CASES = [
 class Launch:
     """cases.py on several ranks: what they printed, and how they ended."""
 
-    def __init__(self, folder: Path, size: int, *cases: str, servers: int = 0, program: str = "cases.py") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        *cases: str,
+        servers: int = 0,
+        program: str = "cases.py",
+        settings: dict[str, str] | None = None,
+    ) -> None:
         command = [sys.executable, "-m", "herring._launch", "-np", str(size), "--servers", str(servers)]
         self.program = program
-        self._finish(folder, size, [(command, {})], cases)
+        self._finish(folder, size, [(command, settings or {})], cases)
 
     def _finish(
         self, folder: Path, size: int, prefixes: list[tuple[list[str], dict[str, str]]], cases: Sequence[str]

@@ -15,8 +15,8 @@
 #include "cuda/nccl_prototypes.h"
 #include "cuda/open.h"
 #include "device/fake_collectives.h"
-#include "device/fake_device.h"
 #include "device/fake_gpu.h"
+#include "device/locked_device.h"
 
 namespace {
 
@@ -269,59 +269,25 @@ namespace {
 using namespace herring;
 
 /// What Herring asks of a GPU's driver (core/device.h), on the same fake. Any thread.
-class LockedDevice final : public Device {
+class Driver final : public herring::testing::LockedDevice {
  public:
-  LockedDevice() : device_(world().gpu) {}
+  Driver() : LockedDevice(world().gpu, world().mutex) {}
 
-  DeviceId id() const override { return device_.id(); }
-  std::string description() const override { return device_.description(); }
-#define FORWARD(call) \
-  LOCKED;             \
-  return device_.call
-  StreamHandle create_stream() override { FORWARD(create_stream()); }
-  StreamHandle adopt_stream(ForeignStream stream) override { FORWARD(adopt_stream(stream)); }
-  Status allocate(std::size_t bytes, DeviceSpan& memory) override { FORWARD(allocate(bytes, memory)); }
   Status allocate_shared(std::size_t bytes, DeviceSpan& memory, int& descriptor) override {
     if (std::getenv("FAKE_ACCELERATOR_SHARES_NOTHING") != nullptr) {
       return {Code::kUnavailable, "this fake shares no memory"};
     }
-    FORWARD(allocate_shared(bytes, memory, descriptor));
-  }
-  Status import_shared(int descriptor, std::size_t bytes, DeviceSpan& memory) override {
-    FORWARD(import_shared(descriptor, bytes, memory));
-  }
-  Status release(DeviceSpan memory) override { FORWARD(release(memory)); }
-  Status pin(std::span<std::byte> memory) override { FORWARD(pin(memory)); }
-  Status unpin(std::span<std::byte> memory) override { FORWARD(unpin(memory)); }
-  Status wait_event(StreamHandle stream, ForeignEvent event) override { FORWARD(wait_event(stream, event)); }
-  Status wait_ticket(StreamHandle stream, Ticket ticket) override { FORWARD(wait_ticket(stream, ticket)); }
-  Status copy_to_host(StreamHandle stream, std::span<std::byte> to, DeviceSpan from) override {
-    FORWARD(copy_to_host(stream, to, from));
-  }
-  Status copy_to_device(StreamHandle stream, DeviceSpan to, std::span<const std::byte> from) override {
-    FORWARD(copy_to_device(stream, to, from));
-  }
-  Status copy_inside(StreamHandle stream, DeviceSpan to, DeviceSpan from) override {
-    FORWARD(copy_inside(stream, to, from));
+    return LockedDevice::allocate_shared(bytes, memory, descriptor);
   }
   Status launch(StreamHandle stream, KernelId kernel, std::span<const std::byte> parameters,
                 std::uint32_t blocks) override {
     ++world().launches;
-    FORWARD(launch(stream, kernel, parameters, blocks));
+    return LockedDevice::launch(stream, kernel, parameters, blocks);
   }
-  Status record(StreamHandle stream, Ticket& ticket) override { FORWARD(record(stream, ticket)); }
-  std::size_t poll(std::span<TicketDone> done) override { FORWARD(poll(done)); }
-  const Status& health() const override { return device_.health(); }
-  Status is_capturing(ForeignStream stream, bool& answer) override { FORWARD(is_capturing(stream, answer)); }
-  PointerKind kind_of(std::uint64_t address) override { FORWARD(kind_of(address)); }
-#undef FORWARD
-
- private:
-  herring::testing::FakeDevice device_;
 };
 
 const bool is_plugged_in = [] {
-  cuda::set_plug_in([](DeviceId) { return std::make_unique<LockedDevice>(); });
+  cuda::set_plug_in([](DeviceId) { return std::make_unique<Driver>(); });
   return true;
 }();
 

@@ -6,10 +6,8 @@ With GPU_TEST_ACCELERATOR=cuda the same tests run on a real GPU (real_gpu.py).
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import os
-import subprocess
+import sys
 import time
 import types
 from pathlib import Path
@@ -22,8 +20,10 @@ from torch.utils import cpp_extension
 if TYPE_CHECKING:
     from real_gpu import RealGpu
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from compiled import DOUBLES, ROOT, compiled
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 IS_REAL = os.environ.get("GPU_TEST_ACCELERATOR") == "cuda"
 DEVICE = "cuda" if IS_REAL else "privateuseone"
 
@@ -33,39 +33,22 @@ def prepare() -> None:
     RuntimeError where the fake does not compile."""
     if IS_REAL:
         return
-    try:
-        build()
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"the fake accelerator does not compile: {error}") from error
+    build()
 
 
 def build() -> Path:
     """The fake's library, compiled where it is not there yet."""
-    doubles = ROOT / "tests" / "device"
-    sources = [HERE / "accelerator.cc", *(doubles / f"fake_{name}.h" for name in ("gpu", "device", "collectives"))]
+    doubles = ("fake_gpu", "fake_device", "fake_collectives", "locked_device")
+    sources = [HERE / "accelerator.cc", *(DOUBLES / f"{name}.h" for name in doubles)]
     sources += [ROOT / "csrc" / "core" / "device.h", ROOT / "csrc" / "cuda" / "kernels" / "twins.h"]
     sources += [ROOT / "csrc" / "core" / "device_collectives.h", ROOT / "csrc" / "cuda" / "nccl_prototypes.h"]
-    content = hashlib.sha256(torch.__version__.encode())
-    for source in sources:
-        content.update(source.read_bytes())
-    folder = ROOT / "build" / "accelerator"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"accelerator-{content.hexdigest()[:16]}.so"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            scratch = target.with_suffix(f".{os.getpid()}")
-            command = [
-                *("g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w"),
-                f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-                *(f"-isystem{path}" for path in cpp_extension.include_paths()),
-                *(f"-I{ROOT / 'tests'}", f"-I{ROOT / 'csrc'}", str(sources[0]), "-o", str(scratch)),
-                *(f"-L{path}" for path in [*cpp_extension.library_paths(), ROOT / "herring" / "lib"]),
-                *("-ltorch", "-ltorch_cpu", "-lc10", "-lherring", f"-Wl,-rpath,{ROOT / 'herring' / 'lib'}"),
-            ]
-            subprocess.run(command, check=True)
-            scratch.rename(target)
-    return target
+    flags = [
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+        *(f"-L{path}" for path in cpp_extension.library_paths()),
+        *("-ltorch", "-ltorch_cpu", "-lc10"),
+    ]
+    return compiled("accelerator", torch.__version__, sources, flags)
 
 
 def load() -> ctypes.CDLL | RealGpu:

@@ -1,0 +1,119 @@
+#include "bindings/tensorflow/on_gpu.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "core/log.h"
+#include "core/seconds_text.h"
+#include "cuda/open.h"
+
+namespace herring::tensorflow_binding {
+namespace {
+
+using runtime::DeviceCopies;
+
+Logger& log() {
+  static auto* const one = new Logger(LoggerOptions{});  // Never destroyed: kernels may run while the process exits.
+  return *one;
+}
+
+ForeignStream foreign(const GpuStream& stream) { return {stream.stream}; }
+
+/// Of a copy that has not ended in time.
+Status late(const std::string& what, const GpuStream& stream, Duration limit) {
+  return {Code::kTimeout, what + " on GPU " + std::to_string(stream.device) + " was not ready after " +
+                              round_seconds_text(limit) + ": a kernel that was submitted before it has not ended"};
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceCopies> copies_of(const GpuStream& stream) {
+  const DeviceId id{static_cast<std::uint32_t>(stream.device)};
+  if (stream.is_plug_in != 0) return DeviceCopies::of("plug-in", id, &cuda::open_plug_in);
+  return DeviceCopies::of("cuda", id, &cuda::open_device);
+}
+
+OnGpu::OnGpu(const GpuStream& stream, runtime::PinnedMemory& memory, Tensor input, Tensor output, Duration limit)
+    : stream_(stream), device_(copies_of(stream)), bytes_(TF_TensorByteSize(input.get())), limit_(limit) {
+  held_->input = std::move(input);
+  held_->output = std::move(output);
+  if (bytes_ == 0) return;
+  Status why_not;
+  held_->host = memory.take(bytes_, device_, why_not);
+  if (!why_not.is_ok()) log().log(LogLevel::kWarning, why_not.message() + "; copies from and to GPUs are slower");
+  if (held_->host) {
+    way_ = DeviceCopies::Way::kOut;
+  } else {
+    held_->host = std::shared_ptr<std::byte>(new std::byte[bytes_], std::default_delete<std::byte[]>());
+  }
+  out_.emplace(device_, way_);
+  Status status;
+  if (is_out(status)) status.or_throw();
+  deadline_.reset();
+}
+
+DeviceSpan OnGpu::span_of(const Tensor& tensor) const {
+  return {reinterpret_cast<std::uint64_t>(TF_TensorData(tensor.get())), bytes_};
+}
+
+bool OnGpu::is_out(Status& status) {
+  if (bytes_ == 0) return true;
+  const Instant now = std::chrono::steady_clock::now();
+  if (!deadline_) deadline_ = now + limit_;
+  if (stage_ == Stage::kFirst) {
+    status = out_->after(foreign(stream_));
+    if (status.is_again()) return false;
+    if (status.is_ok()) status = out_->to_host(host(), span_of(held_->input), held_);
+    if (!status.is_ok()) return true;
+    stage_ = Stage::kOut;
+  }
+  if (stage_ == Stage::kOut && out_->has_ended(status)) stage_ = Stage::kHost;
+  if (stage_ != Stage::kOut) return true;
+  if (now < *deadline_) return false;
+  status = late("the tensor", stream_, limit_);
+  return true;
+}
+
+bool OnGpu::is_back(Status& status) {
+  if (bytes_ == 0) return true;
+  if (stage_ == Stage::kHost) {
+    const bool is_pinned = way_ == DeviceCopies::Way::kOut;
+    try {
+      back_.emplace(device_, is_pinned ? DeviceCopies::Way::kBack : DeviceCopies::Way::kOwn);
+    } catch (const Error& error) {
+      status = error.status();
+      return true;
+    }
+    status = back_->to_device(span_of(held_->output), host(), held_);
+    if (!status.is_ok()) return true;
+    stage_ = Stage::kBack;
+  }
+  if (stage_ == Stage::kBack) {
+    // Where it is not pinned, looking begins the copy.
+    if (way_ == DeviceCopies::Way::kOwn && !back_->has_ended(status)) return false;
+    if (status.is_ok()) status = back_->before(foreign(stream_));
+    if (status.is_again()) return false;
+    stage_ = Stage::kLast;
+  }
+  return true;
+}
+
+Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* there, Duration limit) {
+  const std::size_t bytes = TF_TensorByteSize(host);
+  if (bytes == 0) return Status::ok();
+  constexpr std::chrono::microseconds kNap(20);
+  const Instant deadline = std::chrono::steady_clock::now() + limit;
+  DeviceCopies::Queue queue(copies_of(stream));
+  Status status = queue.after(foreign(stream));
+  for (; status.is_again(); status = queue.after(foreign(stream))) std::this_thread::sleep_for(kNap);
+  if (!status.is_ok()) return status;
+  const std::span<std::byte> from(static_cast<std::byte*>(TF_TensorData(host)), bytes);
+  status = queue.to_device({reinterpret_cast<std::uint64_t>(TF_TensorData(there)), bytes}, from, nullptr);
+  if (status.is_ok() && !queue.wait(deadline, status)) status = late("a result", stream, limit);
+  return status;
+}
+
+}  // namespace herring::tensorflow_binding

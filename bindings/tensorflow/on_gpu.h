@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "bindings/tensorflow/gpu_stream.h"
+#include "bindings/tensorflow/tensor.h"
+#include "core/clock.h"
+#include "core/status.h"
+#include "runtime/device_copies.h"
+
+/// Tensors in a GPU's memory, whose copies Herring makes itself, on streams of its own.
+namespace herring::tensorflow_binding {
+
+/// The GPU's copies, of all of the process. Throws Error(kUnavailable).
+std::shared_ptr<runtime::DeviceCopies> copies_of(const GpuStream& stream);
+
+/// One tensor that is reduced: out to memory of the host, and back into another tensor of its size. Both copies lie
+/// between the kernels of TensorFlow's stream: the first after those that it has when this is made, the second before
+/// those that it gets when the result is there. One thread at a time.
+class OnGpu final {
+ public:
+  /// `output`: memory of the same GPU, which is free when the stream comes to where it is now. `limit`: of the copy
+  /// out, from the first is_out() on. Throws Error.
+  OnGpu(const GpuStream& stream, runtime::PinnedMemory& memory, Tensor input, Tensor output, Duration limit);
+
+  /// What is reduced, in place.
+  std::span<std::byte> host() const { return {held_->host.get(), bytes_}; }
+  const TF_Tensor* output() const { return held_->output.get(); }
+  /// Its copy out comes after those of all such tensors that were made before.
+  bool is_in_line() const { return way_ == runtime::DeviceCopies::Way::kOut; }
+
+  /// Whether host() holds what the input does; true with a status that is not ok: never.
+  bool is_out(Status& status);
+  /// The reduced bytes are in host(): whether the stream goes on with them in the output. The first call starts it.
+  bool is_back(Status& status);
+
+ private:
+  /// Kept until no copy touches it.
+  struct Held {
+    Tensor input;
+    Tensor output;
+    std::shared_ptr<std::byte> host;
+  };
+  enum class Stage : std::uint8_t { kFirst, kOut, kHost, kBack, kLast };
+
+  DeviceSpan span_of(const Tensor& tensor) const;
+
+  const GpuStream stream_;
+  const std::shared_ptr<runtime::DeviceCopies> device_;
+  const std::size_t bytes_;
+  const Duration limit_;
+  const std::shared_ptr<Held> held_ = std::make_shared<Held>();
+  runtime::DeviceCopies::Way way_ = runtime::DeviceCopies::Way::kOwn;
+  std::optional<runtime::DeviceCopies::Queue> out_;
+  std::optional<runtime::DeviceCopies::Queue> back_;
+  Stage stage_ = Stage::kFirst;
+  std::optional<Instant> deadline_;
+};
+
+/// Copies a tensor of the host to one on the GPU, which TensorFlow has made now, and waits for it.
+Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* there, Duration limit);
+
+}  // namespace herring::tensorflow_binding

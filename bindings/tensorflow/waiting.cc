@@ -1,0 +1,183 @@
+#include "bindings/tensorflow/waiting.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "bindings/tensorflow/composed.h"
+#include "core/copy.h"
+
+namespace herring::tensorflow_binding {
+namespace {
+
+/// The first of its current step that is not done.
+std::shared_ptr<runtime::Work> unfinished(const Pending& pending) {
+  const auto& works = pending.works;
+  const auto work = std::find_if(works.begin(), works.end(), [](const auto& each) { return !each->is_done(); });
+  return work == works.end() ? nullptr : *work;
+}
+
+}  // namespace
+
+Waiting::Waiting(TF_OpKernelContext* context, std::optional<GpuStream> gpu) : context_(context), gpu_(gpu) {
+  const TfStatus status = new_status();
+  for (int i = 0; i < TF_NumInputs(context); ++i) {
+    TF_Tensor* handle = nullptr;
+    TF_GetInput(context, i, &handle, status.get());
+    if (!is_ok(status)) {
+      failure_ = {TF_GetCode(status.get()), TF_Message(status.get())};
+      break;
+    }
+    const Tensor owned(handle);
+    Number number = 0;
+    std::memcpy(&number, TF_TensorData(handle), sizeof(number));
+    if (auto pending = Process::instance().take(number)) {
+      if (calls_.empty() || calls_.back() != pending->call) calls_.push_back(pending->call);
+      has_gpu_tensors_ = has_gpu_tensors_ || pending->gpu;
+      all_.push_back(std::move(pending));
+    } else {
+      failure_.set(TF_FAILED_PRECONDITION, {}, "this operation was already waited for, or it belongs to another job");
+    }
+  }
+  open_ = all_;
+  // In the order of their copies out.
+  if (has_gpu_tensors_) std::sort(open_.begin(), open_.end(), [](auto& a, auto& b) { return a->place < b->place; });
+  if (!has_gpu_tensors_) end_calls();
+}
+
+Waiting::~Waiting() { end_calls(); }
+
+void Waiting::end_calls() {
+  for (const Number call : std::exchange(calls_, {})) Process::instance().end_call(call);
+}
+
+std::shared_ptr<runtime::Work> Waiting::next() {
+  while (!open_.empty()) {
+    for (; place_ < open_.size(); ++place_) {
+      const std::shared_ptr<Pending>& pending = open_[place_];
+      if (failure_) {
+        drop(pending);
+        continue;
+      }
+      if (auto work = unfinished(*pending)) return work;
+      if (start_next_step(*pending)) further_.push_back(pending);
+    }
+    open_ = std::exchange(further_, {});
+    place_ = 0;
+  }
+  return nullptr;
+}
+
+Waiting::Turn Waiting::turn() {
+  Turn turn;
+  bool is_line_busy = false;
+  std::erase_if(open_, [&](const auto& pending) {
+    return failure_ || advance(*pending, turn, is_line_busy);  // Those that are let go are in all_.
+  });
+  if (failure_) {
+    for (const auto& pending : all_) drop(pending);
+    open_.clear();
+  }
+  turn.is_over = open_.empty();
+  if (turn.is_over || !turn.is_about_to_call) end_calls();
+  return turn;
+}
+
+bool Waiting::advance(Pending& pending, Turn& turn, bool& is_line_busy) {
+  OnGpu* const gpu = pending.gpu.get();
+  Status status;
+  while (true) {
+    if (auto work = unfinished(pending)) {
+      if (!turn.work) turn.work = std::move(work);
+      return false;
+    }
+    if (gpu != nullptr && pending.next) {
+      const bool is_behind = is_line_busy && gpu->is_in_line();
+      if (is_behind || !gpu->is_out(status)) {
+        is_line_busy = is_line_busy || gpu->is_in_line();
+        turn.is_about_to_call = true;
+        return false;
+      }
+      if (!status.is_ok()) break;
+    }
+    if (!start_next_step(pending)) {
+      if (failure_ || gpu == nullptr) return true;
+      if (!gpu->is_back(status)) return false;
+      if (!status.is_ok()) break;
+      turn.has_moved = true;
+      return true;
+    }
+    turn.has_moved = true;
+  }
+  failure_.set(code_of(status.code()), pending, status.to_string());
+  return true;
+}
+
+bool Waiting::start_next_step(Pending& pending) {
+  for (const auto& work : pending.works) {
+    const Status outcome = work->status();
+    if (!outcome.is_ok()) {
+      failure_.set(code_of(outcome.code()), pending, outcome.to_string());
+      return false;
+    }
+  }
+  if (!pending.next) return false;
+  pending.works.clear();
+  try {
+    std::exchange(pending.next, nullptr)(pending);
+  } catch (const Error& error) {
+    failure_.set(code_of(error.status().code()), pending, error.status().to_string());
+  } catch (const std::exception& error) {
+    failure_.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
+  }
+  return !failure_;
+}
+
+void Waiting::give(int place, const Pending& pending, const TF_Tensor* output) {
+  const TfStatus status = new_status();
+  TF_SetOutput(context_, place, output, status.get());
+  if (!is_ok(status)) failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
+}
+
+void Waiting::give_all(int& place, const Pending& pending) {
+  if (pending.gpu && gpu_) return give(place++, pending, pending.gpu->output());
+  if (!pending.gpu && !gpu_) {
+    for (const Tensor& output : pending.outputs) {
+      if (!failure_) give(place++, pending, output.get());
+    }
+    return;
+  }
+  // The call is not where the result is: TensorFlow or the program has placed the two apart.
+  try {
+    if (pending.gpu) {
+      const TF_Tensor* const there = pending.gpu->output();
+      const Tensor host = allocate(TF_TensorType(there), shape_of(there));
+      copy_bytes(pending.gpu->host(), bytes_of(host));
+      return give(place++, pending, host.get());
+    }
+    const TfStatus status = new_status();
+    for (const Tensor& output : pending.outputs) {
+      const std::vector<std::int64_t> shape = shape_of(output.get());
+      const Tensor there(TF_AllocateOutput(context_, place++, TF_TensorType(output.get()), shape.data(),
+                                           static_cast<int>(shape.size()), TF_TensorByteSize(output.get()),
+                                           status.get()));
+      if (!is_ok(status)) return failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
+      put_on_gpu(*gpu_, output.get(), there.get(), Process::instance().limit()).or_throw();
+    }
+  } catch (const Error& error) {
+    failure_.set(code_of(error.status().code()), pending, error.status().to_string());
+  } catch (const std::exception& error) {
+    failure_.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
+  }
+}
+
+void Waiting::answer() {
+  int place = 0;
+  for (const auto& pending : all_) {
+    if (!failure_) give_all(place, *pending);
+  }
+  if (failure_) fail(context_, failure_.code, failure_.text);
+}
+
+}  // namespace herring::tensorflow_binding

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/tensorflow/gpu_stream.h"
+#include "bindings/tensorflow/pending.h"
+#include "bindings/tensorflow/status.h"
+#include "bindings/tensorflow/tf_c_api.h"
+#include "core/types.h"
+
+namespace herring::tensorflow_binding {
+
+/// Why a call fails: the first reason ends all of it.
+struct Failure {
+  TF_Code code = TF_OK;
+  std::string text;
+
+  explicit operator bool() const { return code != TF_OK; }
+  void set(TF_Code why, const Pending& pending, const std::string& what) {
+    code = why;
+    text = "herring: " + (pending.name.empty() ? "" : "\"" + pending.name + "\": ") + what;
+  }
+};
+
+/// A call that waits for its operations: for one after the other, and then for the next steps of those that have some.
+/// Where one has failed the others are let go.
+class Waiting final {
+ public:
+  /// `gpu`: the call runs there, and gives its results there.
+  explicit Waiting(TF_OpKernelContext* context, std::optional<GpuStream> gpu = std::nullopt);
+  ~Waiting();
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+  /// Whether any of its tensors is on a GPU: turn() is asked then, else next().
+  bool has_gpu_tensors() const { return has_gpu_tensors_; }
+
+  /// What has to end before next() is called again; null: all is over.
+  std::shared_ptr<runtime::Work> next();
+
+  struct Turn {
+    bool is_over = false;                 ///< All is.
+    bool has_moved = false;               ///< Anything has begun.
+    bool is_about_to_call = false;        ///< Something is to begin when a copy has ended.
+    std::shared_ptr<runtime::Work> work;  ///< The first that is not done, if any is.
+  };
+  /// Begins what can begin now. Nobody says when a copy has ended: it is to be called again soon.
+  Turn turn();
+
+  /// Gives TensorFlow the results, or why there are none.
+  void answer();
+
+ private:
+  /// False where there is none.
+  bool start_next_step(Pending& pending);
+  /// Whether it is over; else `turn` says why not. `is_line_busy`: a copy out has not ended, nor have those after it.
+  bool advance(Pending& pending, Turn& turn, bool& is_line_busy);
+  void end_calls();
+  void give(int place, const Pending& pending, const TF_Tensor* output);
+  void give_all(int& place, const Pending& pending);
+
+  TF_OpKernelContext* context_;
+  const std::optional<GpuStream> gpu_;
+  bool has_gpu_tensors_ = false;
+  std::vector<Number> calls_;  ///< Of Process::begin_call(), until all has begun.
+  std::vector<std::shared_ptr<Pending>> all_;
+  std::vector<std::shared_ptr<Pending>> open_;
+  std::size_t place_ = 0;  ///< In open_.
+  std::vector<std::shared_ptr<Pending>> further_;
+  Failure failure_;
+};
+
+}  // namespace herring::tensorflow_binding

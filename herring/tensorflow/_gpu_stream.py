@@ -1,0 +1,80 @@
+"""Finds the stream on which TensorFlow runs its kernels on a GPU: by code that is built for the installed release.
+
+TensorFlow's stable C interface does not tell it. What does (bindings/tensorflow/gpu_stream.cc) is a few lines against
+TensorFlow's C++ headers, built at their first use, in about 15 s, into a cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import tensorflow as tf
+
+from herring import _build_cache
+from herring._compiler import BuildError, compiler, run
+from herring._errors import UnavailableError
+from herring._log import say
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_WHAT = "what finds TensorFlow's stream"
+
+
+def has_gpus() -> bool:
+    """Whether this TensorFlow runs anything on a GPU. Does not start them."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def find() -> int:
+    """Address of a function as StreamOf in bindings/tensorflow/gpu_stream.h. Raises UnavailableError."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Nothing else is said of devices that plug-ins bring.
+        if "compute_capability" not in tf.config.experimental.get_device_details(gpu):
+            raise UnavailableError(f"TensorFlow's {gpu.name.removeprefix('/physical_device:')} is not a CUDA device")
+    try:
+        library = ctypes.CDLL(str(build()))
+    except (BuildError, OSError) as error:
+        raise UnavailableError(str(error)) from error
+    address = ctypes.cast(library.herring_stream_of, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def build() -> Path:
+    """The library, built where it is not there yet. Raises BuildError, and OSError where there is no place for it."""
+    source = _source()
+    digest = hashlib.sha256(source.read_bytes() + source.with_suffix(".h").read_bytes()).hexdigest()[:16]
+    folder = _build_cache.folder("tensorflow", tf.__version__, digest)
+    target = folder / "gpu_stream.so"
+    if target.is_file():
+        return target
+    with _build_cache.locked(folder):
+        if not target.is_file():  # Nor has another process built it meanwhile.
+            say(logging.WARNING, f"building {_WHAT} once, about 15 s, in {folder}", "herring")
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
+                output = Path(scratch) / target.name
+                run([_command(source, output)], _WHAT)
+                os.replace(output, target)
+    return target
+
+
+def _source() -> Path:
+    """Of an installed package, else of the source checkout around it."""
+    for folder in (_PACKAGE / "_tensorflow_src", _PACKAGE.parent / "bindings" / "tensorflow"):
+        if (folder / "gpu_stream.cc").is_file():
+            return folder / "gpu_stream.cc"
+    raise BuildError(f"the source of {_WHAT} is not there (looked in {_PACKAGE}): install Herring again")
+
+
+def _command(source: Path, output: Path) -> list[str]:
+    headers = tf.sysconfig.get_include()
+    own = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std"))]
+    return [
+        *(*compiler(_WHAT), "-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(*own, f"-isystem{headers}", f"-I{source.parent}", str(source), "-o", str(output)),
+        *tf.sysconfig.get_link_flags(),
+    ]

@@ -1,0 +1,85 @@
+"""TensorFlow's tensors on a GPU that is a fake: copied by TensorFlow, and by Herring on TensorFlow's stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from accelerator import build
+from test_tensorflow import Launch, LaunchByHand
+
+CASES = [
+    "same_bits_as_on_the_cpu",
+    "who_copies",
+    "in_a_function",
+    "small_ones_are_packed_on_the_gpu",
+    "tape",
+    "ranks_with_and_without_a_gpu",
+    "the_other_functions",
+    "horovods_functions",
+    "strict_placement",
+    "session_of_tensorflow_1",
+    "disagreements_are_named",
+    "many_steps_keep_nothing",
+]
+BY_STREAM = {"HERRING_TENSORFLOW_STREAM": "on"}
+PROGRAM = "cases_gpu.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake() -> None:
+    """Built before ranks with a time limit want it."""
+    build()
+
+
+@pytest.fixture(scope="module", params=["host", "stream"])
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    by_stream = request.param == "stream"
+    size, servers = (3, 1) if by_stream else (2, 0)
+    settings = BY_STREAM | {"HERRING_TEST_SEED": "7"} if by_stream else {}
+    folder = tmp_path_factory.mktemp("gpu")
+    return Launch(folder, size, *CASES, servers=servers, program=PROGRAM, settings=settings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(launch: Launch, case: str) -> None:
+    launch.check(case)
+
+
+def test_all_of_it_ended_well(launch: Launch) -> None:
+    assert launch.codes == [0], launch.output[-8000:]
+    assert "Traceback" not in launch.output
+
+
+def test_a_kernel_that_does_not_end(tmp_path: Path) -> None:
+    settings = BY_STREAM | {"HERRING_TIMEOUT_S": "3"}
+    launch = LaunchByHand(tmp_path, 2, "a_kernel_that_does_not_end", program=PROGRAM, settings=settings)
+    launch.check("a_kernel_that_does_not_end")
+
+
+def test_a_dead_rank(tmp_path: Path) -> None:
+    launch = LaunchByHand(tmp_path, 3, "a_dead_rank", program=PROGRAM, settings=BY_STREAM)
+    launch.check("a_dead_rank", ranks=2)
+    assert launch.codes == [0, 0, 9], launch.output[-8000:]
+
+
+def test_a_gpu_that_fails(tmp_path: Path) -> None:
+    launch = LaunchByHand(tmp_path, 2, "a_gpu_that_fails", program=PROGRAM, settings=BY_STREAM)
+    launch.check("a_gpu_that_fails")
+
+
+@pytest.mark.parametrize("setting", ["on", "auto", "off"])
+def test_a_stream_that_cannot_be_found(tmp_path: Path, setting: str) -> None:
+    """Here because the GPU is not CUDA's."""
+    settings = {"HERRING_TENSORFLOW_STREAM": setting}
+    cases = ["real_finder", "what_the_real_finder_says", "in_a_function"]
+    launch = LaunchByHand(tmp_path, 1, *cases, program=PROGRAM, settings=settings)
+    why = f"HERRING_TENSORFLOW_STREAM={setting}: "
+    assert (why in launch.output, "GPU:0 is not a CUDA device" in launch.output) == ((setting != "off",) * 2), (
+        launch.output
+    )
+    if setting == "on":
+        assert launch.codes == [1]
+        return
+    launch.check("in_a_function")
+    launch.check("what_the_real_finder_says")
