@@ -129,7 +129,7 @@ void fill(SP_Stream stream, SP_DeviceMemoryBase* memory, std::uint64_t bytes, co
   succeed(status);
 }
 
-void set_up(SP_StreamExecutor& executor) {
+void set_up_memory(SP_StreamExecutor& executor) {
   executor.allocate = [](const SP_Device*, std::uint64_t bytes, std::int64_t, SP_DeviceMemoryBase* memory) {
     LOCKED;
     memory->struct_size = SP_DEVICE_MEMORY_BASE_STRUCT_SIZE;
@@ -154,6 +154,9 @@ void set_up(SP_StreamExecutor& executor) {
     *free = *total - static_cast<std::int64_t>(world().gpu.allocated_bytes());
     return 1;
   };
+}
+
+void set_up_streams(SP_StreamExecutor& executor) {
   executor.create_stream = [](const SP_Device*, SP_Stream* stream, TF_Status* status) {
     LOCKED;
     *stream = new SP_Stream_st{world().gpu.create_stream()};
@@ -199,6 +202,9 @@ void set_up(SP_StreamExecutor& executor) {
     world().gpu.wait(stream->id, event->id);
     succeed(status);
   };
+}
+
+void set_up_timers(SP_StreamExecutor& executor) {
   executor.create_timer = [](const SP_Device*, SP_Timer* timer, TF_Status* status) {
     *timer = new SP_Timer_st;
     succeed(status);
@@ -206,6 +212,9 @@ void set_up(SP_StreamExecutor& executor) {
   executor.destroy_timer = [](const SP_Device*, SP_Timer timer) { delete timer; };
   executor.start_timer = [](const SP_Device*, SP_Stream, SP_Timer, TF_Status* status) { succeed(status); };
   executor.stop_timer = [](const SP_Device*, SP_Stream, SP_Timer, TF_Status* status) { succeed(status); };
+}
+
+void set_up_copies(SP_StreamExecutor& executor) {
   executor.memcpy_dtoh = [](const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMemoryBase* from,
                             std::uint64_t bytes, TF_Status* status) {
     ++world().copies_out;
@@ -226,6 +235,9 @@ void set_up(SP_StreamExecutor& executor) {
   executor.sync_memcpy_dtod = [](const SP_Device*, SP_DeviceMemoryBase* to, const SP_DeviceMemoryBase* from,
                                  std::uint64_t bytes,
                                  TF_Status* status) { copy_now(to->opaque, from->opaque, bytes, true, true, status); };
+}
+
+void set_up_waits(SP_StreamExecutor& executor) {
   executor.block_host_for_event = [](const SP_Device*, SP_Event event, TF_Status* status) {
     wait_for(event->id);
     succeed(status);
@@ -244,6 +256,9 @@ void set_up(SP_StreamExecutor& executor) {
     }
     succeed(status);
   };
+}
+
+void set_up_fills(SP_StreamExecutor& executor) {
   executor.mem_zero = [](const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* memory, std::uint64_t bytes,
                          TF_Status* status) {
     const std::uint8_t zero = 0;
@@ -444,7 +459,11 @@ void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status* status) {
   functions.destroy_device_fns = [](const SP_Platform*, SP_DeviceFns*) {};
   functions.create_stream_executor = [](const SP_Platform*, SE_CreateStreamExecutorParams* executor, TF_Status*) {
     executor->stream_executor->struct_size = SP_STREAMEXECUTOR_STRUCT_SIZE;
-    set_up(*executor->stream_executor);
+    SP_StreamExecutor& functions = *executor->stream_executor;
+    for (const auto set_up :
+         {&set_up_memory, &set_up_streams, &set_up_timers, &set_up_copies, &set_up_waits, &set_up_fills}) {
+      set_up(functions);
+    }
   };
   functions.destroy_stream_executor = [](const SP_Platform*, SP_StreamExecutor*) {};
   functions.create_timer_fns = [](const SP_Platform*, SP_TimerFns* timer, TF_Status*) {

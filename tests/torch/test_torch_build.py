@@ -54,7 +54,9 @@ def test_what_a_wheel_carries_is_all_that_the_binding_includes(tmp_path: Path) -
                 waiting.append(found[0])
     assert len(seen) > 10
     carried = _build.Sources(*folders, tmp_path / "lib")
-    assert set(carried.files()) == {path for path in tmp_path.rglob("*") if path.is_file()}
+    there = {path for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert set(carried.files()) == there
+    assert {path.name for path in (tmp_path / "_tensorflow_src").iterdir()} == {"gpu_stream.cc", "gpu_stream.h"}
     (tmp_path / "include" / "core" / "status.h").unlink()
     with pytest.raises(_build.BuildError, match="not complete"):
         carried.files()
