@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "device/fake_device.h"
@@ -200,6 +202,73 @@ TEST_F(DeviceCopiesTest, AForkedChildLeavesTheDeviceAlone) {
   Status status;
   EXPECT_TRUE(queue->wait(in(10s), status));
 }
+
+/// A framework's stream, with a kernel that writes the array late, and one that reads it late.
+class DeviceCopiesOfAFramework : public DeviceCopiesTest, public ::testing::WithParamInterface<std::uint64_t> {
+ protected:
+  DeviceCopiesOfAFramework() : DeviceCopiesTest(GetParam()) {}
+
+  void fill_late(std::byte value) {
+    for (int i = 0; i < 100; ++i) gpu_.launch(stream_, [] {});
+    gpu_.launch(stream_, [this, value] { std::memset(there(), static_cast<int>(value), kBytes); });
+  }
+  std::byte* there() const { return gpu_.alias(array_.address, kBytes); }
+
+  const std::uint64_t stream_ = gpu_.create_stream();
+};
+
+TEST_P(DeviceCopiesOfAFramework, CopiesLieBetweenItsKernels) {
+  for (const bool is_pinned : {false, true}) {
+    if (is_pinned) {
+      ASSERT_TRUE(copies_->pin(host_).is_ok());
+    }
+    using Way = DeviceCopies::Way;
+    DeviceCopies::Queue out(copies_, is_pinned ? Way::kOut : Way::kOwn);
+    fill_late(std::byte{7});
+    ASSERT_TRUE(out.after({stream_}).is_ok());
+    ASSERT_TRUE(out.to_host(host_, array_, nullptr).is_ok());
+    Status status;
+    ASSERT_TRUE(out.wait(in(10s), status));
+    ASSERT_EQ(host_, std::vector<std::byte>(kBytes, std::byte{7}));
+
+    std::fill(host_.begin(), host_.end(), std::byte{9});
+    auto back = std::make_unique<DeviceCopies::Queue>(copies_, is_pinned ? Way::kBack : Way::kOwn);
+    ASSERT_TRUE(back->to_device(array_, host_, nullptr).is_ok());
+    if (!is_pinned) {
+      EXPECT_TRUE(back->before({stream_}).is_again()) << "it has not begun";
+      ASSERT_TRUE(back->wait(in(10s), status));
+    }
+    ASSERT_TRUE(back->before({stream_}).is_ok());
+    back.reset();
+    std::vector<std::byte> seen(kBytes);
+    gpu_.launch(stream_, [&] { std::memcpy(seen.data(), there(), kBytes); });
+    gpu_.run_all();
+    ASSERT_EQ(seen, std::vector<std::byte>(kBytes, std::byte{9}));
+  }
+}
+
+TEST_P(DeviceCopiesOfAFramework, WhereTicketsRunOutItIsAskedAgain) {
+  ASSERT_TRUE(copies_->pin(host_).is_ok());
+  gpu_.stall(stream_);
+  std::vector<std::unique_ptr<DeviceCopies::Queue>> queues;
+  Status status;
+  while (status.is_ok()) {
+    queues.push_back(std::make_unique<DeviceCopies::Queue>(copies_, DeviceCopies::Way::kOut));
+    status = queues.back()->after({stream_});
+    if (!status.is_ok()) break;
+    ASSERT_TRUE(queues.back()->to_host(host_, array_, nullptr).is_ok());
+  }
+  ASSERT_TRUE(status.is_again()) << status.message();
+  EXPECT_EQ(queues.size(), FakeDevice::kMostTickets / 2 + 1);
+  gpu_.unstall(stream_);
+  for (std::size_t i = 0; i + 1 < queues.size(); ++i) ASSERT_TRUE(queues[i]->wait(in(10s), status)) << i;
+  ASSERT_TRUE(queues.back()->after({stream_}).is_ok());
+  ASSERT_TRUE(queues.back()->to_host(host_, array_, nullptr).is_ok());
+  ASSERT_TRUE(queues.back()->wait(in(10s), status));
+  EXPECT_EQ(queues.front()->stream(), queues.back()->stream()) << "all share one";
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceCopiesOfAFramework, ::testing::Range<std::uint64_t>(1, 21));
 
 TEST_F(DeviceCopiesTest, ThreadsDoNotWaitForEachOther) {
   DeviceCopies::Queue stalled(copies_);
