@@ -192,23 +192,34 @@ def _torch() -> Finding:
 
 def _why_not(code: str) -> str:
     """What goes wrong when a process runs this; empty for nothing. A process of its own: what is loaded stays there."""
+    return _apart(code)[0]
+
+
+def _apart(code: str) -> tuple[str, str]:
+    """The same, and the last line that it printed."""
     try:
         done = run_apart(code)
     except subprocess.TimeoutExpired:
-        return f"it took over {LOAD_TIMEOUT_S} s"
+        return f"it took over {LOAD_TIMEOUT_S} s", ""
     if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return "", (done.stdout.strip().splitlines() or [""])[-1]
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1], ""
 
 
 def _tensorflow() -> Finding:
     version = package("tensorflow") or package("tensorflow-cpu")
     if version is None:
         return Finding("TensorFlow", "absent", "not installed: herring.tensorflow does not work")
-    why = _why_not("from herring.tensorflow._ops import library; library()")
+    try:
+        setting = read_settings({}).tensorflow_stream
+    except HerringError:
+        setting = "off"  # Said elsewhere.
+    own = "from herring.tensorflow import _gpu_stream, _ops; _ops.library()"
+    why, said = _apart(f"{own}; print(*_gpu_stream.describe({setting!r}), sep=':')")
     if why:
         return Finding("TensorFlow", "problem", f"{version}, but herring.tensorflow does not load: {why}")
-    return Finding("TensorFlow", "ok", f"{version}; herring.tensorflow: in eager mode and tf.function")
+    state, _, text = said.partition(":")
+    return Finding("TensorFlow", state, f"{version}; herring.tensorflow: in eager mode and tf.function. {text}")
 
 
 def _mpi() -> Finding:

@@ -31,10 +31,7 @@ def has_gpus() -> bool:
 
 def find() -> int:
     """Address of a function as StreamOf in bindings/tensorflow/gpu_stream.h. Raises UnavailableError."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        # Nothing else is said of devices that plug-ins bring.
-        if "compute_capability" not in tf.config.experimental.get_device_details(gpu):
-            raise UnavailableError(f"TensorFlow's {gpu.name.removeprefix('/physical_device:')} is not a CUDA device")
+    _check_gpus()
     try:
         library = ctypes.CDLL(str(build()))
     except (BuildError, OSError) as error:
@@ -44,20 +41,51 @@ def find() -> int:
     return address
 
 
-def build() -> Path:
-    """The library, built where it is not there yet. Raises BuildError, and OSError where there is no place for it."""
+def describe(setting: str) -> tuple[str, str]:
+    """For herring doctor: "ok" or "problem", and who copies tensors on GPUs with this setting. Builds nothing."""
+    if not has_gpus():
+        return "ok", "TensorFlow sees no GPU"
+    if setting == "off":
+        return "ok", "TensorFlow copies tensors on GPUs (HERRING_TENSORFLOW_STREAM=off)"
+    try:
+        _check_gpus()
+        is_there = _target().is_file()
+        if not is_there:
+            compiler(_WHAT)
+    except (BuildError, UnavailableError) as error:
+        if setting == "on":
+            return "problem", f"HERRING_TENSORFLOW_STREAM=on cannot be: {error}"
+        return "ok", f"TensorFlow copies tensors on GPUs, because {error} (HERRING_TENSORFLOW_STREAM=auto)"
+    later = "" if is_there else f"; {_WHAT} is built at its first use, in about 15 s"
+    return "ok", f"Herring copies tensors on GPUs (HERRING_TENSORFLOW_STREAM={setting}){later}"
+
+
+def _check_gpus() -> None:
+    for gpu in tf.config.list_physical_devices("GPU"):
+        # Nothing else is said of devices that plug-ins bring.
+        if "compute_capability" not in tf.config.experimental.get_device_details(gpu):
+            raise UnavailableError(f"TensorFlow's {gpu.name.removeprefix('/physical_device:')} is not a CUDA device")
+
+
+def _target() -> Path:
+    """Of this TensorFlow and these sources. Raises BuildError."""
     source = _source()
     digest = hashlib.sha256(source.read_bytes() + source.with_suffix(".h").read_bytes()).hexdigest()[:16]
-    folder = _build_cache.folder("tensorflow", tf.__version__, digest)
-    target = folder / "gpu_stream.so"
+    return _build_cache.folder("tensorflow", tf.__version__, digest) / "gpu_stream.so"
+
+
+def build() -> Path:
+    """The library, built where it is not there yet. Raises BuildError, and OSError where there is no place for it."""
+    target = _target()
     if target.is_file():
         return target
+    folder = target.parent
     with _build_cache.locked(folder):
         if not target.is_file():  # Nor has another process built it meanwhile.
             say(logging.WARNING, f"building {_WHAT} once, about 15 s, in {folder}", "herring")
             with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
                 output = Path(scratch) / target.name
-                run([_command(source, output)], _WHAT)
+                run([_command(_source(), output)], _WHAT)
                 os.replace(output, target)
     return target
 

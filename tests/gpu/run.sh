@@ -53,6 +53,12 @@ step cases 300 env GPU_TEST_ACCELERATOR=cuda $PYTHON -m pytest -q -p no:cachepro
   tests/torch/test_torch_accelerator.py tests/torch/test_torch_peers.py tests/horovod/test_horovod_device.py
 step two_ranks 120 $PYTHON tests/gpu/two_ranks.py
 step arrays 120 $PYTHON -m torch.distributed.run --nproc-per-node 2 tests/gpu/arrays.py
+if $PYTHON -c 'import importlib.util as u, sys; sys.exit(u.find_spec("tensorflow") is None)'; then
+  for stream in off on; do
+    step "tensorflow_$stream" 180 env HERRING_TENSORFLOW_STREAM=$stream $PYTHON -m herring._launch -np 2 \
+      $PYTHON tests/gpu/tensorflow_ranks.py
+  done
+fi
 step wrappers 240 $PYTHON tests/gpu/wrappers.py
 step kill_a_rank 60 $PYTHON tests/gpu/kill_a_rank.py
 [ ! -x "$tools/speed" ] || step speed 120 "$tools/speed"

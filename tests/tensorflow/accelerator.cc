@@ -33,12 +33,15 @@ namespace {
 using herring::testing::FakeGpu;
 
 struct World {
-  World() : gpu({.seed = seed(), .memory_bytes = 1u << 30, .pin_bytes = 1u << 30}) {
+  World()
+      : gpu({.seed = number("HERRING_TEST_SEED", 1),
+             .memory_bytes = 1u << 30,
+             .pin_bytes = number("FAKE_GPU_PIN_BYTES", 1u << 30)}) {
     std::thread([this] { run(); }).detach();
   }
-  static std::uint64_t seed() {
-    const char* const text = std::getenv("HERRING_TEST_SEED");
-    return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
+  static std::uint64_t number(const char* variable, std::uint64_t otherwise) {
+    const char* const text = std::getenv(variable);
+    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
   }
   /// As a GPU does, whether anybody looks or not.
   [[noreturn]] void run() {

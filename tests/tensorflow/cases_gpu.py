@@ -276,6 +276,11 @@ def what_the_real_finder_says() -> None:
     with tf.device("/GPU:0"):
         own = ctypes.cast(GPU.fake_stream_of, ctypes.c_void_p).value
         assert int(OPS.fake_gpu_ask(function=own)) == 1
+    why = "GPU:0 is not a CUDA device"
+    for setting, state, text in (("off", "ok", "=off"), ("auto", "ok", why), ("on", "problem", why)):
+        said = _gpu_stream.describe(setting)
+        assert said[0] == state, said
+        assert text in said[1], said
 
 
 def a_kernel_that_does_not_end() -> None:

@@ -57,6 +57,15 @@ def test_a_kernel_that_does_not_end(tmp_path: Path) -> None:
     launch.check("a_kernel_that_does_not_end")
 
 
+def test_where_nothing_can_be_pinned(tmp_path: Path) -> None:
+    """One warning, and the same results."""
+    cases = ["same_bits_as_on_the_cpu", "in_a_function", "tape"]
+    launch = LaunchByHand(tmp_path, 2, *cases, program=PROGRAM, settings=BY_STREAM | {"FAKE_GPU_PIN_BYTES": "0"})
+    for case in cases:
+        launch.check(case)
+    assert launch.output.count("copies from and to GPUs are slower") == 2, "once on each rank"
+
+
 def test_a_dead_rank(tmp_path: Path) -> None:
     launch = LaunchByHand(tmp_path, 3, "a_dead_rank", program=PROGRAM, settings=BY_STREAM)
     launch.check("a_dead_rank", ranks=2)
