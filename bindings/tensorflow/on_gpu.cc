@@ -70,7 +70,10 @@ bool OnGpu::is_out(Status& status) {
     if (!status.is_ok()) return true;
     stage_ = Stage::kOut;
   }
-  if (stage_ == Stage::kOut && out_->has_ended(status)) stage_ = Stage::kHost;
+  if (stage_ == Stage::kOut && out_->has_ended(status)) {
+    stage_ = Stage::kHost;
+    held_->input.reset();
+  }
   if (stage_ != Stage::kOut) return true;
   if (now < *deadline_) return false;
   status = late("the tensor", stream_, limit_);
@@ -96,6 +99,7 @@ bool OnGpu::is_back(Status& status) {
     if (way_ == DeviceCopies::Way::kOwn && !back_->has_ended(status)) return false;
     if (status.is_ok()) status = back_->before(foreign(stream_));
     if (status.is_again()) return false;
+    if (status.is_ok()) output_ = std::move(held_->output);
     stage_ = Stage::kLast;
   }
   return true;

@@ -28,7 +28,7 @@ class OnGpu final {
 
   /// What is reduced, in place.
   std::span<std::byte> host() const { return {held_->host.get(), bytes_}; }
-  const TF_Tensor* output() const { return held_->output.get(); }
+  const TF_Tensor* output() const { return output_ ? output_.get() : held_->output.get(); }
   /// Its copy out comes after those of all such tensors that were made before.
   bool is_in_line() const { return way_ == runtime::DeviceCopies::Way::kOut; }
 
@@ -40,8 +40,8 @@ class OnGpu final {
  private:
   /// Kept until no copy touches it.
   struct Held {
-    Tensor input;
-    Tensor output;
+    Tensor input;   ///< Until it is out.
+    Tensor output;  ///< Until the stream waits for it.
     std::shared_ptr<std::byte> host;
   };
   enum class Stage : std::uint8_t { kFirst, kOut, kHost, kBack, kLast };
@@ -53,6 +53,7 @@ class OnGpu final {
   const std::size_t bytes_;
   const Duration limit_;
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
+  Tensor output_;  ///< Then: whatever gets this memory next comes after the copy.
   runtime::DeviceCopies::Way way_ = runtime::DeviceCopies::Way::kOwn;
   std::optional<runtime::DeviceCopies::Queue> out_;
   std::optional<runtime::DeviceCopies::Queue> back_;

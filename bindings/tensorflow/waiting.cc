@@ -72,20 +72,19 @@ std::shared_ptr<runtime::Work> Waiting::next() {
 Waiting::Turn Waiting::turn() {
   Turn turn;
   bool is_line_busy = false;
-  std::erase_if(open_, [&](const auto& pending) {
-    return failure_ || advance(*pending, turn, is_line_busy);  // Those that are let go are in all_.
-  });
-  if (failure_) {
-    for (const auto& pending : all_) drop(pending);
-    open_.clear();
-  }
+  std::erase_if(open_, [&](const auto& pending) { return advance(*pending, turn, is_line_busy); });
   turn.is_over = open_.empty();
+  if (failure_ && turn.is_over) {
+    for (const auto& pending : all_) drop(pending);
+  }
   if (turn.is_over || !turn.is_about_to_call) end_calls();
   return turn;
 }
 
 bool Waiting::advance(Pending& pending, Turn& turn, bool& is_line_busy) {
   OnGpu* const gpu = pending.gpu.get();
+  const bool has_begun = gpu == nullptr || !pending.next;
+  if (failure_ && (has_begun || has_lost_copy_)) return true;
   Status status;
   while (true) {
     if (auto work = unfinished(pending)) {
@@ -99,7 +98,8 @@ bool Waiting::advance(Pending& pending, Turn& turn, bool& is_line_busy) {
         turn.is_about_to_call = true;
         return false;
       }
-      if (!status.is_ok()) break;
+      has_lost_copy_ = !status.is_ok();
+      if (has_lost_copy_) break;
     }
     if (!start_next_step(pending)) {
       if (failure_ || gpu == nullptr) return true;

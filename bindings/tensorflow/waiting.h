@@ -20,13 +20,15 @@ struct Failure {
 
   explicit operator bool() const { return code != TF_OK; }
   void set(TF_Code why, const Pending& pending, const std::string& what) {
+    if (*this) return;
     code = why;
     text = "herring: " + (pending.name.empty() ? "" : "\"" + pending.name + "\": ") + what;
   }
 };
 
 /// A call that waits for its operations: for one after the other, and then for the next steps of those that have some.
-/// Where one has failed the others are let go.
+/// Where one has failed the others are let go, once they have begun: other ranks may have begun them, and would take the
+/// next ones of their names for these.
 class Waiting final {
  public:
   /// `gpu`: the call runs there, and gives its results there.
@@ -71,6 +73,7 @@ class Waiting final {
   std::size_t place_ = 0;  ///< In open_.
   std::vector<std::shared_ptr<Pending>> further_;
   Failure failure_;
+  bool has_lost_copy_ = false;  ///< What has not begun yet does not: its copy would not end either.
 };
 
 }  // namespace herring::tensorflow_binding

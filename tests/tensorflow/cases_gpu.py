@@ -250,6 +250,47 @@ def disagreements_are_named() -> None:
     check_no_fault()
 
 
+def what_is_let_go_has_no_effect_later() -> None:
+    """Where one tensor of a call fails, the others' next calls do not meet what other ranks have begun of this one."""
+    rank, size = hvd.rank(), hvd.size()
+
+    @tf.function
+    def step(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device("/GPU:0"):
+            slow = late(value=late(value=values[1])) if rank == 1 else values[1]
+            return reduce_all([values[0], slow], ["odd", "even"], "sum")
+
+    odd = moved(np.ones(10 + rank % 2))
+    for number in range(4):
+        lost = moved(np.full(50_000, 1000.0))
+        with pytest.raises(tf.errors.FailedPreconditionError, match="odd"):
+            step([odd, lost])
+        with tf.device("/GPU:0"):
+            result = reduce_all([moved(np.full(50_000, float(number)))], ["even"], "sum")[0]
+        close(result, np.full(50_000, float(number * size)))
+    check_no_fault()
+
+
+def a_step_leaves_nothing_on_the_gpu() -> None:
+    """Neither gradients nor results, until the next step or at all."""
+
+    @tf.function
+    def step(values: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device("/GPU:0"):
+            slow = [late(value=each) for each in values]
+            return reduce_all(slow, [f"value{index}" for index in range(len(slow))], "sum")
+
+    values = [moved(np.ones(100_000)) for _ in range(4)]
+    used = tf.config.experimental.get_memory_info("GPU:0")["current"]
+    for _ in range(3):
+        results = step(values)
+        for result in results:
+            close(result, np.full(100_000, float(hvd.size())))
+        del result, results
+        assert tf.config.experimental.get_memory_info("GPU:0")["current"] <= used
+    check_no_fault()
+
+
 def many_steps_keep_nothing() -> None:
     @tf.function
     def step(value: tf.Tensor) -> tf.Tensor:

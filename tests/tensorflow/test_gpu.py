@@ -20,6 +20,8 @@ CASES = [
     "strict_placement",
     "session_of_tensorflow_1",
     "disagreements_are_named",
+    "what_is_let_go_has_no_effect_later",
+    "a_step_leaves_nothing_on_the_gpu",
     "many_steps_keep_nothing",
 ]
 BY_STREAM = {"HERRING_TENSORFLOW_STREAM": "on"}
