@@ -104,10 +104,13 @@ class _Library:
     def _serve_gpus(self, session: Session) -> None:
         """Once in a process, as its first job says. Raises UnavailableError where that cannot be."""
         setting = session.config.tensorflow_stream
-        if self._serves_gpus or session.config.cuda == "off" or not _gpu_stream.has_gpus():
+        if self._serves_gpus or session.config.cuda == "off":
             return
         find = None
         if setting != "off":
+            # TensorFlow opens the driver for this, and does not see CUDA_VISIBLE_DEVICES that is set later.
+            if not _gpu_stream.has_gpus():
+                return
             try:
                 find = _gpu_stream.find()
             except UnavailableError as error:

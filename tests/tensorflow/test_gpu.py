@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,19 @@ def test_a_stream_that_cannot_be_found(tmp_path: Path, setting: str) -> None:
         return
     launch.check("in_a_function")
     launch.check("what_the_real_finder_says")
+
+
+INIT_ASKS_FOR_NO_DEVICE = """
+import herring.tensorflow as hvd
+from tensorflow.python.eager import context
+
+hvd.init()
+assert context.context()._physical_devices is None, context.context()._physical_devices
+"""
+
+
+def test_init_leaves_the_choice_of_gpus_to_the_program() -> None:
+    """CUDA_VISIBLE_DEVICES counts until TensorFlow asks for devices: scripts set it by the local rank, after init()."""
+    setting = {"HERRING_TENSORFLOW_STREAM": "off"}
+    command = [sys.executable, "-c", INIT_ASKS_FOR_NO_DEVICE]
+    subprocess.run(command, env=os.environ | setting, check=True, timeout=100)
