@@ -9,15 +9,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from herring._errors import HerringTimeoutError
+from herring._errors import HerringTimeoutError, UnavailableError
 from herring._version import __version__
 
 _LOCK_LIMIT_S = 900.0
 
 
 def folder(*belongs_to: str) -> Path:
-    """Of what was built from and for these: nothing in it is ever stale."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Of what was built from and for these: nothing in it is ever stale. Raises UnavailableError where there is none."""
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:  # A user that the system does not know, as in containers, and no HOME.
+        raise UnavailableError(
+            f"no folder to build in ({error}); set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     return root / "herring" / "-".join([__version__, *belongs_to])
 
 

@@ -23,9 +23,12 @@ class BuildError(RuntimeError):
 
 def compiler(what: str) -> list[str]:
     """The command that `what` is compiled with. Raises BuildError."""
-    chosen = os.environ.get("CXX", "")
+    chosen = os.environ.get("CXX", "").strip()
     if chosen:
-        command = shlex.split(chosen)
+        try:
+            command = shlex.split(chosen)
+        except ValueError as error:
+            raise BuildError(f"CXX is {chosen!r}, which is no command ({error}); unset it, or correct it") from None
         if shutil.which(command[0]) is None:
             raise BuildError(f"CXX is {chosen!r}, which is not there; unset it, or install that compiler")
         return command
@@ -46,9 +49,12 @@ def run(commands: list[list[str]], what: str) -> None:
     try:
         for command in commands:
             # In a session of its own: what a compiler has started ends with it.
-            started = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-            )
+            try:
+                started = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+                )
+            except OSError as error:
+                raise BuildError(f"the compiler {command[0]} does not start: {error}") from error
             runs.append(started)
         for command, started in zip(commands, runs, strict=True):
             try:

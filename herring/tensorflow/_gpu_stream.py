@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import tempfile
 from pathlib import Path
 
@@ -33,9 +34,17 @@ def find() -> int:
     """Address of a function as StreamOf in bindings/tensorflow/gpu_stream.h. Raises UnavailableError."""
     _check_gpus()
     try:
-        library = ctypes.CDLL(str(build()))
-    except (BuildError, OSError) as error:
+        path = build()
+    except BuildError as error:
         raise UnavailableError(str(error)) from error
+    except OSError as error:
+        raise UnavailableError(
+            f"{_WHAT} cannot be built ({error}); set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise UnavailableError(f"{_WHAT} does not load ({error}); remove the file, the next start builds it") from error
     address = ctypes.cast(library.herring_stream_of, ctypes.c_void_p).value
     assert address is not None
     return address
@@ -68,24 +77,28 @@ def _check_gpus() -> None:
 
 
 def _target() -> Path:
-    """Of this TensorFlow and these sources. Raises BuildError."""
+    """Of this TensorFlow and these sources. Raises BuildError, and UnavailableError where there is no place for it."""
     source = _source()
-    digest = hashlib.sha256(source.read_bytes() + source.with_suffix(".h").read_bytes()).hexdigest()[:16]
+    content = [source.read_bytes(), source.with_suffix(".h").read_bytes()]
+    content += [word.encode() for word in [*_own_flags(), platform.machine()]]  # Builds of a release differ in them.
+    digest = hashlib.sha256(b"\0".join(content)).hexdigest()[:16]
     return _build_cache.folder("tensorflow", tf.__version__, digest) / "gpu_stream.so"
 
 
 def build() -> Path:
-    """The library, built where it is not there yet. Raises BuildError, and OSError where there is no place for it."""
+    """The library, built where it is not there yet. Raises BuildError, and OSError or UnavailableError where there is no
+    place for it."""
     target = _target()
     if target.is_file():
         return target
     folder = target.parent
     with _build_cache.locked(folder):
         if not target.is_file():  # Nor has another process built it meanwhile.
-            say(logging.WARNING, f"building {_WHAT} once, about 15 s, in {folder}", "herring")
             with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
                 output = Path(scratch) / target.name
-                run([_command(_source(), output)], _WHAT)
+                command = _command(_source(), output)
+                say(logging.WARNING, f"building {_WHAT} once, about 15 s, in {folder}", "herring")
+                run([command], _WHAT)
                 os.replace(output, target)
     return target
 
@@ -98,11 +111,15 @@ def _source() -> Path:
     raise BuildError(f"the source of {_WHAT} is not there (looked in {_PACKAGE}): install Herring again")
 
 
+def _own_flags() -> list[str]:
+    """What this build of TensorFlow wants code to be compiled with."""
+    return [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std"))]
+
+
 def _command(source: Path, output: Path) -> list[str]:
     headers = tf.sysconfig.get_include()
-    own = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std"))]
     return [
         *(*compiler(_WHAT), "-std=c++17", "-O2", "-w", "-fPIC", "-shared", "-fvisibility=hidden"),
-        *(*own, f"-isystem{headers}", f"-I{source.parent}", str(source), "-o", str(output)),
+        *(*_own_flags(), f"-isystem{headers}", f"-I{source.parent}", str(source), "-o", str(output)),
         *tf.sysconfig.get_link_flags(),
     ]

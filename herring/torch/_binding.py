@@ -93,7 +93,7 @@ def describe() -> tuple[str, str]:
             if _has_stamp(folder / f"{name}.so", wanted):
                 return "there", f"the binding for it is there ({folder})"
         _build.check_build(torch.__version__, bool(torch._C._GLIBCXX_USE_CXX11_ABI))
-    except _build.BuildError as error:
+    except (_build.BuildError, UnavailableError) as error:
         return "impossible", str(error)
     return "to build", "no binding for it yet: its first use builds one in about 25 s, or now: herring build torch"
 
