@@ -266,8 +266,10 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   try {
     submit_into(settings, *dtype, context, pending);
   } catch (const Error& error) {
+    Process::instance().give_up_call(pending->call);
     return fail_with(context, own_name, error, code_of(error.status().code()));
   } catch (const std::exception& error) {
+    Process::instance().give_up_call(pending->call);
     return fail_with(context, own_name, error, TF_RESOURCE_EXHAUSTED);
   }
   const Number number = Process::instance().add(pending);

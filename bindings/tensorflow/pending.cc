@@ -104,11 +104,31 @@ void Process::end_call(Number call) {
   calls_.erase(call);
 }
 
+void Process::give_up_call(Number call) {
+  std::vector<std::shared_ptr<Pending>> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    calls_.erase(call);
+    std::erase_if(pending_, [&](auto& each) {
+      if (each.second->call != call) return false;
+      gone.push_back(std::move(each.second));
+      return true;
+    });
+  }
+  for (const auto& pending : gone) drop(pending);
+}
+
 Number Process::add(std::shared_ptr<Pending> pending) {
-  const std::lock_guard lock(mutex_);
-  pending->place = ++last_;
-  pending_.emplace(number_of(last_), std::move(pending));
-  return number_of(last_);
+  std::unique_lock lock(mutex_);
+  const Number number = number_of(++last_);
+  pending->place = last_;
+  if (calls_.contains(pending->call)) {
+    pending_.emplace(number, std::move(pending));
+  } else {
+    lock.unlock();
+    drop(pending);
+  }
+  return number;
 }
 
 std::shared_ptr<Pending> Process::take(Number handle) {

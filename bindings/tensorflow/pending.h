@@ -64,6 +64,8 @@ class Process final {
   /// waits.
   Number begin_call();
   void end_call(Number call);
+  /// Part of it cannot be submitted, so nobody waits for the rest: that is let go, now or when it comes.
+  void give_up_call(Number call);
 
   Number add(std::shared_ptr<Pending> pending);
   /// Null where nobody submitted it, or somebody waited for it.

@@ -271,6 +271,25 @@ def what_is_let_go_has_no_effect_later() -> None:
     check_no_fault()
 
 
+def a_call_that_is_submitted_in_part() -> None:
+    """As where the GPU has no room for a result: nothing is kept."""
+    operation = {"collective": 1, "reduce": 1, "root": 0}
+    value = moved(np.ones(50_000))
+    for device in ("/GPU:0", "/CPU:0"):
+        with tf.device(device):
+            token = library().ops.herring_begin()
+            library().ops.herring_submit(value, token, tensor_name=f"first.{device}", **operation)
+            wrong = {"tensor_name": "second", "group": 99, "has_key": 1}
+            expect(
+                tf.errors.InvalidArgumentError,
+                lambda: library().ops.herring_submit(value, token, **operation, **wrong),
+                "second",
+                "process set 99",
+            )
+            assert library().pending() == 0
+    check_no_fault()
+
+
 def a_step_leaves_nothing_on_the_gpu() -> None:
     """Neither gradients nor results, until the next step or at all."""
 

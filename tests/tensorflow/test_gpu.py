@@ -24,6 +24,7 @@ CASES = [
     "session_of_tensorflow_1",
     "disagreements_are_named",
     "what_is_let_go_has_no_effect_later",
+    "a_call_that_is_submitted_in_part",
     "a_step_leaves_nothing_on_the_gpu",
     "many_steps_keep_nothing",
 ]
