@@ -65,16 +65,15 @@ bool OnGpu::is_out(Status& status) {
   if (!deadline_) deadline_ = now + limit_;
   if (stage_ == Stage::kFirst) {
     status = out_->after(foreign(stream_));
-    if (status.is_again()) return false;
     if (status.is_ok()) status = out_->to_host(host(), span_of(held_->input), held_);
-    if (!status.is_ok()) return true;
-    stage_ = Stage::kOut;
+    if (status.is_ok()) stage_ = Stage::kOut;
+    if (!status.is_ok() && !status.is_again()) return true;
   }
   if (stage_ == Stage::kOut && out_->has_ended(status)) {
     stage_ = Stage::kHost;
     held_->input.reset();
   }
-  if (stage_ != Stage::kOut) return true;
+  if (stage_ > Stage::kOut) return true;
   if (now < *deadline_) return false;
   status = late("the tensor", stream_, limit_);
   return true;
@@ -112,7 +111,11 @@ Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* the
   const Instant deadline = std::chrono::steady_clock::now() + limit;
   DeviceCopies::Queue queue(copies_of(stream));
   Status status = queue.after(foreign(stream));
-  for (; status.is_again(); status = queue.after(foreign(stream))) std::this_thread::sleep_for(kNap);
+  while (status.is_again() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kNap);
+    status = queue.after(foreign(stream));
+  }
+  if (status.is_again()) return late("a result", stream, limit);
   if (!status.is_ok()) return status;
   const std::span<std::byte> from(static_cast<std::byte*>(TF_TensorData(host)), bytes);
   status = queue.to_device({reinterpret_cast<std::uint64_t>(TF_TensorData(there)), bytes}, from, nullptr);

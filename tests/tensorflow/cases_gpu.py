@@ -360,6 +360,19 @@ def a_kernel_that_does_not_end() -> None:
     assert time.monotonic() - begun < 12
 
 
+def more_copies_than_a_stuck_gpu_takes() -> None:
+    """The calls after the first have no room for their events, and end in time all the same."""
+    values = [moved(np.ones(count)) for count in [20_000, 10] * 40]
+    GPU.fake_stall(1)
+    begun = time.monotonic()
+    for number in range(2):
+        names = [f"stuck{number}.{index}" for index in range(len(values))]
+        with tf.device("/GPU:0"), pytest.raises(tf.errors.DeadlineExceededError):
+            reduce_all([late(value=each) for each in values], names, "sum")
+    assert time.monotonic() - begun < 20
+    GPU.fake_stall(0)
+
+
 def a_dead_rank() -> None:
     last = hvd.size() - 1
     value = moved(np.ones(100_000))

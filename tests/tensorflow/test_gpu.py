@@ -57,10 +57,11 @@ def test_all_of_it_ended_well(launch: Launch) -> None:
     assert "Traceback" not in launch.output
 
 
-def test_a_kernel_that_does_not_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["a_kernel_that_does_not_end", "more_copies_than_a_stuck_gpu_takes"])
+def test_a_kernel_that_does_not_end(tmp_path: Path, case: str) -> None:
     settings = BY_STREAM | {"HERRING_TIMEOUT_S": "3"}
-    launch = LaunchByHand(tmp_path, 2, "a_kernel_that_does_not_end", program=PROGRAM, settings=settings)
-    launch.check("a_kernel_that_does_not_end")
+    launch = LaunchByHand(tmp_path, 2, case, program=PROGRAM, settings=settings)
+    launch.check(case)
 
 
 def test_where_nothing_can_be_pinned(tmp_path: Path) -> None:
