@@ -95,8 +95,9 @@ Number Process::begin_call() {
   const auto now = job();
   std::shared_ptr<void> may_call = now ? now->will_call() : nullptr;
   const std::lock_guard lock(mutex_);
-  if (may_call) calls_.insert_or_assign(number_of(++last_call_), std::move(may_call));
-  return number_of(last_call_);
+  const Number call = number_of(++last_call_);
+  calls_.insert_or_assign(call, std::move(may_call));
+  return call;
 }
 
 void Process::end_call(Number call) {

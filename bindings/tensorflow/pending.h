@@ -93,7 +93,8 @@ class Process final {
   int pid_ = 0;
   std::uint64_t last_ = 0;
   std::uint64_t last_call_ = 0;
-  std::unordered_map<Number, std::shared_ptr<void>> calls_;
+  std::unordered_map<Number, std::shared_ptr<void>>
+      calls_;  ///< That go on, and what the job has for that, if anything.
   std::unordered_map<Number, std::shared_ptr<Pending>> pending_;
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> groups_;
   std::optional<std::pair<std::uint32_t, std::uint32_t>> local_;

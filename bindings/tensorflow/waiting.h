@@ -27,8 +27,8 @@ struct Failure {
 };
 
 /// A call that waits for its operations: for one after the other, and then for the next steps of those that have some.
-/// Where one has failed the others are let go, once they have begun: other ranks may have begun them, and would take the
-/// next ones of their names for these.
+/// Where one has failed the others are let go, once they have begun: other ranks may have begun them, and would take
+/// the next ones of their names for these.
 class Waiting final {
  public:
   /// `gpu`: the call runs there, and gives its results there.
