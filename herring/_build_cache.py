@@ -16,7 +16,7 @@ _LOCK_LIMIT_S = 900.0
 
 
 def folder(*belongs_to: str) -> Path:
-    """Of what was built from and for these: nothing in it is ever stale. Raises UnavailableError where there is none."""
+    """Of what was built from and for these: nothing in it is ever stale. Raises UnavailableError if there is none."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError as error:  # A user that the system does not know, as in containers, and no HOME.

@@ -86,8 +86,8 @@ def _target() -> Path:
 
 
 def build() -> Path:
-    """The library, built where it is not there yet. Raises BuildError, and OSError or UnavailableError where there is no
-    place for it."""
+    """The library, built where it is not there yet. Raises BuildError, and OSError or UnavailableError where there is
+    no place for it."""
     target = _target()
     if target.is_file():
         return target
