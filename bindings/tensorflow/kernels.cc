@@ -1,13 +1,11 @@
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +15,7 @@
 #include "bindings/tensorflow/status.h"
 #include "bindings/tensorflow/tf_c_api.h"
 #include "bindings/tensorflow/waiting.h"
+#include "runtime/callback_pool.h"
 
 /// TensorFlow's operations of Herring.
 ///
@@ -282,53 +281,10 @@ void delete_nothing(void*) {}
 // A call blocks for either of these: the program's threads wait for the graph, so nothing else is called before it
 // ends.
 
-/// Nobody says when a copy has ended: a look, and then a nap, which is longer where nothing has moved.
-void wait_with_gpu(Waiting& waiting) {
-  constexpr std::chrono::microseconds kShortestNap(10);
-  constexpr std::chrono::microseconds kLongestNap(200);
-  std::chrono::microseconds nap = kShortestNap;
-  std::shared_ptr<runtime::Work> awaited;
-  std::shared_ptr<void> blocked;
-  while (true) {
-    const Waiting::Turn turn = waiting.turn();
-    if (turn.is_over) return;
-    const auto now_awaited = turn.is_about_to_call ? nullptr : turn.work;
-    if (awaited != now_awaited) {
-      blocked.reset();
-      awaited = now_awaited;
-      if (awaited) blocked = awaited->block(true);
-    }
-    nap = turn.has_moved ? kShortestNap : std::min(2 * nap, kLongestNap);
-    if (turn.work) {
-      turn.work->wait(std::chrono::steady_clock::now() + nap);
-    } else {
-      std::this_thread::sleep_for(nap);
-    }
-  }
-}
-
-void wait_for_all(Waiting& waiting) {
-  if (waiting.has_gpu_tensors()) return wait_with_gpu(waiting);
-  while (const auto work = waiting.next()) {
-    const std::shared_ptr<void> blocked = work->block(true);
-    work->wait(Instant::max());
-  }
-}
-
 void wait(void*, TF_OpKernelContext* context) {
   Waiting waiting(context);
-  wait_for_all(waiting);
+  waiting.wait();
   waiting.answer();
-}
-
-void wait_on_gpu(void*, TF_OpKernelContext* context) {
-  try {
-    Waiting waiting(context, stream_of_kernel(context));
-    wait_for_all(waiting);
-    waiting.answer();
-  } catch (const Error& error) {
-    fail_with(context, "", error, code_of(error.status().code()));
-  }
 }
 
 /// Here no thread waits: whatever runs when an operation has ended goes on with the next one.
@@ -348,8 +304,36 @@ void go_on(const std::shared_ptr<Waiting>& waiting, const std::function<void()>&
 /// in the releases that herring/tensorflow/_ops.py names (tensorflow/core/framework/op_kernel.h, DoneCallback).
 void wait_aside(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   const auto waiting = std::make_shared<Waiting>(context);
-  if (waiting->has_gpu_tensors()) wait_with_gpu(*waiting);  // Which herring/tensorflow/_ops.py does not let come here.
+  if (waiting->has_gpu_tensors()) waiting->wait();  // Which herring/tensorflow/_ops.py does not let come here.
   go_on(waiting, *reinterpret_cast<std::function<void()>*>(done));
+}
+
+void wait_on_gpu(void*, TF_OpKernelContext* context) {
+  try {
+    Waiting waiting(context, stream_of_kernel(context));
+    waiting.wait();
+    waiting.answer();
+  } catch (const Error& error) {
+    fail_with(context, "", error, code_of(error.status().code()));
+  }
+}
+
+/// On a GPU, TensorFlow calls kernels in the thread that launches all of the step's: no call may hold that up.
+void wait_aside_on_gpu(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  static auto* const threads = new runtime::CallbackPool();  // Never ended: calls may go on while the process exits.
+  const std::function<void()> end = *reinterpret_cast<std::function<void()>*>(done);
+  try {
+    const auto waiting = std::make_shared<Waiting>(context, stream_of_kernel(context));
+    if (!waiting->has_gpu_tensors()) return go_on(waiting, end);
+    threads->run([waiting, end] {
+      waiting->wait();
+      waiting->answer();
+      end();
+    });
+  } catch (const Error& error) {
+    fail_with(context, "", error, code_of(error.status().code()));
+    end();
+  }
 }
 
 /// What HerringPlace tells. Numbers are those of herring/tensorflow/_ops.py.
@@ -509,23 +493,31 @@ __attribute__((visibility("default"))) void herring_tensorflow_attach(void* job,
 }
 
 /// Registers the operations for GPUs as well, once in a process. `find`: how to find TensorFlow's stream there, and
-/// Herring copies tensors itself; null: TensorFlow does.
-__attribute__((visibility("default"))) void herring_tensorflow_serve_gpus(herring::tensorflow_binding::StreamOf find) {
+/// Herring copies tensors itself; null: TensorFlow does. `waits_aside`: see wait_aside().
+__attribute__((visibility("default"))) void herring_tensorflow_serve_gpus(herring::tensorflow_binding::StreamOf find,
+                                                                          int waits_aside) {
   using namespace herring::tensorflow_binding;
   stream_of() = find;
+  const bool is_by_stream = find != nullptr;
+  if (!is_by_stream && waits_aside == 0) return;  // They run on the CPU then, where they hold nothing up.
+  const auto serve_wait_aside = [](const char* op, auto compute, std::initializer_list<const char*> on_host) {
+    register_kernel(op, TF_NewAsyncKernelBuilder(op, "GPU", &create_nothing, compute, &delete_nothing), on_host);
+  };
   serve_gpu("HerringBegin", &create_nothing, &begin, &delete_nothing, {"token"});
   serve_gpu("HerringPlace", &create_place, &place, &delete_place, {"number"});
   serve_gpu("HerringSubmitSplits", &create_submit, &submit, &delete_submit, {"value", "splits", "token", "handle"});
-  register_kernel("HerringWaitAside",
-                  TF_NewAsyncKernelBuilder("HerringWaitAside", "GPU", &create_nothing, &wait_aside, &delete_nothing),
-                  {"handles", "results"});
-  if (find == nullptr) {
-    serve_gpu("HerringSubmit", &create_submit, &submit, &delete_submit, {"value", "token", "handle"});
-    serve_gpu("HerringWait", &create_nothing, &wait, &delete_nothing, {"handles", "results"});
-    return;
+  if (waits_aside != 0) {
+    serve_wait_aside("HerringWaitAside", &wait_aside, {"handles", "results"});
+    if (is_by_stream) {
+      serve_wait_aside("HerringWait", &wait_aside_on_gpu, {"handles"});
+    } else {
+      serve_wait_aside("HerringWait", &wait_aside, {"handles", "results"});
+    }
+  } else if (is_by_stream) {
+    serve_gpu("HerringWait", &create_nothing, &wait_on_gpu, &delete_nothing, {"handles"});
   }
-  serve_submit_by_stream();
-  serve_gpu("HerringWait", &create_nothing, &wait_on_gpu, &delete_nothing, {"handles"});
+  if (is_by_stream) return serve_submit_by_stream();
+  serve_gpu("HerringSubmit", &create_submit, &submit, &delete_submit, {"value", "token", "handle"});
 }
 
 /// Another generation of the job, or another owner of its process sets: those, and what is pending, are forgotten.

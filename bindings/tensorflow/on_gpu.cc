@@ -59,10 +59,14 @@ DeviceSpan OnGpu::span_of(const Tensor& tensor) const {
   return {reinterpret_cast<std::uint64_t>(TF_TensorData(tensor.get())), bytes_};
 }
 
+bool OnGpu::is_late(Instant now) {
+  if (!deadline_) deadline_ = deadline_after(now, limit_);
+  return now >= *deadline_;
+}
+
 bool OnGpu::is_out(Status& status) {
   if (bytes_ == 0) return true;
-  const Instant now = std::chrono::steady_clock::now();
-  if (!deadline_) deadline_ = now + limit_;
+  const bool is_over_time = is_late(std::chrono::steady_clock::now());
   if (stage_ == Stage::kFirst) {
     status = out_->after(foreign(stream_));
     if (status.is_ok()) status = out_->to_host(host(), span_of(held_->input), held_);
@@ -72,43 +76,43 @@ bool OnGpu::is_out(Status& status) {
   if (stage_ == Stage::kOut && out_->has_ended(status)) {
     stage_ = Stage::kHost;
     held_->input.reset();
+    deadline_.reset();
   }
   if (stage_ > Stage::kOut) return true;
-  if (now < *deadline_) return false;
-  status = late("the tensor", stream_, limit_);
-  return true;
+  if (is_over_time) status = late("the tensor", stream_, limit_);
+  return is_over_time;
 }
 
 bool OnGpu::is_back(Status& status) {
-  if (bytes_ == 0) return true;
-  if (stage_ == Stage::kHost) {
-    const bool is_pinned = way_ == DeviceCopies::Way::kOut;
-    try {
-      back_.emplace(device_, is_pinned ? DeviceCopies::Way::kBack : DeviceCopies::Way::kOwn);
-    } catch (const Error& error) {
-      status = error.status();
-      return true;
-    }
-    status = back_->to_device(span_of(held_->output), host(), held_);
-    if (!status.is_ok()) return true;
-    stage_ = Stage::kBack;
-  }
-  if (stage_ == Stage::kBack) {
-    // Where it is not pinned, looking begins the copy.
-    if (way_ == DeviceCopies::Way::kOwn && !back_->has_ended(status)) return false;
-    if (status.is_ok()) status = back_->before(foreign(stream_));
-    if (status.is_again()) return false;
+  if (bytes_ == 0 || stage_ == Stage::kLast) return true;
+  const bool is_over_time = is_late(std::chrono::steady_clock::now());
+  status = stage_ == Stage::kHost ? start_back() : Status::ok();
+  // Where it is not pinned, looking begins the copy.
+  const bool is_there = way_ == DeviceCopies::Way::kOut || !status.is_ok() || back_->has_ended(status);
+  if (is_there && status.is_ok()) status = back_->before(foreign(stream_));
+  if (is_there && !status.is_again()) {
     if (status.is_ok()) output_ = std::move(held_->output);
     stage_ = Stage::kLast;
+    return true;
   }
-  return true;
+  if (is_over_time) status = late("the result", stream_, limit_);
+  return is_over_time;
 }
 
-Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* there, Duration limit) {
-  const std::size_t bytes = TF_TensorByteSize(host);
-  if (bytes == 0) return Status::ok();
+Status OnGpu::start_back() {
+  try {
+    back_.emplace(device_, is_in_line() ? DeviceCopies::Way::kBack : DeviceCopies::Way::kOwn);
+  } catch (const Error& error) {
+    return error.status();
+  }
+  stage_ = Stage::kBack;
+  return back_->to_device(span_of(held_->output), host(), held_);
+}
+
+Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, TF_Tensor* there, Duration limit) {
+  if (host.empty()) return Status::ok();
   constexpr std::chrono::microseconds kNap(20);
-  const Instant deadline = std::chrono::steady_clock::now() + limit;
+  const Instant deadline = deadline_after(std::chrono::steady_clock::now(), limit);
   DeviceCopies::Queue queue(copies_of(stream));
   Status status = queue.after(foreign(stream));
   while (status.is_again() && std::chrono::steady_clock::now() < deadline) {
@@ -117,8 +121,7 @@ Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* the
   }
   if (status.is_again()) return late("a result", stream, limit);
   if (!status.is_ok()) return status;
-  const std::span<std::byte> from(static_cast<std::byte*>(TF_TensorData(host)), bytes);
-  status = queue.to_device({reinterpret_cast<std::uint64_t>(TF_TensorData(there)), bytes}, from, nullptr);
+  status = queue.to_device({reinterpret_cast<std::uint64_t>(TF_TensorData(there)), host.size()}, host, nullptr);
   if (status.is_ok() && !queue.wait(deadline, status)) status = late("a result", stream, limit);
   return status;
 }

@@ -22,12 +22,14 @@ std::shared_ptr<runtime::DeviceCopies> copies_of(const GpuStream& stream);
 /// those that it gets when the result is there. One thread at a time.
 class OnGpu final {
  public:
-  /// `output`: memory of the same GPU, which is free when the stream comes to where it is now. `limit`: of the copy
-  /// out, from the first is_out() on. Throws Error.
+  /// `output`: memory of the same GPU, which is free when the stream comes to where it is now. `limit`: of each copy,
+  /// from the first time that it is asked about. Throws Error.
   OnGpu(const GpuStream& stream, runtime::PinnedMemory& memory, Tensor input, Tensor output, Duration limit);
 
   /// What is reduced, in place.
   std::span<std::byte> host() const { return {held_->host.get(), bytes_}; }
+  /// Where output() is.
+  const GpuStream& stream() const { return stream_; }
   const TF_Tensor* output() const { return output_ ? output_.get() : held_->output.get(); }
   /// Its copy out comes after those of all such tensors that were made before.
   bool is_in_line() const { return way_ == runtime::DeviceCopies::Way::kOut; }
@@ -47,6 +49,9 @@ class OnGpu final {
   enum class Stage : std::uint8_t { kFirst, kOut, kHost, kBack, kLast };
 
   DeviceSpan span_of(const Tensor& tensor) const;
+  /// Of the copy that is asked about.
+  bool is_late(Instant now);
+  Status start_back();
 
   const GpuStream stream_;
   const std::shared_ptr<runtime::DeviceCopies> device_;
@@ -61,7 +66,7 @@ class OnGpu final {
   std::optional<Instant> deadline_;
 };
 
-/// Copies a tensor of the host to one on the GPU, which TensorFlow has made now, and waits for it.
-Status put_on_gpu(const GpuStream& stream, const TF_Tensor* host, TF_Tensor* there, Duration limit);
+/// Copies what lies on the host to a tensor on the GPU, which TensorFlow has made now, and waits for it.
+Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, TF_Tensor* there, Duration limit);
 
 }  // namespace herring::tensorflow_binding

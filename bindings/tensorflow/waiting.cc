@@ -1,8 +1,9 @@
 #include "bindings/tensorflow/waiting.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
-#include <span>
+#include <thread>
 #include <utility>
 
 #include "bindings/tensorflow/composed.h"
@@ -81,6 +82,38 @@ Waiting::Turn Waiting::turn() {
   return turn;
 }
 
+void Waiting::wait() {
+  if (has_gpu_tensors_) return wait_with_gpu();
+  while (const auto work = next()) {
+    const std::shared_ptr<void> blocked = work->block(true);
+    work->wait(Instant::max());
+  }
+}
+
+void Waiting::wait_with_gpu() {
+  constexpr std::chrono::microseconds kShortestNap(10);
+  constexpr std::chrono::microseconds kLongestNap(200);
+  std::chrono::microseconds nap = kShortestNap;
+  std::shared_ptr<runtime::Work> awaited;
+  std::shared_ptr<void> blocked;
+  while (true) {
+    const Turn now = turn();
+    if (now.is_over) return;
+    const auto now_awaited = now.is_about_to_call ? nullptr : now.work;
+    if (awaited != now_awaited) {
+      blocked.reset();
+      awaited = now_awaited;
+      if (awaited) blocked = awaited->block(true);
+    }
+    nap = now.has_moved ? kShortestNap : std::min(2 * nap, kLongestNap);
+    if (now.work) {
+      now.work->wait(std::chrono::steady_clock::now() + nap);
+    } else {
+      std::this_thread::sleep_for(nap);
+    }
+  }
+}
+
 bool Waiting::advance(Pending& pending, Turn& turn, bool& is_line_busy) {
   OnGpu* const gpu = pending.gpu.get();
   const bool has_begun = gpu == nullptr || !pending.next;
@@ -140,30 +173,33 @@ void Waiting::give(int place, const Pending& pending, const TF_Tensor* output) {
   if (!is_ok(status)) failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
 }
 
+void Waiting::give_on_gpu(int place, const Pending& pending, const TF_Tensor* like, std::span<std::byte> host) {
+  const TfStatus status = new_status();
+  const std::vector<std::int64_t> shape = shape_of(like);
+  const Tensor there(TF_AllocateOutput(context_, place, TF_TensorType(like), shape.data(),
+                                       static_cast<int>(shape.size()), TF_TensorByteSize(like), status.get()));
+  if (!is_ok(status)) return failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
+  put_on_gpu(*gpu_, host, there.get(), Process::instance().limit()).or_throw();
+}
+
 void Waiting::give_all(int& place, const Pending& pending) {
-  if (pending.gpu && gpu_) return give(place++, pending, pending.gpu->output());
-  if (!pending.gpu && !gpu_) {
-    for (const Tensor& output : pending.outputs) {
-      if (!failure_) give(place++, pending, output.get());
-    }
-    return;
-  }
-  // The call is not where the result is: TensorFlow or the program has placed the two apart.
   try {
-    if (pending.gpu) {
-      const TF_Tensor* const there = pending.gpu->output();
-      const Tensor host = allocate(TF_TensorType(there), shape_of(there));
-      copy_bytes(pending.gpu->host(), bytes_of(host));
+    if (const OnGpu* const gpu = pending.gpu.get()) {
+      const bool is_here = gpu_ && gpu_->device == gpu->stream().device && gpu_->stream == gpu->stream().stream;
+      if (is_here) return give(place++, pending, gpu->output());
+      // TensorFlow, or the program, has placed the call apart from its tensors.
+      if (gpu_) return give_on_gpu(place++, pending, gpu->output(), gpu->host());
+      const Tensor host = allocate(TF_TensorType(gpu->output()), shape_of(gpu->output()));
+      copy_bytes(gpu->host(), bytes_of(host));
       return give(place++, pending, host.get());
     }
-    const TfStatus status = new_status();
     for (const Tensor& output : pending.outputs) {
-      const std::vector<std::int64_t> shape = shape_of(output.get());
-      const Tensor there(TF_AllocateOutput(context_, place++, TF_TensorType(output.get()), shape.data(),
-                                           static_cast<int>(shape.size()), TF_TensorByteSize(output.get()),
-                                           status.get()));
-      if (!is_ok(status)) return failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
-      put_on_gpu(*gpu_, output.get(), there.get(), Process::instance().limit()).or_throw();
+      if (failure_) return;
+      if (gpu_) {
+        give_on_gpu(place++, pending, output.get(), bytes_of(output));
+      } else {
+        give(place++, pending, output.get());
+      }
     }
   } catch (const Error& error) {
     failure_.set(code_of(error.status().code()), pending, error.status().to_string());

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,31 +38,36 @@ class Waiting final {
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
-  /// Whether any of its tensors is on a GPU: turn() is asked then, else next().
+  /// Whether any of its tensors is on a GPU: then it takes wait(), and not next().
   bool has_gpu_tensors() const { return has_gpu_tensors_; }
 
   /// What has to end before next() is called again; null: all is over.
   std::shared_ptr<runtime::Work> next();
+  /// Until all is over. Nobody says when a copy has ended: a look, and then a nap, longer where nothing has moved.
+  void wait();
 
+  /// Gives TensorFlow the results, or why there are none.
+  void answer();
+
+ private:
   struct Turn {
     bool is_over = false;                 ///< All is.
     bool has_moved = false;               ///< Anything has begun.
     bool is_about_to_call = false;        ///< Something is to begin when a copy has ended.
     std::shared_ptr<runtime::Work> work;  ///< The first that is not done, if any is.
   };
-  /// Begins what can begin now. Nobody says when a copy has ended: it is to be called again soon.
+
+  void wait_with_gpu();
+  /// Begins what can begin now.
   Turn turn();
-
-  /// Gives TensorFlow the results, or why there are none.
-  void answer();
-
- private:
   /// False where there is none.
   bool start_next_step(Pending& pending);
   /// Whether it is over; else `turn` says why not. `is_line_busy`: a copy out has not ended, nor have those after it.
   bool advance(Pending& pending, Turn& turn, bool& is_line_busy);
   void end_calls();
   void give(int place, const Pending& pending, const TF_Tensor* output);
+  /// The same for what lies on the host, where the call runs on a GPU. Throws Error.
+  void give_on_gpu(int place, const Pending& pending, const TF_Tensor* like, std::span<std::byte> host);
   void give_all(int& place, const Pending& pending);
 
   TF_OpKernelContext* context_;

@@ -34,7 +34,7 @@ TELL = ctypes.CFUNCTYPE(
 TAKE_USE = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64)
 _NATIVE: dict[str, list[Any]] = {
     "attach": [ctypes.c_void_p, ctypes.c_double],
-    "serve_gpus": [ctypes.c_void_p],
+    "serve_gpus": [ctypes.c_void_p, ctypes.c_int],
     "begin_again": [],
     "set_group": [ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32],
     "set_local": [ctypes.c_uint32, ctypes.c_uint32],
@@ -104,6 +104,8 @@ class _Library:
     def _serve_gpus(self, session: Session) -> None:
         """Once in a process, as its first job says. Raises UnavailableError where that cannot be."""
         setting = session.config.tensorflow_stream
+        if session.config.cuda == "off" and setting == "on":
+            raise UnavailableError("HERRING_TENSORFLOW_STREAM=on: HERRING_CUDA is off")
         if self._serves_gpus or session.config.cuda == "off":
             return
         find = None
@@ -117,7 +119,7 @@ class _Library:
                 if setting == "on":
                     raise UnavailableError(f"HERRING_TENSORFLOW_STREAM=on: {error}") from None
                 say(logging.WARNING, f"HERRING_TENSORFLOW_STREAM=auto: TensorFlow copies tensors: {error}", "herring")
-        self.native.herring_tensorflow_serve_gpus(find)
+        self.native.herring_tensorflow_serve_gpus(find, self.waits_aside)
         self.by_stream = find is not None
         self._serves_gpus = True
 

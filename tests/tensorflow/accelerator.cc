@@ -62,6 +62,7 @@ struct World {
   std::int64_t copies_back = 0;
   std::atomic<std::int64_t> own_copies = 0;  ///< Of Herring's, either way.
   std::atomic<bool> fails_own_copies = false;
+  std::atomic<std::int64_t> launches = 0;  ///< Of late kernels.
 };
 
 World& world() {
@@ -332,6 +333,7 @@ struct Call {
 /// A kernel that takes its time, and then gives what it got.
 void compute_late(void*, TF_OpKernelContext* context) {
   Call call(context);
+  ++world().launches;
   const Owned input{call.input(0)};
   if (input.tensor == nullptr) return;
   const std::size_t bytes = TF_TensorByteSize(input.tensor);
@@ -512,6 +514,7 @@ std::int64_t fake_copies() {
   LOCKED;
   return world().copies_out + world().copies_back;
 }
+std::int64_t fake_launches() { return world().launches; }
 std::int64_t fake_own_copies() { return world().own_copies; }
 /// The first thing that no correct user does; empty: there was none.
 const char* fake_fault() {

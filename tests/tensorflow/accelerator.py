@@ -41,5 +41,6 @@ def load() -> tuple[ctypes.CDLL, Any]:
     library = ctypes.CDLL(path)
     library.fake_fault.restype = ctypes.c_char_p
     library.fake_copies.restype = ctypes.c_int64
+    library.fake_launches.restype = ctypes.c_int64
     library.fake_own_copies.restype = ctypes.c_int64
     return library, operations

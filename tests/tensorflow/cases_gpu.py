@@ -250,6 +250,48 @@ def disagreements_are_named() -> None:
     check_no_fault()
 
 
+def a_wait_holds_up_no_kernels() -> None:
+    """While a call waits for a rank that is late, the step's other kernels are launched."""
+    depth = 6
+
+    @tf.function
+    def step(value: tf.Tensor) -> list[tf.Tensor]:
+        with tf.device("/GPU:0"):
+            value = other = late(value=value)
+            for _ in range(depth):
+                other = late(value=other)
+            return [reduce_all([value], ["waited"], "sum")[0], other]
+
+    def tell() -> None:
+        with tf.device("/CPU:0"):
+            hvd.oob_allreduce(tf.constant([1.0]), name="others have launched")
+
+    value = moved(np.ones(50_000))
+    step(value)
+    have_launched = [True]
+    if hvd.rank() == 0:
+        tell()  # This rank comes when all others have launched their kernels.
+        results = step(value)
+    else:
+        wanted = GPU.fake_launches() + depth + 1
+
+        def look() -> None:
+            deadline = time.monotonic() + 10
+            while GPU.fake_launches() < wanted and time.monotonic() < deadline:
+                time.sleep(0.01)
+            have_launched[0] = GPU.fake_launches() == wanted
+            tell()
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        results = step(value)
+        looking.join()
+    assert have_launched[0]
+    close(results[0], np.full(50_000, hvd.size()))
+    close(results[1], np.ones(50_000))
+    check_no_fault()
+
+
 def what_is_let_go_has_no_effect_later() -> None:
     """Where one tensor of a call fails, the others' next calls do not meet what other ranks have begun of this one."""
     rank, size = hvd.rank(), hvd.size()

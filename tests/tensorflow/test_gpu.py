@@ -23,6 +23,7 @@ CASES = [
     "strict_placement",
     "session_of_tensorflow_1",
     "disagreements_are_named",
+    "a_wait_holds_up_no_kernels",
     "what_is_let_go_has_no_effect_later",
     "a_call_that_is_submitted_in_part",
     "a_step_leaves_nothing_on_the_gpu",
