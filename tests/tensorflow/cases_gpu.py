@@ -380,6 +380,22 @@ def what_the_real_finder_says() -> None:
         assert text in said[1], said
 
 
+def ranks_that_wait_for_each_other() -> None:
+    """Under different names, after late kernels: all are told, long before the time limit."""
+    value = moved(np.ones(50_000))
+    name = f"of rank {hvd.rank()}"
+    begun = time.monotonic()
+    with tf.device("/GPU:0"):
+        expect(
+            tf.errors.FailedPreconditionError,
+            lambda: reduce_all([late(value=value)], [name], "sum"),
+            "ranks wait for each other",
+            "of rank 0",
+            "of rank 1",
+        )
+    assert time.monotonic() - begun < 20
+
+
 def a_kernel_that_does_not_end() -> None:
     """The time limit ends the call, and says what it waited for; the others' too."""
     value = moved(np.ones(50_000))
