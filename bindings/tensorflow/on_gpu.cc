@@ -109,7 +109,8 @@ Status OnGpu::start_back() {
   return back_->to_device(span_of(held_->output), host(), held_);
 }
 
-Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, TF_Tensor* there, Duration limit) {
+Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, const TF_Tensor* there, Duration limit,
+                  std::shared_ptr<void> owner) {
   if (host.empty()) return Status::ok();
   constexpr std::chrono::microseconds kNap(20);
   const Instant deadline = deadline_after(std::chrono::steady_clock::now(), limit);
@@ -121,7 +122,8 @@ Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, TF_Tensor*
   }
   if (status.is_again()) return late("a result", stream, limit);
   if (!status.is_ok()) return status;
-  status = queue.to_device({reinterpret_cast<std::uint64_t>(TF_TensorData(there)), host.size()}, host, nullptr);
+  const DeviceSpan to{reinterpret_cast<std::uint64_t>(TF_TensorData(there)), host.size()};
+  status = queue.to_device(to, host, std::move(owner));
   if (status.is_ok() && !queue.wait(deadline, status)) status = late("a result", stream, limit);
   return status;
 }

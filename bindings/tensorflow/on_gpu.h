@@ -66,7 +66,9 @@ class OnGpu final {
   std::optional<Instant> deadline_;
 };
 
-/// Copies what lies on the host to a tensor on the GPU, which TensorFlow has made now, and waits for it.
-Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, TF_Tensor* there, Duration limit);
+/// Copies what lies on the host to a tensor on the GPU, which TensorFlow has made now, and waits for it. `owner`: of
+/// both, kept until no copy touches them.
+Status put_on_gpu(const GpuStream& stream, std::span<std::byte> host, const TF_Tensor* there, Duration limit,
+                  std::shared_ptr<void> owner);
 
 }  // namespace herring::tensorflow_binding

@@ -173,45 +173,47 @@ void Waiting::give(int place, const Pending& pending, const TF_Tensor* output) {
   if (!is_ok(status)) failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
 }
 
-void Waiting::give_on_gpu(int place, const Pending& pending, const TF_Tensor* like, std::span<std::byte> host) {
+void Waiting::give_on_gpu(int place, const std::shared_ptr<Pending>& pending, const TF_Tensor* like,
+                          std::span<std::byte> host) {
   const TfStatus status = new_status();
   const std::vector<std::int64_t> shape = shape_of(like);
-  const Tensor there(TF_AllocateOutput(context_, place, TF_TensorType(like), shape.data(),
-                                       static_cast<int>(shape.size()), TF_TensorByteSize(like), status.get()));
-  if (!is_ok(status)) return failure_.set(TF_GetCode(status.get()), pending, TF_Message(status.get()));
-  put_on_gpu(*gpu_, host, there.get(), Process::instance().limit()).or_throw();
+  Tensor there(TF_AllocateOutput(context_, place, TF_TensorType(like), shape.data(), static_cast<int>(shape.size()),
+                                 TF_TensorByteSize(like), status.get()));
+  if (!is_ok(status)) return failure_.set(TF_GetCode(status.get()), *pending, TF_Message(status.get()));
+  const auto owner = std::make_shared<std::pair<std::shared_ptr<Pending>, Tensor>>(pending, std::move(there));
+  put_on_gpu(*gpu_, host, owner->second.get(), Process::instance().limit(), owner).or_throw();
 }
 
-void Waiting::give_all(int& place, const Pending& pending) {
+void Waiting::give_all(int& place, const std::shared_ptr<Pending>& pending) {
   try {
-    if (const OnGpu* const gpu = pending.gpu.get()) {
+    if (const OnGpu* const gpu = pending->gpu.get()) {
       const bool is_here = gpu_ && gpu_->device == gpu->stream().device && gpu_->stream == gpu->stream().stream;
-      if (is_here) return give(place++, pending, gpu->output());
+      if (is_here) return give(place++, *pending, gpu->output());
       // TensorFlow, or the program, has placed the call apart from its tensors.
       if (gpu_) return give_on_gpu(place++, pending, gpu->output(), gpu->host());
       const Tensor host = allocate(TF_TensorType(gpu->output()), shape_of(gpu->output()));
       copy_bytes(gpu->host(), bytes_of(host));
-      return give(place++, pending, host.get());
+      return give(place++, *pending, host.get());
     }
-    for (const Tensor& output : pending.outputs) {
+    for (const Tensor& output : pending->outputs) {
       if (failure_) return;
       if (gpu_) {
         give_on_gpu(place++, pending, output.get(), bytes_of(output));
       } else {
-        give(place++, pending, output.get());
+        give(place++, *pending, output.get());
       }
     }
   } catch (const Error& error) {
-    failure_.set(code_of(error.status().code()), pending, error.status().to_string());
+    failure_.set(code_of(error.status().code()), *pending, error.status().to_string());
   } catch (const std::exception& error) {
-    failure_.set(TF_RESOURCE_EXHAUSTED, pending, error.what());
+    failure_.set(TF_RESOURCE_EXHAUSTED, *pending, error.what());
   }
 }
 
 void Waiting::answer() {
   int place = 0;
   for (const auto& pending : all_) {
-    if (!failure_) give_all(place, *pending);
+    if (!failure_) give_all(place, pending);
   }
   if (failure_) fail(context_, failure_.code, failure_.text);
 }

@@ -67,8 +67,9 @@ class Waiting final {
   void end_calls();
   void give(int place, const Pending& pending, const TF_Tensor* output);
   /// The same for what lies on the host, where the call runs on a GPU. Throws Error.
-  void give_on_gpu(int place, const Pending& pending, const TF_Tensor* like, std::span<std::byte> host);
-  void give_all(int& place, const Pending& pending);
+  void give_on_gpu(int place, const std::shared_ptr<Pending>& pending, const TF_Tensor* like,
+                   std::span<std::byte> host);
+  void give_all(int& place, const std::shared_ptr<Pending>& pending);
 
   TF_OpKernelContext* context_;
   const std::optional<GpuStream> gpu_;

@@ -212,6 +212,23 @@ def horovods_functions() -> None:
     check_no_fault()
 
 
+def submitted_in_one_place_and_waited_for_in_another() -> None:
+    operation = {"collective": 1, "reduce": 1, "root": 0}
+    for first, second in (("/GPU:0", "/CPU:0"), ("/CPU:0", "/GPU:0")):
+        for count in (10, 70_000):
+            token = library().ops.herring_begin()
+            with tf.device("/CPU:0"):
+                value = tf.constant(np.full(count, hvd.rank() + 1.0), tf.float32)
+            with tf.device(first):
+                name = f"{first}{count}"
+                handle = library().ops.herring_submit(tf.identity(value), token, tensor_name=name, **operation)
+            with tf.device(second):
+                result = library().ops.herring_wait([handle], T=[tf.float32])[0]
+            assert second.strip("/") in result.device
+            close(result, np.full(count, hvd.size() * (hvd.size() + 1) / 2))
+    check_no_fault()
+
+
 def strict_placement() -> None:
     """TensorFlow may not move an operation to the CPU where the program says GPU."""
     tf.config.set_soft_device_placement(False)

@@ -20,6 +20,7 @@ CASES = [
     "ranks_with_and_without_a_gpu",
     "the_other_functions",
     "horovods_functions",
+    "submitted_in_one_place_and_waited_for_in_another",
     "strict_placement",
     "session_of_tensorflow_1",
     "disagreements_are_named",
