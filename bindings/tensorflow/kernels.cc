@@ -88,7 +88,7 @@ GpuStream stream_of_kernel(TF_OpKernelContext* context) {
   GpuStream stream;
   if (stream_of().load()(context, &stream) != 0) return stream;
   throw Error(Code::kUnavailable,
-              "TensorFlow runs this on a device whose stream it does not tell; set HERRING_TENSORFLOW_STREAM=off");
+              "Herring cannot find TensorFlow's stream on this device; set HERRING_TENSORFLOW_STREAM=off");
 }
 
 std::string string_attr(TF_OpKernelConstruction* context, const char* attr, TF_Status* status) {
@@ -132,20 +132,25 @@ void* create_submit_on_gpu(TF_OpKernelConstruction* context) {
 
 void delete_submit(void* settings) { delete static_cast<Settings*>(settings); }
 
-/// One step: what goes into the input's memory comes out in an output of its shape.
-void start_simple(const Settings& settings, const Call& call, Pending& pending) {
-  const std::vector<std::int64_t> shape = shape_of(pending.input.get());
-  pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), shape));
+/// One step: what goes into `input` comes out in `output`, both of this shape.
+void start_one_step(const Settings& settings, const Call& call, const std::vector<std::int64_t>& shape,
+                    std::span<const std::byte> input, std::span<std::byte> output, Pending& pending) {
   runtime::Request request;
   request.group = call.group;
   if (!call.wire_name.empty()) request.name = call.wire_name;
   request.descriptor = describe(settings.collective, call.dtype, settings.reduce, settings.root, shape);
-  request.input = bytes_of(pending.input);
-  request.output = bytes_of(pending.outputs.back());
+  request.input = input;
+  request.output = output;
   pending.works = {call.job->submit(request)};
 }
 
-void start(const Settings& settings, const Call& call, Pending& pending) {
+void start_simple(const Settings& settings, const Call& call, Pending& pending) {
+  const std::vector<std::int64_t> shape = shape_of(pending.input.get());
+  pending.outputs.push_back(allocate_result(*call.job, TF_TensorType(pending.input.get()), shape));
+  start_one_step(settings, call, shape, bytes_of(pending.input), bytes_of(pending.outputs.back()), pending);
+}
+
+void start_on_host(const Settings& settings, const Call& call, Pending& pending) {
   switch (settings.collective) {
     case Collective::kUnevenAllGather:
       return start_all_gather(call, pending);
@@ -156,6 +161,17 @@ void start(const Settings& settings, const Call& call, Pending& pending) {
     default:
       return start_simple(settings, call, pending);
   }
+}
+
+/// Of a tensor on a GPU: when what stands for it holds its bytes.
+void start(const Settings& settings, const Call& call, Pending& pending) {
+  if (const OnGpu* const gpu = pending.gpu.get()) {
+    start_one_step(settings, call, shape_of(gpu->output()), gpu->host(), gpu->host(), pending);
+  } else {
+    start_on_host(settings, call, pending);
+  }
+  // Who has joined takes part when it hears of it; what starts meanwhile does not wait for that.
+  if (pending.in_flight) Process::instance().keys().announce(pending.in_flight->announcement());
 }
 
 void find_members(Call& call, std::uint32_t group) {
@@ -175,17 +191,6 @@ std::string name_of(const Settings& settings, TF_OpKernelContext* context) {
   return iteration == 0 ? settings.name : settings.name + ".iteration." + std::to_string(iteration);
 }
 
-/// One step, of a tensor on a GPU: in the memory that stands for it.
-void start_for_gpu(const Settings& settings, const Call& call, Pending& pending) {
-  runtime::Request request;
-  request.group = call.group;
-  if (!call.wire_name.empty()) request.name = call.wire_name;
-  request.descriptor =
-      describe(settings.collective, call.dtype, settings.reduce, settings.root, shape_of(pending.gpu->output()));
-  request.input = request.output = pending.gpu->host();
-  pending.works = {call.job->submit(request)};
-}
-
 /// Starts the copy of the input to the host, and says what starts the operation after that.
 void copy_from_gpu(const Settings& settings, const Call& call, TF_OpKernelContext* context, Pending& pending) {
   if (settings.collective != Collective::kAllReduce && settings.collective != Collective::kBroadcast) {
@@ -201,10 +206,7 @@ void copy_from_gpu(const Settings& settings, const Call& call, TF_OpKernelContex
   Process& process = Process::instance();
   pending.gpu = std::make_unique<OnGpu>(stream, *process.pinned_memory(), std::move(pending.input), std::move(output),
                                         process.limit());
-  pending.next = [settings, call](Pending& now) {
-    start_for_gpu(settings, call, now);
-    if (now.in_flight) Process::instance().keys().announce(now.in_flight->announcement());
-  };
+  pending.next = [settings, call](Pending& now) { start(settings, call, now); };
 }
 
 /// Takes the input tensors and starts the operation, which has pending->name.
@@ -231,8 +233,6 @@ void submit_into(const Settings& settings, DataType dtype, TF_OpKernelContext* c
   }
   if (settings.is_on_gpu) return copy_from_gpu(settings, call, context, *pending);
   start(settings, call, *pending);
-  // Who has joined takes part when it hears of it; what starts meanwhile does not wait for that.
-  if (pending->in_flight) Process::instance().keys().announce(pending->in_flight->announcement());
 }
 
 void submit(void* kernel, TF_OpKernelContext* context) {
@@ -262,14 +262,16 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   TF_Tensor* const handle = TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(Number), status.get());
   if (!is_ok(status)) return TF_OpKernelContext_Failure(context, status.get());
   const Tensor owned(handle);
+  const auto give_up = [&](const std::exception& error, TF_Code code) {
+    Process::instance().give_up_call(pending->call);
+    fail_with(context, own_name, error, code);
+  };
   try {
     submit_into(settings, *dtype, context, pending);
   } catch (const Error& error) {
-    Process::instance().give_up_call(pending->call);
-    return fail_with(context, own_name, error, code_of(error.status().code()));
+    return give_up(error, code_of(error.status().code()));
   } catch (const std::exception& error) {
-    Process::instance().give_up_call(pending->call);
-    return fail_with(context, own_name, error, TF_RESOURCE_EXHAUSTED);
+    return give_up(error, TF_RESOURCE_EXHAUSTED);
   }
   const Number number = Process::instance().add(pending);
   std::memcpy(TF_TensorData(handle), &number, sizeof(number));

@@ -22,7 +22,7 @@ from herring._errors import UnavailableError
 from herring._log import say
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_WHAT = "what finds TensorFlow's stream"
+_WHAT = "the helper that finds TensorFlow's stream"
 
 
 def has_gpus() -> bool:

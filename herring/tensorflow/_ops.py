@@ -84,9 +84,8 @@ class _Library:
         self._open.restype = ctypes.c_void_p
         self._session: Session | None = None
         self._serves_gpus = False
-        self.by_stream = (
-            False  # Tensors on GPUs are taken as they are, by ALL_REDUCE and BROADCAST outside of sessions.
-        )
+        # Tensors on GPUs are taken as they are, by ALL_REDUCE and BROADCAST outside of sessions.
+        self.by_stream = False
         process.on_start(self.attach)  # Graphs that are there go to the new job, whoever joins it.
 
     def attach(self) -> Session:
@@ -104,9 +103,11 @@ class _Library:
     def _serve_gpus(self, session: Session) -> None:
         """Once in a process, as its first job says. Raises UnavailableError where that cannot be."""
         setting = session.config.tensorflow_stream
-        if session.config.cuda == "off" and setting == "on":
-            raise UnavailableError("HERRING_TENSORFLOW_STREAM=on: HERRING_CUDA is off")
-        if self._serves_gpus or session.config.cuda == "off":
+        if session.config.cuda == "off":
+            if setting == "on":
+                raise UnavailableError("HERRING_TENSORFLOW_STREAM=on: HERRING_CUDA is off")
+            return
+        if self._serves_gpus:
             return
         find = None
         if setting != "off":
