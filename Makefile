@@ -6,6 +6,8 @@ SIM_SEEDS ?= 100000
 CHAOS_ROUNDS ?= 200
 CHAOS_SEED ?= 1
 SOAK_MINUTES ?= 10
+# Folders of tests/, all without: ASAN_FOLDERS="tcp wire".
+ASAN_FOLDERS ?=
 WHEELS ?=
 TENSORFLOW_RELEASES ?= 2.21.0
 TORCH_RELEASES ?= 2.9.1 2.12.0 2.15.0
@@ -33,7 +35,7 @@ help:
 	@echo "make test-skypilot  SkyPilot itself reads examples/skypilot/train.yaml (its own environment in build/skypilot, 460 MB)"
 	@echo "make check   format, lint, types, build with warnings as errors, tests"
 	@echo "make tidy    clang-tidy over csrc/ by .clang-tidy (FILES=\"csrc/tcp/send.cc\": these alone)"
-	@echo "make asan    the C++ tests under AddressSanitizer and UBSan;  make tsan: under ThreadSanitizer"
+	@echo "make asan    the C++ tests under AddressSanitizer and UBSan (ASAN_FOLDERS=\"tcp wire\": these alone);  make tsan: under ThreadSanitizer"
 	@echo "make fuzz    libFuzzer over every decoder (FUZZ_SECONDS=$(FUZZ_SECONDS) each)"
 	@echo "make sim     SIM_SEEDS=$(SIM_SEEDS) seeded schedules of engines, messages and elastic jobs under virtual time"
 	@echo "make chaos   CHAOS_ROUNDS=$(CHAOS_ROUNDS) jobs with processes killed, stopped, cut off (as root: on emulated hosts)"
@@ -115,10 +117,10 @@ tidy: setup-tests
 
 asan-build: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
-	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet
+	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet $(ASAN_FOLDERS:%=test_%)
 
 asan: asan-build
-	@HERRING_TEST_MOST_SCHEDULES=2000 $(TESTS) asan build/asan
+	@HERRING_TEST_MOST_SCHEDULES=2000 CPP_FOLDERS="$(ASAN_FOLDERS)" $(TESTS) asan build/asan
 
 tsan: setup-tests
 	@$(CMAKE) -B build/tsan -DHERRING_SANITIZE=thread -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
-_PRELOADED = ["torch.distributed", "torch.nn.parallel", "herring.torch"]
+# torch._dynamo: torch imports it with the first optimizer, which takes as long as torch itself.
+_PRELOADED = ["torch.distributed", "torch.nn.parallel", "torch._dynamo", "herring.torch"]
 
 
 def _context(base: Mapping[str, str]) -> ForkServerContext:
