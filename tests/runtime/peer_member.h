@@ -56,8 +56,12 @@ class PeerMember {
 
   /// Sums by the fake of NCCL. `first`: done before this rank connects. `is_astray`: it connects to nobody.
   void use_library(std::function<void()> first = {}, bool is_astray = false) {
-    options_.library = std::make_shared<FakeLibrary>(gpu_, mutex_, faults_, std::move(first), is_astray, has_failed_,
-                                                     is_stuck_, is_abort_held_);
+    FakeCollectives::World world{&gpu_, &mutex_, [kept = faults_](const std::string& text) { kept->push_back(text); }};
+    world.neighbors = std::make_shared<FakeNeighbors>();
+    world.has_failed = has_failed_;
+    world.is_stuck = is_stuck_;
+    world.is_abort_held = is_abort_held_;
+    options_.library = std::make_shared<FakeLibrary>(std::move(world), std::move(first), is_astray);
     options_.watch = {.patience = std::chrono::milliseconds(200), .grace = std::chrono::milliseconds(300)};
   }
   /// The stream of its sums, by the order in which streams are made.
@@ -139,39 +143,18 @@ class PeerMember {
  private:
   static constexpr std::chrono::seconds kPatience{20};
   struct FakeLibrary final : DeviceCollectivesLibrary {
-    FakeLibrary(FakeGpu& its_gpu, std::recursive_mutex& its_mutex, std::shared_ptr<std::vector<std::string>> its_faults,
-                std::function<void()> done_first, bool is_it_astray, std::shared_ptr<std::atomic<bool>> whether_failed,
-                std::shared_ptr<std::atomic<bool>> whether_stuck, std::shared_ptr<std::atomic<bool>> whether_abort_held)
-        : gpu(its_gpu),
-          mutex(its_mutex),
-          faults(std::move(its_faults)),
-          first(std::move(done_first)),
-          is_astray(is_it_astray),
-          has_failed(std::move(whether_failed)),
-          is_stuck(std::move(whether_stuck)),
-          is_abort_held(std::move(whether_abort_held)) {}
+    FakeLibrary(FakeCollectives::World its_world, std::function<void()> done_first, bool is_it_astray)
+        : world(std::move(its_world)), first(std::move(done_first)), is_astray(is_it_astray) {}
     std::string description() const override { return "a fake NCCL"; }
     Id make_id() override { return FakeCollectives::make_id(); }
     std::unique_ptr<DeviceCollectives> connect(const Id& id, std::uint32_t members, std::uint32_t index,
                                                std::uint32_t) override {
       if (first) first();
-      const auto fault = [kept = faults](const std::string& text) { kept->push_back(text); };
-      FakeCollectives::World world{&gpu, &mutex, fault};
-      world.neighbors = neighbors;
-      world.has_failed = has_failed;
-      world.is_stuck = is_stuck;
-      world.is_abort_held = is_abort_held;
-      return std::make_unique<FakeCollectives>(std::move(world), is_astray ? make_id() : id, members, index);
+      return std::make_unique<FakeCollectives>(world, is_astray ? make_id() : id, members, index);
     }
-    FakeGpu& gpu;
-    std::recursive_mutex& mutex;
-    const std::shared_ptr<std::vector<std::string>> faults;
+    const FakeCollectives::World world;
     const std::function<void()> first;
     const bool is_astray;
-    const std::shared_ptr<std::atomic<bool>> has_failed;
-    const std::shared_ptr<std::atomic<bool>> is_stuck;
-    const std::shared_ptr<std::atomic<bool>> is_abort_held;
-    const std::shared_ptr<FakeNeighbors> neighbors = std::make_shared<FakeNeighbors>();
   };
 
   Runtime& runtime_;

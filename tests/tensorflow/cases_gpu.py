@@ -380,6 +380,25 @@ def many_steps_keep_nothing() -> None:
     check_no_fault()
 
 
+def starting_again() -> None:
+    """Graphs, streams and pinned memory serve the next job; a kernel that the job's end has overtaken harms nothing."""
+
+    @tf.function
+    def step(value: tf.Tensor) -> tf.Tensor:
+        with tf.device("/GPU:0"):
+            return late(value=hvd.oob_allreduce(late(value=value), op="sum", name="again"))
+
+    value = moved(np.ones(70_000))
+    for _ in range(3):
+        close(step(value), np.full(70_000, hvd.size()))
+        step(value)  # Late kernels of it are still to come.
+        hvd.shutdown()
+        expect(tf.errors.FailedPreconditionError, lambda: step(value), "shut down")
+        hvd.init()
+        close(step(value), np.full(70_000, hvd.size()))
+        check_no_fault()
+
+
 def what_the_real_finder_says() -> None:
     """The code for CUDA, built for this release, on a stream that is not CUDA's: no, and no crash."""
     os.environ["XDG_CACHE_HOME"] = str(Path.cwd() / f"cache{hvd.rank()}")

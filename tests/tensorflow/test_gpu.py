@@ -66,6 +66,13 @@ def test_a_kernel_that_does_not_end(tmp_path: Path, case: str) -> None:
     launch.check(case)
 
 
+def test_starting_again(tmp_path: Path) -> None:
+    launch = LaunchByHand(tmp_path, 2, "starting_again", "in_a_function", program=PROGRAM, settings=BY_STREAM)
+    launch.check("starting_again")
+    launch.check("in_a_function")
+    assert launch.codes == [0, 0], launch.output[-8000:]
+
+
 def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
     settings = BY_STREAM | {"HERRING_DEADLOCK_AFTER_S": "1"}
     launch = LaunchByHand(tmp_path, 2, "ranks_that_wait_for_each_other", program=PROGRAM, settings=settings)
