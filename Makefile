@@ -6,7 +6,7 @@ SIM_SEEDS ?= 100000
 CHAOS_ROUNDS ?= 200
 CHAOS_SEED ?= 1
 SOAK_MINUTES ?= 10
-# Folders of tests/, all without: ASAN_FOLDERS="tcp wire".
+# Whose tests make asan builds and runs: folders of tests/, as "tcp wire"; all where it is empty.
 ASAN_FOLDERS ?=
 WHEELS ?=
 TENSORFLOW_RELEASES ?= 2.21.0

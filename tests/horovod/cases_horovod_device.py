@@ -163,8 +163,6 @@ def case_a_result_is_used_where_it_is_waited_for() -> None:
 
 
 def case_small_tensors_by_name_travel_together() -> None:
-    """A round takes what is there: a turn in which a rank is held up has more of them."""
-    operations = []
     for turn in range(4):
         count = 100
         tensors = [_there(torch.full((index + 1,), float(hvd.rank() + index))) for index in range(count)]
@@ -175,10 +173,10 @@ def case_small_tensors_by_name_travel_together() -> None:
         random.Random(turn).shuffle(order)
         for index in order:
             assert hvd.synchronize(handles[index]) is tensors[index]
-        operations.append(herring.stats()["ops_completed"] - before)
+        if turn > 0:
+            assert herring.stats()["ops_completed"] - before < count // 2, "each by itself"
         for index, tensor in enumerate(tensors):
             assert tensor.cpu().unique().tolist() == [sum(range(hvd.size())) + hvd.size() * index]
-    assert min(operations[1:]) < count // 2, f"{operations} operations of {count} tensors"
 
 
 def _copies() -> int:

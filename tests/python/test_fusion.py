@@ -42,9 +42,7 @@ def test_they_travel_together_in_any_order(job, env):
 
 
 def any_order():
-    """A round takes what is there: a turn in which a rank is held up has more of them."""
     herring.init()
-    operations = []
     for turn in range(4):
         arrays = made("any", 200)
         random.Random(10 * turn + herring.rank()).shuffle(arrays)
@@ -54,9 +52,9 @@ def any_order():
             assert handles[place].wait() is arrays[place][1]
             assert handles[place].done()
             assert handles[place].contributors() == [0, 1, 2]
-        operations.append(herring.stats()["ops_completed"] - before)
         check(arrays)
-    assert min(operations[1:]) < 100, f"{operations} operations of 200 arrays"
+        if turn > 0:
+            assert herring.stats()["ops_completed"] - before < 100, "each by itself"
 
 
 def test_the_bits_are_those_that_each_has_alone(job):
