@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,6 +74,8 @@ def installed(source: Path, folder: Path) -> set[str]:
 
 def main() -> None:
     """Both ways, and their difference."""
+    # .ci/run ends it so where something else has failed: its folder goes all the same.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("test-install: stopped"))
     with tempfile.TemporaryDirectory(prefix="herring-install-") as name:
         folder = Path(name)
         CCACHE["CCACHE_DIR"] = str(folder / "ccache")
