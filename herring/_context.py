@@ -28,7 +28,7 @@ class NameUses:
     """Of the numpy library: which names its operations in several steps have, and the numbers of its groups."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.groups = 0  # how many there have been, here or elsewhere
         self.closed: set[int] = set()
         self.counts: dict[tuple[int, str], int] = {}

@@ -87,7 +87,13 @@ def _start(
 
         operation = Operation(what, steps(call), limit, explain)
         uses.in_flight[number, key] = operation
-        operation.on_done(lambda: uses.in_flight.pop((number, key), None))
+
+        def forget() -> None:
+            with uses.lock:
+                if uses.in_flight.get((number, key)) is operation:
+                    del uses.in_flight[number, key]
+
+        operation.on_done(forget)
     operation.begin(watched=async_op)
     return OperationHandle[Any](operation, ranks) if async_op else operation.wait()
 

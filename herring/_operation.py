@@ -60,7 +60,7 @@ class Operation:
         self._watched = watched
         with self._lock:
             self._resume()
-        self._tell_done()
+        self._go_on()
 
     def poll(self) -> bool:
         """Whether it has ended, well or not."""
@@ -126,7 +126,7 @@ class Operation:
                 return
             self._step += 1
             self._resume(_first_error(self._works))
-        self._tell_done()
+        self._go_on()
 
     def _resume(self, error: HerringError | None = None) -> None:
         """With the next step, or with what failed in the last one: raised where that was yielded."""
@@ -142,20 +142,19 @@ class Operation:
             self._finish(None, failure)
         else:
             self._works = works
-            if self._watched:
-                step = self._step
-                for work in works:
-                    work.on_done(lambda: self._advance(step))
 
     def _finish(self, result: Any, error: Exception | None) -> None:
         self._result, self._error, self._works = result, error, ()
         self._done = True
 
-    def _tell_done(self) -> None:
-        """Without the lock: callbacks take locks of their own, whose holders ask operations how they are."""
+    def _go_on(self) -> None:
+        """After _resume(), and without the lock: callbacks take locks of their own, whose holders ask operations how
+        they are; and work that has ended calls back at once."""
         with self._lock:
-            if not self._done:
-                return
-            callbacks, self._on_done = self._on_done, []
+            works, step = self._works, self._step
+            callbacks, self._on_done = (self._on_done, []) if self._done else ([], self._on_done)
+        if self._watched:
+            for work in works:
+                work.on_done(lambda: self._advance(step))
         for callback in callbacks:
             callback()

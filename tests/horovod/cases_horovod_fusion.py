@@ -363,7 +363,6 @@ def case_the_timeline_has_them() -> None:
         handles.append(hvd.allreduce_async(square.t() if hvd.rank() == 1 else square, name="line.alone"))
         for handle in handles:
             hvd.synchronize(handle)
-        time.sleep(0.2)
         hvd.stop_timeline()
         if hvd.rank() == 0:
             events = json.loads(path.read_text())

@@ -114,7 +114,7 @@ class Engine:
             operation.on_done(lambda: self.fusions.came_back(set_id, kind, key, name))
             self.joins.announce(announcement)
             if self.timeline is not None and (set_id, key) not in self.fusions.going_alone:
-                self.timeline.watch(operation.on_done, kind, key)
+                self.timeline.watch(operation.on_done, operation.is_done, kind, key)
             operation.begin(watched=not (waits or single_step) or self.timeline is not None)
             return operation
 

@@ -83,7 +83,10 @@ class Fusions:
         """For the timeline: it has been submitted."""
         timeline = self._engine.timeline
         if timeline is not None:
-            timeline.watch(lambda callback: self.on_end(fusion, ticket, callback), "allreduce", f"allreduce.{name}")
+            timeline.watch(
+                functools.partial(self.on_end, fusion, ticket), functools.partial(self.is_done, fusion, ticket),
+                "allreduce", f"allreduce.{name}",
+            )  # fmt: skip
 
     def find(self, ticket: object) -> _core.Fusion | None:
         """Where somebody has to finish it yet; None where nobody has, or it is no ticket of this engine."""

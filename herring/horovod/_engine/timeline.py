@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from herring._errors import InvalidArgumentError
@@ -23,6 +24,15 @@ _MOST_EVENTS = 1_000_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@dataclass(frozen=True, eq=False)
+class _Span:
+    """An operation from its beginning to its end."""
+
+    activity: str
+    key: str
+    is_done: Callable[[], bool]
+
+
 class Timeline:
     """Writes events as they come, so that the file is there however the process ends; the viewers need no `]` at its
     end, which close() adds, at the latest when Python exits. On ranks other than 0 it does nothing.
@@ -32,9 +42,10 @@ class Timeline:
 
     def __init__(self, path: str, rank: int, mark_cycles: bool = False, what: str = "file_path") -> None:
         self._file: TextIO | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._begun = time.monotonic()
         self._rows: dict[str, int] = {}
+        self._open: set[_Span] = set()  # what has begun; guarded by _lock
         self._events = 0
         self._left_out = 0
         self._mark_cycles = mark_cycles
@@ -59,23 +70,34 @@ class Timeline:
         # After the session has registered its own end, so before that.
         atexit.register(self.close)
 
-    def watch(self, on_done: Callable[[Callable[[], object]], object], kind: str, key: str) -> None:
-        """`on_done` takes what is called at the operation's end. NEGOTIATE_ is Horovod's word for what is waited for
-        other ranks in: here the ranks meet in the servers, so it has no length."""
+    def watch(
+        self, on_done: Callable[[Callable[[], object]], object], is_done: Callable[[], bool], kind: str, key: str
+    ) -> None:
+        """`on_done` takes what is called at the operation's end, maybe only after who waits for it has gone on.
+        NEGOTIATE_ is Horovod's word for what is waited for other ranks in: here the ranks meet in the servers, so it
+        has no length."""
         if self._file is None:
             return
         activity = kind.upper()
         if self._mark_cycles:
             self._add("CYCLE_START", "i", "cycles", s="g")
         self._add(f"NEGOTIATE_{activity}", "i", key, s="t")
-        self._add(activity, "B", key)
-        on_done(lambda: self._add(activity, "E", key))
+        span = _Span(activity, key, is_done)
+        with self._lock:
+            self._add(activity, "B", key)
+            self._open.add(span)
+        on_done(lambda: self._end(span))
 
     def close(self) -> None:
         """Ends the file; not in a forked child, whose parent still writes it."""
         if self._file is None or os.getpid() != self._pid:
             return
         atexit.unregister(self.close)
+        with self._lock:
+            spans = list(self._open)
+        for span in spans:
+            if span.is_done():
+                self._end(span)
         with self._lock:
             if self._file is None:
                 return
@@ -87,6 +109,13 @@ class Timeline:
             except OSError as error:
                 self._say(error)
             self._abandon()
+
+    def _end(self, span: _Span) -> None:
+        with self._lock:
+            if span not in self._open:
+                return
+            self._open.remove(span)
+            self._add(span.activity, "E", span.key)
 
     def _add(self, name: str, phase: str, row: str, **more: Any) -> None:
         now = (time.monotonic() - self._begun) * 1e6
