@@ -48,7 +48,7 @@ class Operation:
         self._lock = threading.RLock()
         self._watched = False
         self._works: Sequence[Started] = ()  # of the current step; guarded by _lock
-        self._step = 0  # guarded by _lock
+        self._step = -1  # guarded by _lock; below 0: begin() has not been called
         self._done = False
         self._result: Any = None
         self._error: Exception | None = None
@@ -59,6 +59,7 @@ class Operation:
         """Starts the first step. Watched: later steps start by themselves, whoever waits or not."""
         self._watched = watched
         with self._lock:
+            self._step = 0
             self._resume()
         self._go_on()
 
@@ -122,7 +123,7 @@ class Operation:
     def _advance(self, step: int) -> None:
         """Starts the step after `step`, once all of it has ended and where nobody else has done so."""
         with self._lock:
-            if self._done or step != self._step or not all(work.done() for work in self._works):
+            if self._done or step < 0 or step != self._step or not all(work.done() for work in self._works):
                 return
             self._step += 1
             self._resume(_first_error(self._works))

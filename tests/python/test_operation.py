@@ -62,6 +62,22 @@ def test_work_that_ends_at_once_calls_back_without_a_lock():
     assert asked == [True]
 
 
+def test_who_looks_at_an_operation_does_not_begin_it():
+    """As the timeline may, and who calls by the same name."""
+    begun = []
+
+    def steps():
+        begun.append(True)
+        yield [Work()]
+        return "result"
+
+    operation = Operation("a test", steps(), 10.0, lambda error: error)
+    assert not operation.is_done()
+    assert not begun
+    operation.begin(watched=True)
+    assert operation.wait() == "result"
+
+
 def late_end_of_a_name():
     herring.init()
     array = np.ones(2)

@@ -84,7 +84,7 @@ class Fusions:
         timeline = self._engine.timeline
         if timeline is not None:
             timeline.watch(
-                functools.partial(self.on_end, fusion, ticket), functools.partial(self.is_done, fusion, ticket),
+                functools.partial(self.on_end, fusion, ticket), functools.partial(self.wait_for, fusion, ticket, 0.0),
                 "allreduce", f"allreduce.{name}",
             )  # fmt: skip
 
