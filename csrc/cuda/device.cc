@@ -169,13 +169,16 @@ Status CudaDevice::copy_inside(StreamHandle stream, DeviceSpan to, DeviceSpan fr
 }
 
 Status CudaDevice::load_kernels() {
-  if (module_ != nullptr) return Status::ok();
+  if (kernels_.back() != nullptr) return Status::ok();
   if (driver_->version() < Driver::kKernelsVersion) {
     return {Code::kUnavailable, description_ + ": Herring's kernels need a driver for CUDA 11.8 or newer"};
   }
   const Current in(*this);
-  Status status =
-      to_status(in([&](const Api& api) { return api.module_load_data(&module_, kKernelsPtx); }), "cuModuleLoadData");
+  Status status;
+  if (module_ == nullptr) {
+    status =
+        to_status(in([&](const Api& api) { return api.module_load_data(&module_, kKernelsPtx); }), "cuModuleLoadData");
+  }
   for (std::size_t i = 0; i < kKernels && status.is_ok(); ++i) {
     status =
         to_status(in([&](const Api& api) { return api.module_get_function(&kernels_[i], module_, kKernelNames[i]); }),

@@ -75,5 +75,22 @@ TEST(CudaDevice, GivesBackItsContextAndStreams) {
   EXPECT_EQ(contexts(), before);
 }
 
+TEST(CudaDevice, LaunchesNothingUntilAllKernelsAreLoaded) {
+  const std::string path = library("fake_cuda");
+  cuda::CudaDevice device(cuda::Driver::open(path), DeviceId{0});
+  const StreamHandle stream = device.create_stream();
+  const cuda::PackParameters parameters;  // Of no tile.
+  const auto launch = [&] {
+    return device.launch(stream, KernelId::kUnpack, std::as_bytes(std::span(&parameters, 1)), 1);
+  };
+  auto* const lose = symbol<void(int)>(path, "herring_fake_lose_function");
+  for (const int place : {1, 2, 1}) {
+    lose(place);
+    const Status status = launch();
+    EXPECT_EQ(status.code(), Code::kUnavailable) << status.to_string();
+  }
+  EXPECT_TRUE(launch().is_ok());
+}
+
 }  // namespace
 }  // namespace herring::testing

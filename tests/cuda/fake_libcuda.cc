@@ -49,6 +49,7 @@ struct Fake {
   std::recursive_mutex mutex;
   FakeGpu gpu;
   bool is_initialized = false;
+  int functions_without_memory = 0;
   int contexts = 0;  ///< How often the primary context was retained.
   std::map<std::thread::id, int> pushed;
   std::map<MemoryHandle, std::pair<int, std::size_t>> memory;  ///< Descriptor and bytes.
@@ -393,6 +394,7 @@ Result cuModuleGetFunction(Function* function, Module, const char* name) {
   ENTER();
   const bool is_sum = std::strcmp(name, "herring_sum") == 0;
   if (!is_sum && std::strcmp(name, "herring_pack") != 0) return kNotFound;
+  if (fake().functions_without_memory > 0 && fake().functions_without_memory-- == 1) return kOutOfMemory;
   *function = reinterpret_cast<Function>(static_cast<std::uintptr_t>(is_sum ? 2 : 1));
   return kSuccess;
 }
@@ -421,6 +423,8 @@ Result herring_fake_fail() {
   fake().gpu.fail();
   return kSuccess;
 }
+/// The n-th cuModuleGetFunction from now on finds no memory.
+void herring_fake_lose_function(int n) { fake().functions_without_memory = n; }
 int herring_fake_contexts() { return fake().contexts; }
 const char* herring_fake_misuse() { return fake().misuse.empty() ? "" : fake().misuse.front().c_str(); }
 }
