@@ -11,7 +11,9 @@
 
 #include "bindings/tensorflow/composed.h"
 #include "bindings/tensorflow/gpu_stream.h"
+#include "bindings/tensorflow/pack.h"
 #include "bindings/tensorflow/pending.h"
+#include "bindings/tensorflow/registry.h"
 #include "bindings/tensorflow/status.h"
 #include "bindings/tensorflow/tf_c_api.h"
 #include "bindings/tensorflow/waiting.h"
@@ -23,6 +25,7 @@
 ///   handle = HerringSubmit(value, token) starts one operation and does not wait
 ///   results = HerringWait(handles)       stateful: waits for all of them, starts the further steps of those that have
 ///   results = HerringWaitAside(handles)  the same, and holds no thread
+///   packed = HerringPack(values), values = HerringUnpack(packed): many small ones as one (pack.h)
 ///   some number = HerringPlace()              stateful: rank, size and so on, when the graph runs
 ///
 /// TensorFlow runs stateful operations of a graph one after the other, in the order of the program, and others when
@@ -76,20 +79,6 @@ struct Settings {
   bool names_iterations = false;  ///< Of a loop that may run several at once, in any order.
   bool is_on_gpu = false;         ///< The tensor is in memory of the GPU.
 };
-
-/// Where TensorFlow's tensors on GPUs are taken as they are: how to find the stream.
-std::atomic<StreamOf>& stream_of() {
-  static std::atomic<StreamOf> one = nullptr;
-  return one;
-}
-
-/// Of a kernel on a GPU. Throws Error.
-GpuStream stream_of_kernel(TF_OpKernelContext* context) {
-  GpuStream stream;
-  if (stream_of().load()(context, &stream) != 0) return stream;
-  throw Error(Code::kUnavailable,
-              "Herring cannot find TensorFlow's stream on this device; set HERRING_TENSORFLOW_STREAM=off");
-}
 
 std::string string_attr(TF_OpKernelConstruction* context, const char* attr, TF_Status* status) {
   std::int32_t entries = 0;
@@ -277,9 +266,6 @@ void submit(void* kernel, TF_OpKernelContext* context) {
   std::memcpy(TF_TensorData(handle), &number, sizeof(number));
 }
 
-void* create_nothing(TF_OpKernelConstruction*) { return nullptr; }
-void delete_nothing(void*) {}
-
 // A call blocks for either of these: the program's threads wait for the graph, so nothing else is called before it
 // ends.
 
@@ -409,47 +395,10 @@ void begin(void*, TF_OpKernelContext* context) {
   std::memcpy(TF_TensorData(token.get()), &call, sizeof(call));
 }
 
-void infer_nothing(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-}
-
-void define(const char* op, bool is_stateful, std::initializer_list<const char*> inputs, const char* output,
-            std::initializer_list<const char*> attrs) {
-  TF_OpDefinitionBuilder* const builder = TF_NewOpDefinitionBuilder(op);
-  for (const char* attr : attrs) TF_OpDefinitionBuilderAddAttr(builder, attr);
-  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(builder, input);
-  TF_OpDefinitionBuilderAddOutput(builder, output);
-  if (is_stateful) TF_OpDefinitionBuilderSetIsStateful(builder, true);  // It does not look at its argument.
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, &infer_nothing);
-  const TfStatus status = new_status();
-  TF_RegisterOpDefinition(builder, status.get());
-}
-
-using Create = void* (*)(TF_OpKernelConstruction*);
-using Compute = void (*)(void*, TF_OpKernelContext*);
-using Destroy = void (*)(void*);
-
-void register_kernel(const char* op, TF_KernelBuilder* builder, std::initializer_list<const char*> on_host = {}) {
-  for (const char* argument : on_host) TF_KernelBuilder_HostMemory(builder, argument);
-  const TfStatus status = new_status();
-  TF_RegisterKernelBuilder(op, builder, status.get());
-}
-
-void serve(const char* op, Create create, Compute compute, Destroy destroy) {
-  register_kernel(op, TF_NewKernelBuilder(op, "CPU", create, compute, destroy));
-}
-
-/// On a GPU: arguments and results in memory of the host, but for those that are not named.
-void serve_gpu(const char* op, Create create, Compute compute, Destroy destroy,
-               std::initializer_list<const char*> on_host) {
-  register_kernel(op, TF_NewKernelBuilder(op, "GPU", create, compute, destroy), on_host);
-}
-
 /// HerringSubmit, by TensorFlow's types: those of int32 lie in the host's memory, as its own operations have them.
 void serve_submit_by_stream() {
   const TfStatus status = new_status();
-  for (const TF_DataType type :
-       {TF_FLOAT, TF_DOUBLE, TF_HALF, TF_BFLOAT16, TF_INT8, TF_INT16, TF_INT32, TF_INT64, TF_UINT8, TF_BOOL}) {
+  for (const TF_DataType type : kTypes) {
     const bool is_on_host = type == TF_INT32;
     TF_KernelBuilder* const builder = TF_NewKernelBuilder(
         "HerringSubmit", "GPU", is_on_host ? &create_submit : &create_submit_on_gpu, &submit, &delete_submit);
@@ -499,7 +448,7 @@ __attribute__((visibility("default"))) void herring_tensorflow_attach(void* job,
 __attribute__((visibility("default"))) void herring_tensorflow_serve_gpus(herring::tensorflow_binding::StreamOf find,
                                                                           int waits_aside) {
   using namespace herring::tensorflow_binding;
-  stream_of() = find;
+  set_stream_of(find);
   const bool is_by_stream = find != nullptr;
   if (!is_by_stream && waits_aside == 0) return;  // They run on the CPU then, where they hold nothing up.
   const auto serve_wait_aside = [](const char* op, auto compute, std::initializer_list<const char*> on_host) {
@@ -518,7 +467,10 @@ __attribute__((visibility("default"))) void herring_tensorflow_serve_gpus(herrin
   } else if (is_by_stream) {
     serve_gpu("HerringWait", &create_nothing, &wait_on_gpu, &delete_nothing, {"handles"});
   }
-  if (is_by_stream) return serve_submit_by_stream();
+  if (is_by_stream) {
+    serve_submit_by_stream();
+    return serve_packs_by_stream();
+  }
   serve_gpu("HerringSubmit", &create_submit, &submit, &delete_submit, {"value", "token", "handle"});
 }
 

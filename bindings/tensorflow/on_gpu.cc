@@ -15,11 +15,6 @@ namespace {
 
 using runtime::DeviceCopies;
 
-Logger& log() {
-  static auto* const one = new Logger(LoggerOptions{});  // Never destroyed: kernels may run while the process exits.
-  return *one;
-}
-
 ForeignStream foreign(const GpuStream& stream) { return {stream.stream}; }
 
 /// Of a copy that has not ended in time.
@@ -30,10 +25,23 @@ Status late(const std::string& what, const GpuStream& stream, Duration limit) {
 
 }  // namespace
 
+Logger& log() {
+  static auto* const one = new Logger(LoggerOptions{});  // Never destroyed: kernels may run while the process exits.
+  return *one;
+}
+
 std::shared_ptr<DeviceCopies> copies_of(const GpuStream& stream) {
   const DeviceId id{static_cast<std::uint32_t>(stream.device)};
   if (stream.is_plug_in != 0) return DeviceCopies::of("plug-in", id, &cuda::open_plug_in);
   return DeviceCopies::of("cuda", id, &cuda::open_device);
+}
+
+std::shared_ptr<std::byte> take_pinned(runtime::PinnedMemory& memory, std::size_t bytes,
+                                       const std::shared_ptr<DeviceCopies>& device) {
+  Status why_not;
+  std::shared_ptr<std::byte> host = memory.take(bytes, device, why_not);
+  if (!why_not.is_ok()) log().log(LogLevel::kWarning, why_not.message() + "; copies from and to GPUs are slower");
+  return host;
 }
 
 OnGpu::OnGpu(const GpuStream& stream, runtime::PinnedMemory& memory, Tensor input, Tensor output, Duration limit)
@@ -41,9 +49,7 @@ OnGpu::OnGpu(const GpuStream& stream, runtime::PinnedMemory& memory, Tensor inpu
   held_->input = std::move(input);
   held_->output = std::move(output);
   if (bytes_ == 0) return;
-  Status why_not;
-  held_->host = memory.take(bytes_, device_, why_not);
-  if (!why_not.is_ok()) log().log(LogLevel::kWarning, why_not.message() + "; copies from and to GPUs are slower");
+  held_->host = take_pinned(memory, bytes_, device_);
   if (held_->host) {
     way_ = DeviceCopies::Way::kOut;
   } else {

@@ -8,14 +8,22 @@
 #include "bindings/tensorflow/gpu_stream.h"
 #include "bindings/tensorflow/tensor.h"
 #include "core/clock.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "runtime/device_copies.h"
 
 /// Tensors in a GPU's memory, whose copies Herring makes itself, on streams of its own.
 namespace herring::tensorflow_binding {
 
+/// Of what goes on with GPUs.
+Logger& log();
+
 /// The GPU's copies, of all of the process. Throws Error(kUnavailable).
 std::shared_ptr<runtime::DeviceCopies> copies_of(const GpuStream& stream);
+
+/// Pinned memory of the host. Null where there is none; the log says once why.
+std::shared_ptr<std::byte> take_pinned(runtime::PinnedMemory& memory, std::size_t bytes,
+                                       const std::shared_ptr<runtime::DeviceCopies>& device);
 
 /// One tensor that is reduced: out to memory of the host, and back into another tensor of its size. Both copies lie
 /// between the kernels of TensorFlow's stream: the first after those that it has when this is made, the second before

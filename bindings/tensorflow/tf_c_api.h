@@ -92,6 +92,7 @@ void TF_OpKernelConstruction_GetAttrInt64(TF_OpKernelConstruction* context, cons
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction* context, TF_Status* status);
 
 int TF_NumInputs(TF_OpKernelContext* context);
+int TF_NumOutputs(TF_OpKernelContext* context);
 std::int64_t TF_GetIterId(TF_OpKernelContext* context);
 void TF_GetInput(TF_OpKernelContext* context, int index, TF_Tensor** tensor, TF_Status* status);
 void TF_SetOutput(TF_OpKernelContext* context, int index, const TF_Tensor* tensor, TF_Status* status);

@@ -38,6 +38,14 @@ DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device, Way way) : devi
   line_.stream = line_.is_shared ? device_->stream_of(way) : device_->take_stream();
 }
 
+DeviceCopies::Queue::Queue(std::shared_ptr<DeviceCopies> device, ForeignStream stream) : device_(std::move(device)) {
+  if (!device_->guard_.in_owner()) throw Error(forked());
+  const std::scoped_lock lock(device_->mutex_);
+  device_->device_->health().or_throw();
+  line_.is_shared = true;
+  line_.stream = device_->device_->adopt_stream(stream);
+}
+
 DeviceCopies::Queue::~Queue() {
   if (!device_->guard_.in_owner()) return;
   Owners gone;
@@ -99,6 +107,22 @@ Status DeviceCopies::Queue::to_host(std::span<std::byte> to, DeviceSpan from, st
 
 Status DeviceCopies::Queue::to_device(DeviceSpan to, std::span<std::byte> from, std::shared_ptr<void> owner) {
   return submit({from, to, false, std::move(owner)});
+}
+
+Status DeviceCopies::Queue::inside(DeviceSpan to, DeviceSpan from) {
+  return submit([&](Device& device) { return device.copy_inside(line_.stream, to, from); });
+}
+
+Status DeviceCopies::Queue::launch(KernelId kernel, std::span<const std::byte> parameters, std::uint32_t blocks) {
+  return submit([&](Device& device) { return device.launch(line_.stream, kernel, parameters, blocks); });
+}
+
+Status DeviceCopies::Queue::submit(const std::function<Status(Device&)>& work) {
+  if (!device_->guard_.in_owner()) return forked();
+  const std::scoped_lock lock(device_->mutex_);
+  Status status = work(*device_->device_);
+  if (status.is_ok()) line_.is_unmarked = true;
+  return status;
 }
 
 bool DeviceCopies::Queue::has_ended(Status& status) {

@@ -58,6 +58,8 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
     /// Throws Error where the device has failed. With another way than kOwn, host memory is pinned: other queues'
     /// copies would hold up one that begins late.
     explicit Queue(std::shared_ptr<DeviceCopies> device, Way way = Way::kOwn);
+    /// On a framework's stream itself, which lives as long as the process. Host memory is pinned.
+    Queue(std::shared_ptr<DeviceCopies> device, ForeignStream stream);
     /// Copies that are under way go on: what they touch is kept until they end.
     ~Queue();
     Queue(const Queue&) = delete;
@@ -77,6 +79,9 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
     /// for, with its lock and ours: such a copy begins when a look finds the stream empty.
     Status to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner);
     Status to_device(DeviceSpan to, std::span<std::byte> from, std::shared_ptr<void> owner);
+    Status inside(DeviceSpan to, DeviceSpan from);
+    /// kUnavailable: the driver is too old for kernels; all else goes on.
+    Status launch(KernelId kernel, std::span<const std::byte> parameters, std::uint32_t blocks);
     /// Whether all copies have ended; `status`: how.
     bool has_ended(Status& status);
     /// Waits for it, no longer than that: false then.
@@ -84,6 +89,8 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
 
    private:
     Status submit(Copy copy);
+    /// What it puts on the stream is marked when somebody asks whether it has ended, or this goes.
+    Status submit(const std::function<Status(Device&)>& work);
 
     const std::shared_ptr<DeviceCopies> device_;
     Line line_;

@@ -10,8 +10,9 @@ import tensorflow as tf
 from herring._errors import InvalidArgumentError
 from herring.tensorflow._collectives import ReduceOp, check_op, dense
 from herring.tensorflow._compression import Compression, Compressor
-from herring.tensorflow._ops import JOB, Group, library, reduce_all
+from herring.tensorflow._ops import JOB, Group, check_dtypes, library, reduce_all
 from herring.tensorflow._optimizers import distributed
+from herring.tensorflow._pack import pack, unpack
 
 # Smaller gradients travel together: each operation costs about what 64 KB take.
 _SMALL_BYTES = 64 << 10
@@ -51,6 +52,7 @@ def reduce_together(
 ) -> list[Any]:
     """The reduced tensors, in their order. All travel at once, each when it has been computed; small ones together, or
     those of each of `parts`, which are of one dtype."""
+    check_dtypes(tensors, names)
     parts = _together(tensors) if parts is None else parts
     sent, labels = [], []
     for number, part in enumerate(parts):
@@ -59,16 +61,14 @@ def reduce_together(
             sent.append(tensors[first])
             labels.append(f"{kind}.{first}.{names[first]}")
         else:
-            sent.append(tf.concat([tf.reshape(tensors[index], [-1]) for index in part], 0))
+            sent.append(pack([tensors[index] for index in part]))
             labels.append(f"{kind}s.{number}.{names[first]}")
     reduced: dict[int, Any] = {}
     for part, result in zip(parts, reduce_all(sent, labels, op, group), strict=True):
         if len(part) == 1:
             reduced[part[0]] = result
             continue
-        pieces = tf.split(result, [tensors[index].shape.num_elements() for index in part])
-        for index, piece in zip(part, pieces, strict=True):
-            reduced[index] = tf.reshape(piece, tensors[index].shape)
+        reduced.update(zip(part, unpack(result, [tensors[index] for index in part]), strict=True))
     return [reduced[index] for index in range(len(tensors))]
 
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "cuda/kernels/twins.h"
 #include "device/fake_device.h"
 
 namespace herring::runtime {
@@ -76,6 +77,84 @@ TEST_F(DeviceCopiesTest, WhatACopyTouchesIsKeptUntilItEndsAlsoWhereNobodyWaits) 
   EXPECT_EQ(owner.use_count(), 1);
   EXPECT_EQ(DeviceCopies::Queue(copies_).stream(), stream) << "it is used again";
 }
+
+/// What a framework's stream has before and after.
+class FrameworksStreamTest : public DeviceCopiesTest, public ::testing::WithParamInterface<std::uint64_t> {
+ protected:
+  FrameworksStreamTest() : DeviceCopiesTest(GetParam()) {
+    EXPECT_TRUE(copies_->pin(host_).is_ok());
+    gpu_.launch(stream_, [this] {
+      for (std::size_t i = 0; i < kMoved; ++i) there()[i] = static_cast<std::byte>(i * 7);
+    });
+  }
+  std::byte* there() { return gpu_.alias(array_.address, kBytes); }
+  void end() {
+    gpu_.launch(stream_, [this] {
+      for (std::size_t i = 0; i < kMoved; ++i) seen_.push_back(there()[kMoved + 3 + i]);
+      std::fill_n(there(), kBytes, std::byte{0x55});
+    });
+    gpu_.run_all();
+    ASSERT_EQ(seen_.size(), kMoved);
+    for (std::size_t i = 0; i < kMoved; ++i) ASSERT_EQ(seen_[i], static_cast<std::byte>(i * 7)) << i;
+  }
+
+  static constexpr std::size_t kMoved = 100'001;
+  static constexpr std::size_t kTable = 280'000;
+  const std::uint64_t stream_ = gpu_.create_stream();
+  std::vector<std::byte> seen_;
+};
+
+TEST_P(FrameworksStreamTest, AKernelReadsItsTableAndComesInItsOrder) {
+  std::vector<cuda::Tile> tiles;
+  cuda::cut_tiles(array_.address, array_.address + kMoved + 3, kMoved, cuda::Element::kUInt8, cuda::Element::kUInt8,
+                  tiles);
+  const std::span<const std::byte> table = std::as_bytes(std::span(tiles));
+  std::ranges::copy(table, host_.begin());
+  cuda::PackParameters parameters;
+  parameters.tiles = array_.address + kTable;
+  parameters.tile_count = static_cast<std::uint32_t>(tiles.size());
+  parameters.source_type = parameters.target_type = cuda::Element::kUInt8;
+  const auto owner = std::make_shared<int>();
+  gpu_.stall(stream_);
+  {
+    DeviceCopies::Queue queue(copies_, ForeignStream{stream_});
+    ASSERT_TRUE(queue.to_device({parameters.tiles, table.size()}, std::span(host_).first(table.size()), owner).is_ok());
+    ASSERT_TRUE(queue.launch(KernelId::kPack, std::as_bytes(std::span(&parameters, 1)), 2).is_ok());
+  }
+  EXPECT_EQ(owner.use_count(), 2) << "the table is still read";
+  gpu_.unstall(stream_);
+  end();
+  DeviceCopies::Queue other(copies_);
+  EXPECT_NE(other.stream(), stream_) << "that one is the framework's";
+  Status status;
+  for (int i = 0; i < 10'000 && owner.use_count() > 1; ++i) EXPECT_TRUE(other.has_ended(status));
+  EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST_P(FrameworksStreamTest, CopiesInsideTheDeviceComeInItsOrder) {
+  DeviceCopies::Queue queue(copies_, ForeignStream{stream_});
+  for (std::size_t begin = 0; begin < kMoved; begin += 9'999) {
+    const std::size_t bytes = std::min<std::size_t>(9'999, kMoved - begin);
+    ASSERT_TRUE(queue.inside(array_.subspan(kMoved + 3 + begin, bytes), array_.subspan(begin, bytes)).is_ok());
+  }
+  end();
+  Status status;
+  EXPECT_TRUE(queue.wait(in(10s), status));
+  EXPECT_TRUE(status.is_ok());
+}
+
+TEST_P(FrameworksStreamTest, ADeviceThatHasFailedSaysSo) {
+  DeviceCopies::Queue queue(copies_, ForeignStream{stream_});
+  gpu_.fail();
+  Status status;
+  EXPECT_TRUE(queue.wait(in(10s), status));
+  EXPECT_FALSE(queue.inside(array_.subspan(0, 10), array_.subspan(10, 10)).is_ok());
+  const cuda::PackParameters parameters;
+  EXPECT_FALSE(queue.launch(KernelId::kPack, std::as_bytes(std::span(&parameters, 1)), 1).is_ok());
+  EXPECT_THROW(DeviceCopies::Queue(copies_, ForeignStream{stream_}), Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, FrameworksStreamTest, ::testing::Values(1, 2, 3, 4));
 
 TEST_F(DeviceCopiesTest, OwnersMayUseTheDeviceWhenTheyGo) {
   struct Unpins {

@@ -428,6 +428,13 @@ class CountingDevice final : public herring::testing::LockedDevice {
     ++world().own_copies;
     return LockedDevice::copy_to_device(stream, to, from);
   }
+  herring::Status launch(herring::StreamHandle stream, herring::KernelId kernel, std::span<const std::byte> parameters,
+                         std::uint32_t blocks) override {
+    if (World::number("FAKE_GPU_NO_KERNELS", 0) != 0) {
+      return {herring::Code::kUnavailable, description() + ": the driver is too old"};
+    }
+    return LockedDevice::launch(stream, kernel, parameters, blocks);
+  }
 };
 
 const bool is_plugged_in = [] {

@@ -25,6 +25,7 @@ if "one_thread" in sys.argv:
 import herring
 import herring.tensorflow as hvd
 from herring.tensorflow._ops import library
+from herring.tensorflow._pack import pack, unpack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from surroundings import server_pids
@@ -60,6 +61,26 @@ def every_shape() -> None:
         result = hvd.oob_allreduce(tf.fill(shape, rank + 1.0), op="sum")
         assert result.shape == shape
         close(result, np.full(shape, sum(range(1, size + 1))))
+
+
+def packed_as_tensorflow_does() -> None:
+    """Ranks may pack in either way: the same vector, and back. And what does not fit is an error."""
+    ops = library().ops
+    random = np.random.default_rng(5)
+    for dtype in FLOATS + INTEGERS + [tf.bool]:
+        for shapes in ([()], [(0,), (3, 0)], [(3,), (), (0, 4), (2, 3, 4), (1,), (10_001,)]):
+            values = [tf.cast(random.integers(0, 2, shape), dtype) for shape in shapes]
+            wanted = tf.concat([tf.reshape(value, [-1]) for value in values], 0)
+            for call in (lambda each: each, tf.function):
+                packed = call(pack)(values)
+                assert packed.numpy().tobytes() == wanted.numpy().tobytes(), (dtype, shapes)
+                for result, value in zip(call(unpack)(packed, values), values, strict=True):
+                    assert (result.shape, result.numpy().tobytes()) == (value.shape, value.numpy().tobytes())
+    for shapes, said in (([1, 2], "the shapes have 2 elements, and there are 3"), ([1, 4], "have 4 elements")):
+        expect(tf.errors.InvalidArgumentError, lambda s=shapes: ops.herring_unpack(tf.ones(3), s, N=1), said)
+    said = "not the shapes of 1 tensor"
+    for shapes in ([], [1], [2, 3], [-1, 3], [1, -3], [0, 1, 2], [1, 2, 1, 1]):
+        expect(tf.errors.InvalidArgumentError, lambda s=shapes: ops.herring_unpack(tf.ones(3), s, N=1), said)
 
 
 def strings_and_complex_numbers_are_refused() -> None:

@@ -26,6 +26,7 @@ import herring.horovod.tensorflow as horovod
 import herring.tensorflow as hvd
 from herring.tensorflow import _gpu_stream
 from herring.tensorflow._ops import library, reduce_all
+from herring.tensorflow._pack import pack, unpack
 
 GPU, OPS = accelerator.load()
 IS_BY_STREAM = os.environ.get("HERRING_TENSORFLOW_STREAM") == "on"
@@ -114,8 +115,25 @@ def in_a_function() -> None:
     check_no_fault()
 
 
+def packed_by_herrings_kernel() -> None:
+    """As TensorFlow's own operations do it, in one kernel among theirs."""
+    shapes = [(3,), (), (0,), (2, 3, 4), (7, 0, 2), (70_001,), (1,), (5, 5)]
+    for dtype in FLOATS + INTEGERS:
+        values = [some(int(np.prod(shape)), dtype, index).reshape(shape) for index, shape in enumerate(shapes)]
+        wanted = np.concatenate([value.ravel() for value in values])
+        with tf.device("/GPU:0"):
+            there = [late(value=moved(value, dtype)) for value in values]
+            packed = late(value=pack(there))
+            results = [late(value=each) for each in unpack(packed, there)]
+        assert is_there(packed)
+        assert packed.numpy().tobytes() == wanted.tobytes(), dtype
+        for result, value in zip(results, values, strict=True):
+            assert (result.shape, result.numpy().tobytes()) == (value.shape, value.tobytes()), (dtype, value.shape)
+    check_no_fault()
+
+
 def small_ones_are_packed_on_the_gpu() -> None:
-    """One copy out and one back for all gradients, by TensorFlow's own kernels for vectors."""
+    """One copy out and one back for all gradients; by stream also what tells the two kernels what to do."""
     rank, size = hvd.rank(), hvd.size()
     with tf.device("/CPU:0"):
         variables = [tf.Variable(tf.zeros(100 + index), name=f"weight{index}") for index in range(30)]
@@ -131,7 +149,7 @@ def small_ones_are_packed_on_the_gpu() -> None:
     step(values)
     before, own = GPU.fake_copies(), GPU.fake_own_copies()
     results = step(values)
-    assert (GPU.fake_copies() - before, GPU.fake_own_copies() - own) == ((0, 2) if IS_BY_STREAM else (2, 0))
+    assert (GPU.fake_copies() - before, GPU.fake_own_copies() - own) == ((0, 4) if IS_BY_STREAM else (2, 0))
     for index, result in enumerate(results):
         assert is_there(result)
         close(result, np.full(100 + index, size * index + size * (size - 1) / 2))

@@ -89,6 +89,8 @@ def every_op() -> None:
     close(hvd.allreduce(mine(), average=False), wanted[hvd.Sum])
     expect(ValueError, lambda: hvd.allreduce(mine(), average=True, op=hvd.Sum), "supersedes")
     expect(ValueError, lambda: hvd.allreduce(mine(), op=17), "17")
+    texts = [tf.constant(["a text too long for the place of its pointer"]), tf.constant(["another"])]
+    expect(tf.errors.UnimplementedError, lambda: hvd.grouped_allreduce(texts, op=hvd.Sum), "string")
 
 
 def scaling() -> None:

@@ -16,6 +16,7 @@ CASES = [
     "who_copies",
     "in_a_function",
     "small_ones_are_packed_on_the_gpu",
+    "packed_by_herrings_kernel",
     "tape",
     "ranks_with_and_without_a_gpu",
     "the_other_functions",
@@ -81,11 +82,18 @@ def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_pinned(tmp_path: Path) -> None:
     """One warning, and the same results."""
-    cases = ["same_bits_as_on_the_cpu", "in_a_function", "tape"]
+    cases = ["same_bits_as_on_the_cpu", "in_a_function", "tape", "packed_by_herrings_kernel"]
     launch = LaunchByHand(tmp_path, 2, *cases, program=PROGRAM, settings=BY_STREAM | {"FAKE_GPU_PIN_BYTES": "0"})
     for case in cases:
         launch.check(case)
     assert launch.output.count("copies from and to GPUs are slower") == 2, "once on each rank"
+
+
+def test_a_driver_that_is_too_old_for_kernels(tmp_path: Path) -> None:
+    settings = BY_STREAM | {"FAKE_GPU_NO_KERNELS": "1"}
+    launch = LaunchByHand(tmp_path, 2, "packed_by_herrings_kernel", "tape", program=PROGRAM, settings=settings)
+    launch.check("packed_by_herrings_kernel")
+    launch.check("tape")
 
 
 def test_a_dead_rank(tmp_path: Path) -> None:

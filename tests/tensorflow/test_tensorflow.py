@@ -21,6 +21,7 @@ CASES = [
     "before_init",
     "every_dtype_and_operation",
     "every_shape",
+    "packed_as_tensorflow_does",
     "strings_and_complex_numbers_are_refused",
     "in_a_function",
     "control_flow",
