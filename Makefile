@@ -18,7 +18,7 @@ BUILD = $(shell $(RUN) -c 'import sys, sysconfig; print(f"build/temp.{sysconfig.
 CMAKE = $(PATH_IN_VENV) cmake -S . -G Ninja -DHERRING_TESTS=ON
 TESTS = $(PATH_IN_VENV) VENV="$(abspath $(VENV))" JOBS=$(JOBS) .ci/test
 
-.PHONY: help demo test check check-fast asan asan-build tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow install-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format tidy doctor docs clean
+.PHONY: help demo test check check-fast asan asan-build asan-tensorflow tsan fuzz fuzz-build sim chaos soak ecosystem conformance torch-releases test-tensorflow install-tensorflow test-tensorflow-long setup setup-tests build-tests cpp-tests test-install test-ssh test-slurm test-kubernetes test-sagemaker test-ray test-skypilot test-spark test-aarch64 wheels format tidy doctor docs clean
 
 help:
 	@echo "make demo    set up, then train two real models through Herring and compare with one process"
@@ -44,6 +44,7 @@ help:
 	@echo "make conformance  torch's own distributed tests on herring beside gloo; writes docs/conformance.md"
 	@echo "make torch-releases  tests/torch on each of TORCH_RELEASES ($(TORCH_RELEASES)), each in its own environment"
 	@echo "make test-tensorflow  tests/tensorflow on each of TENSORFLOW_RELEASES ($(TENSORFLOW_RELEASES)), each in its own environment"
+	@echo "make asan-tensorflow  ranks of TensorFlow, on the CPU and on a fake GPU, with Herring under AddressSanitizer and UBSan"
 	@echo "make test-tensorflow-long  the same, and what takes longer"
 	@echo "make docs    builds the documentation site into build/docs; a broken link or a name without a docstring is an error"
 	@echo "make doctor  what this machine has and what Herring would choose"
@@ -118,6 +119,9 @@ tidy: setup-tests
 asan-build: setup-tests
 	@$(CMAKE) -B build/asan -DHERRING_SANITIZE=address -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g1" >/dev/null
 	@$(PATH_IN_VENV) ninja -C build/asan -j $(JOBS) --quiet $(ASAN_FOLDERS:%=test_%)
+
+asan-tensorflow: setup
+	@CMAKE="cmake -S . -G Ninja" PYTHON="$(abspath $(RUN))" JOBS=$(JOBS) $(PATH_IN_VENV) .ci/asan-tensorflow $(lastword $(TENSORFLOW_RELEASES))
 
 asan: asan-build
 	@HERRING_TEST_MOST_SCHEDULES=2000 CPP_FOLDERS="$(ASAN_FOLDERS)" $(TESTS) asan build/asan

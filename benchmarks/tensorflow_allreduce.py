@@ -2,12 +2,15 @@
 
     herringrun -np 2 python benchmarks/tensorflow_allreduce.py --sizes 1KB 1MB 25MB 100MB --others gloo arrays
     herringrun -np 2 python benchmarks/tensorflow_allreduce.py --per-op 100
+    herringrun -np 2 python benchmarks/tensorflow_allreduce.py --small 100 --sizes 2KB
 
 Each row is the median over all iterations of rank 0, in milliseconds; each column's ratio is to Herring's. "gloo" is
 torch's all_reduce (where torch is installed), "arrays" Herring's own of a numpy array: without TensorFlow, and in
 memory that is not shared, as TensorFlow's. The last rows reduce the 161 gradients of ResNet-50 (102 MB) at once, then
 beside a script that joins them, reduces that and cuts it again, and as one tensor of that size. --per-op prints what
-one more 1 KB reduction in a graph costs, and the same through tf.py_function. Needs tensorflow (pip install
+one more 1 KB reduction in a graph costs, and the same through tf.py_function. --small reduces many gradients of each
+size, in a tf.function and outside of one; and beside it a script that joins and cuts them with TensorFlow's own
+operations. Needs tensorflow (pip install
 tensorflow-cpu); each rank is a process on this host.
 """
 
@@ -64,6 +67,7 @@ def parse() -> argparse.Namespace:
         "--others", nargs="*", default=[], choices=["gloo", "arrays"], help="also measure these, by size"
     )
     parser.add_argument("--per-op", type=int, metavar="COUNT", help="measure COUNT reductions of 1 KB in one graph")
+    parser.add_argument("--small", type=int, metavar="COUNT", help="measure COUNT gradients of each of the sizes")
     parser.add_argument("--only-sizes", action="store_true", help="leave out the gradients of ResNet-50")
     return parser.parse_args()
 
@@ -131,6 +135,43 @@ def per_op(count: int, rank: int, seconds: float) -> None:
     herring_tf.shutdown()
 
 
+def small(count: int, sizes: Sequence[int], rank: int, turns: int) -> None:
+    """Gradients that are packed: by Herring, and by hand."""
+    import tensorflow as tf
+
+    import herring.tensorflow as herring_tf
+    from herring.tensorflow._gradients import reduce_gradients
+
+    herring_tf.init()
+
+    def by_herring(values: list[Any]) -> list[Any]:
+        return reduce_gradients(values, values, herring_tf.Compression.none, "sum")
+
+    def by_hand(values: list[Any]) -> list[Any]:
+        joined = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
+        pieces = tf.split(herring_tf.oob_allreduce(joined, op="sum"), [each.shape.num_elements() for each in values])
+        return [tf.reshape(piece, each.shape) for piece, each in zip(pieces, values, strict=True)]
+
+    for length in sizes:
+        values = [tf.ones([max(length // 4, 1)]) for _ in range(count)]
+        for where, calls in (
+            ("in a function", [tf.function(by_herring), tf.function(by_hand)]),
+            ("outside", [by_herring, by_hand]),
+        ):
+            times: list[list[float]] = [[], []]
+            for _, (taken, call) in itertools.product(range(turns), list(zip(times, calls, strict=True))):
+                call(values)
+                for _ in range(20):
+                    begun = time.perf_counter()
+                    call(values)
+                    taken.append(time.perf_counter() - begun)
+            own, other = (1e3 * statistics.median(each) for each in times)
+            if rank == 0:
+                row = f"Herring {own:8.3f} ms  by hand {other:8.3f} ms ({other / own:5.2f}x)"
+                print(f"{count} of {length:,} B, {where:>13}  {row}", flush=True)
+    herring_tf.shutdown()
+
+
 def ring_call(values: list[Any], size: int, keys: Iterator[int]) -> Callable[[], Any]:
     """TensorFlow's own: one collective operation for each tensor, each with a key that nothing else has."""
     import tensorflow as tf
@@ -150,6 +191,14 @@ def ring_call(values: list[Any], size: int, keys: Iterator[int]) -> Callable[[],
     return lambda: function(values)
 
 
+def measure_alone(arguments: argparse.Namespace, rank: int) -> None:
+    """What needs none of TensorFlow's collective operations."""
+    if arguments.per_op:
+        per_op(arguments.per_op, rank, arguments.seconds)
+    if arguments.small:
+        small(arguments.small, arguments.sizes, rank, arguments.turns)
+
+
 def main() -> None:
     arguments = parse()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -160,8 +209,8 @@ def main() -> None:
     import herring.tensorflow as herring_tf
     from herring.tensorflow._gradients import reduce_gradients
 
-    if arguments.per_op:
-        per_op(arguments.per_op, rank, arguments.seconds)
+    if arguments.per_op or arguments.small:
+        measure_alone(arguments, rank)
         return
     # Connects the workers: TensorFlow's collective operations work in this process from here on.
     tf.distribute.MultiWorkerMirroredStrategy()

@@ -80,7 +80,7 @@ class DeviceCopies final : public std::enable_shared_from_this<DeviceCopies> {
     Status to_host(std::span<std::byte> to, DeviceSpan from, std::shared_ptr<void> owner);
     Status to_device(DeviceSpan to, std::span<std::byte> from, std::shared_ptr<void> owner);
     Status inside(DeviceSpan to, DeviceSpan from);
-    /// kUnavailable: the driver is too old for kernels; all else goes on.
+    /// kUnavailable: no kernels here (the driver is too old, no memory for them); all else goes on.
     Status launch(KernelId kernel, std::span<const std::byte> parameters, std::uint32_t blocks);
     /// Whether all copies have ended; `status`: how.
     bool has_ended(Status& status);

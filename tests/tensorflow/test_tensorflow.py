@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from surroundings import clean_environment
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "tensorflow_digits.py"
 RESNET = EXAMPLE.with_name("tensorflow_resnet.py")
+# What starts each rank: a command before Python's (.ci/asan-tensorflow).
+RANKS_BY = shlex.split(os.environ.get("TENSORFLOW_RANKS_BY", ""))
 CASES = [
     "before_init",
     "every_dtype_and_operation",
@@ -69,7 +72,7 @@ class Launch:
         env = clean_environment() | {"HERRING_TIMEOUT_S": "60", "TF_CPP_MIN_LOG_LEVEL": "3"}
         started = [
             subprocess.Popen(
-                [*prefix, sys.executable, str(HERE / self.program), *cases], env=env | own, cwd=folder,
+                [*prefix, *RANKS_BY, sys.executable, str(HERE / self.program), *cases], env=env | own, cwd=folder,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
             for prefix, own in prefixes
